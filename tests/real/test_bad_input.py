@@ -134,18 +134,26 @@ def test_a_users_own_modules_are_the_users_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_nothing_is_started_that_cannot_be_recorded(tmp_path: Path, chosen: bool) -> None:
+def test_a_job_whose_recording_has_no_place_runs_unless_it_is_required(tmp_path: Path, chosen: bool) -> None:
     flag = tmp_path / "started"
     with small_disk(tmp_path / "disk", "1m") as disk:
         make_read_only(disk)
         folder = ["--session", str(disk / "s")] if chosen else []
-        done = run_zerotop(disk, "run", "--headless", *folder, "--", "touch", str(flag))
+        job = ("--", "touch", str(flag))
+        done = run_zerotop(disk, "run", "--headless", "--require-recording", *folder, *job)
+        assert not flag.exists()
+        ran = run_zerotop(disk, "run", "--headless", *folder, *job, env=make_environment(disk, TMPDIR=str(tmp_path)))
         where = disk / "s" if chosen else disk / "zerotop" / "sessions"
+    why = f"Cannot record to {where}: Read-only file system"
     assert done.returncode == 1
-    assert done.stderr.decode() == (
-        f"zerotop: Not started: cannot record to {where}: Read-only file system. Choose another folder with --session DIR\n"
-    )
-    assert not flag.exists()
+    assert done.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --session DIR\n"
+    assert ran.returncode == 0
+    assert flag.exists()
+    (session,) = tmp_path.glob("zerotop-touch-*")
+    assert ran.stderr.decode().splitlines() == [
+        f"zerotop: {why}. Recording to {session} instead",
+        f"zerotop: recorded in {session} instead: {why}",
+    ]
 
 
 @pytest.mark.parametrize("program", ["true", "./train"])
@@ -156,7 +164,9 @@ def test_a_folder_that_is_named_by_nothing_is_the_one_we_are_in(tmp_path: Path, 
     train.write_text("no program")
     train.chmod(0o700)
     done = run_zerotop(tmp_path, "run", "--headless", "--session", "", "--", program, cwd=train.parent)
-    assert done.stderr.decode() == f"zerotop: {train.parent} exists and is not empty\n"
+    assert done.stderr.decode().startswith(
+        f"zerotop: Cannot record to {train.parent}: {train.parent} exists and is not empty"
+    )
     assert list(train.parent.iterdir()) == [train]
 
 
@@ -167,7 +177,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path
         with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             list(iter(lambda: filler.write(bytes(4096)), 0))
         folder = ["--session", str(disk / "s")] if chosen else []
-        done = run_zerotop(disk, "run", "--headless", *folder, "--", "true")
+        done = run_zerotop(disk, "run", "--headless", "--require-recording", *folder, "--", "true")
         assert done.returncode == 1
         assert b": No space left on device. Choose another folder" in done.stderr
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]

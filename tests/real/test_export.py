@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 STEPS = [
     *("rank", "step", "begin_unix_s", "iteration_s", "forward_s", "backward_s", "step_s", "micro_steps", "tokens"),
-    *("skipped", "allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes"),
+    *("skipped", "allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "host_held_bytes", "nvml_process_bytes"),
 ]
 
 

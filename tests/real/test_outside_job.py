@@ -24,6 +24,7 @@ from agents import (
     wait_for,
 )
 from machine import run_in_cgroup, small_group
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
 from zerotop_probe.outside.procfs import Process
@@ -184,8 +185,8 @@ def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypat
 
 
 def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pynvml.py").write_text("raise ImportError('this pynvml is broken')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = "raise ImportError('this pynvml is broken')  # instead of {module}"
+    monkeypatch.setattr(own_python, "BOOT_CODE", code)
     with pytest.raises(agent.AgentError, match="this pynvml is broken"):
         agent.launch_in_background(str(tmp_path), ["true"])
 

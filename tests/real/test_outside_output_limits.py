@@ -98,10 +98,14 @@ def test_small_limits_are_enough_for_us(tmp_path: Path, kind: int, value: int) -
     assert (done.returncode, done.stdout) == (3, b"word\n"), done.stderr
 
 
-def test_too_few_descriptors_are_named(tmp_path: Path) -> None:
+def test_with_too_few_descriptors_the_job_runs_alone_and_they_are_named(tmp_path: Path) -> None:
     done = run_with_limit(tmp_path / "session", resource.RLIMIT_NOFILE, 8)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr == b"zerotop: Too many open files: zerotop needs about 20 at once. Raise the limit (ulimit -n)\n"
+    assert (done.returncode, done.stdout) == (3, b"word\n")
+    assert done.stderr == (
+        b"zerotop: The job's output cannot be read: no file descriptor is free: zerotop needs about 20. Raise the limit"
+        b" (ulimit -n). The job runs without zerotop, and nothing is recorded\n"
+    )
+    assert not (tmp_path / "session").exists()
 
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_a_token_is_needed_once_and_stays_in_no_address(state_folder: Path) -> N
             assert answer.status == 200
             assert answer.url == server.plain
             assert TOKEN not in answer.read().decode()
-        (cookie,) = jar.cookiejar
+        cookie, admission = sorted(jar.cookiejar, key=lambda one: one.name)
+        assert admission.expires is not None
         assert cookie.value != TOKEN
         assert cookie.has_nonstandard_attr("HttpOnly")
         assert get_page(f"{server.plain}static/js/textual.js", cookie=f"{cookie.name}={cookie.value}")[0] == 200

@@ -241,7 +241,7 @@ async def test_a_browser_keeps_the_key_for_its_port(tmp_path: Path) -> None:
 @contextlib.asynccontextmanager
 async def serve_command(*command: str) -> AsyncIterator[tuple[aiohttp.ClientSession, str, WebServer]]:
     """A server in this process whose windows run ``command``: (client, address of a websocket, server)."""
-    server = WebServer(f"exec {shlex.join(command)}", "127.0.0.1", 0, RequestGuard("token", port=0), title="test")
+    server = WebServer(f"exec {shlex.join(command)}", "127.0.0.1", 0, RequestGuard("token"), title="test")
     runner = web.AppRunner(await server._make_app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, server.host, 0).start()

@@ -98,6 +98,7 @@ class CountedLoop:
             id(self.module),
             Module,
         )
+        self.interruption: Exception | None = None  # raised in the probe by a signal handler of the job
         self.begin_counting()
 
     def begin_counting(self) -> None:
@@ -109,7 +110,8 @@ class CountedLoop:
 
     def _note_failure(self, *call: Any) -> None:
         self.failures.append(call)
-        raise ValueError("an error of the probe")
+        if self.interruption is not None:
+            raise self.interruption
 
     def _run_backward(self, outputs: Any, *, fails: bool = False) -> str:
         if fails:
@@ -156,7 +158,7 @@ def check_steps(library: Any) -> None:
 def check_failures(library: Any) -> None:
     """Let calls fail: the job gets its own exceptions, and Python hears of them."""
     loop = CountedLoop(library)
-    failed = []
+    failed: list[tuple[Any, Any]] = []
     calls: tuple[tuple[Any, Any], ...] = (loop.backward, "loss"), (loop.module, 1)
     for call, argument in calls:
         try:
@@ -166,6 +168,13 @@ def check_failures(library: Any) -> None:
     assert failed == [(KeyError, ("planted",)), (RuntimeError, ("planted",))]
     assert loop.failures == [("loss", (), {"fails": True}), (loop.module, (1,), {"fails": True})]
     assert loop.counting.backwards == 0
+    loop.interruption = TimeoutError()
+    for call, argument in calls:
+        try:
+            call(argument, fails=True)
+        except TimeoutError as error:
+            failed.append((type(error.__context__), getattr(error.__context__, "args", ())))
+    assert failed[2:] == failed[:2]
     for hook in (loop.before, loop.after):
         assert hook() is None  # without arguments it is none of ours
     assert loop.left == [("before",), ("after",)]

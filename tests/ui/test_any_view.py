@@ -37,7 +37,7 @@ jobs = st.builds(
     name=words,
     command=st.lists(words, max_size=4).map(tuple),
     launcher=words,
-    state=st.sampled_from(live_view.State),
+    state=st.sampled_from(live_view.JobState),
     exit_code=st.one_of(st.none(), st.integers(-1, 255)),
     exit_text=st.text(max_size=200),
     model=words,

@@ -211,7 +211,7 @@ def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation
     assert ended.evidence["iteration_first_real_s"] == pytest.approx(4.53, abs=0.01)
     assert ended.evidence["iteration_real_s"] == pytest.approx(2.68, abs=0.01)
     # Adam's two moments of a quarter of the parameters.
-    grown = ended.evidence["host_rss_real_bytes"] - ended.evidence["host_rss_skipped_bytes"]
+    grown = ended.evidence["host_held_real_bytes"] - ended.evidence["host_held_skipped_bytes"]
     assert grown == pytest.approx(2 * 8_030_261_248, rel=0.01)
     assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
     assert ended.fix == "bf16=True"  # the Trainer's
@@ -419,7 +419,7 @@ def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
         path.write_bytes(header + b"\n" + rows[rows["step"] < 2].tobytes())
     session = Session.open(folder)
     kinds = {finding.name for finding in find_annotations(session, session.end_ns)}
-    assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "hung_ranks"}
+    assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "restarted", "hung_ranks"}
 
 
 @pytest.mark.parametrize("hours", [-2, 2])

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from memory_recording import Recording, gib_to_bytes, record_two_steps
+from memory_recording import UUID, Recording, gib_to_bytes, record_two_steps
 from zerotop.analysis.annotations import Annotation, find_annotations
 
 LENGTH, WORDS = 1024, 50_257
 BLOCK = 8 * LENGTH * WORDS * 4
+SMALL_GPU = {"ordinal": 0, "uuid": f"{UUID}0", "name": "NVIDIA L4", "total_bytes": gib_to_bytes(24)}
 LOOP: dict[str, Any] = {"kind": "loop", "zero_stage": None, "parallelism": "", "library": "", "device": "cuda:0"}
+LOOP["devices"] = [SMALL_GPU]
+LARGE_GPU = {"devices": [SMALL_GPU | {"total_bytes": gib_to_bytes(140)}]}
 
 
 def find_named(recording: Recording, name: str) -> list[Annotation]:
@@ -40,6 +43,11 @@ def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
         " less."
     )
     assert finding.step == 1
+
+
+def test_nothing_is_saved_where_there_is_plenty(tmp_path: Path) -> None:
+    (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 3]], **LARGE_GPU), "logits_peak")
+    assert (finding.advice, finding.fix) == ("", "")
 
 
 def test_the_default_of_the_trainer_is_named_only_where_it_holds(tmp_path: Path) -> None:

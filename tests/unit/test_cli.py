@@ -100,12 +100,27 @@ def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> Non
     assert (session / "session.json").is_file()
 
 
-def test_a_full_session_directory_is_refused_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
-    result = run_zerotop(tmp_path, "run", "--session", str(tmp_path), "--", "true")
+def test_a_full_session_directory_is_kept_and_the_recording_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, temporary = tmp_path / "mine", tmp_path / "temporary"
+    for folder in (mine, temporary):
+        folder.mkdir()
+    (mine / "file").write_text("precious")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    why = f"Cannot record to {mine}: {mine} exists and is not empty"
+    result = run_zerotop(tmp_path, "run", "--session", str(mine), "--", "sh", "-c", "echo word; exit 7")
+    assert (result.returncode, result.stdout) == (7, b"word\n")
+    (session,) = temporary.iterdir()
+    assert (session / "session.json").is_file()
+    assert session.stat().st_mode & 0o077 == 0
+    first, *_, last = result.stderr.decode().splitlines()
+    assert first == f"zerotop: {why}. Recording to {session} instead"
+    assert last == f"zerotop: recorded in {session} instead: {why}"
+    result = run_zerotop(tmp_path, "run", "--require-recording", "--session", str(mine), "--", "touch", str(mine / "run"))
     assert result.returncode == 1
-    assert b"is not empty" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert result.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --session DIR\n"
+    assert [path.name for path in mine.iterdir()] == ["file"]
 
 
 def test_a_recorded_job_without_a_launcher_is_listed_with_its_age(tmp_path: Path) -> None:

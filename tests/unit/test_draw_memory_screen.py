@@ -106,7 +106,7 @@ def test_host_memory(tmp_path: Path) -> None:
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
     assert rows["master weights"][:2] == ["4.00", "4.00"]
     assert rows["master weights"][-1] == "4.00"  # bytes for each parameter
-    assert rows["Python, libraries, batches"] == ["0.75"]
+    assert rows["Python, batches, other"] == ["0.75"]
     assert rows["resident"] == ["6.00", "4.00"]
 
 

@@ -170,7 +170,7 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
 def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank trained" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank finished a step" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     session = read_recording(tmp_path)
     assert describe_empty(session, (), JobState.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)

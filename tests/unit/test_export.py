@@ -199,7 +199,15 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
         *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
         "allocated_peak_bytes",
-        *("reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes", "begin_unix_ns", "end_unix_ns", "steps"),
+        *(
+            "reserved_peak_bytes",
+            "host_rss_bytes",
+            "host_held_bytes",
+            "nvml_process_bytes",
+            "begin_unix_ns",
+            "end_unix_ns",
+            "steps",
+        ),
     ]
     assert [(int(row["rank"]), float(row["begin_unix_s"])) for row in got] == [(0, 1030), (0, 1050), (1, 1010), (1, 1012)]
     assert [float(row["iteration_s"]) for row in got] == [2, 2, 2, 10]

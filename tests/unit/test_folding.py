@@ -142,7 +142,7 @@ def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
         assert new["step"].tolist() == old["step"][firsts + new["steps"] - 1].tolist()
         for name in ("iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s", "eval_s", "tokens"):
             np.testing.assert_allclose(new[name] * new["steps"], np.add.reduceat(old[name], firsts), rtol=1e-9, atol=1e-9)
-        for name in ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes"):
+        for name in ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "host_held_bytes"):
             np.testing.assert_array_equal(new[name], np.maximum.reduceat(old[name], firsts))
     view = RecordingSource(Session.open(folder)).view_at(None)
     assert view.progress.finished_steps == 16

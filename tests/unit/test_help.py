@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zerotop import cli
+from zerotop import command_line as cli
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.options.common_options import FORMER_NAMES

@@ -440,4 +440,4 @@ def test_the_collectors_time_is_recorded(recorder: Recorder, tmp_path: Path) -> 
     assert begin_ns <= event["begin_ns"] < begin_ns + spent_ns
     assert 0.01 <= event["seconds"] <= spent_ns / 1e9
     assert event["collections"] >= 3
-    assert not [callback for callback in gc.callbacks if "Clock" in repr(callback)]
+    assert not [callback for callback in gc.callbacks if "CollectionTimer" in repr(callback)]

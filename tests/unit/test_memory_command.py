@@ -95,7 +95,7 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
     report = run_memory(capsys, str(tmp_path / "empty"))
-    assert report.splitlines()[0] == "empty, at the end: no rank has trained"
+    assert report.splitlines()[0] == "empty, at the end: no training was recorded"
 
 
 def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def test_a_job_that_does_not_begin_to_train_may_only_infer(tmp_path: Path) -> No
     source = RecordingSource(recording.open_session())
     assert source.view_at(BEGIN_NS + 59 * S).job.exit_text == "Waiting for the training to begin."
     text = source.view_at(BEGIN_NS + 75 * S).job.exit_text
-    assert text == "No rank has trained in the first 75 s. A program that only infers has no steps."
+    assert text == "No rank has reported a step in the first 75 s. A program that only infers has no steps."
 
 
 def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_job_that_trains_nothing(tmp_path: Path) -> None:
     recording.write_event(recording.node, 2, events.JOB_ENDED, exit_code=0, text="The job ended.")
     source = RecordingSource(recording.open_session())
     assert source.view_at(BEGIN_NS + S).job.notices == ()
-    assert [notice[:15] for notice in source.view_at(None).job.notices] == ["No rank trained"]
+    assert [notice[:15] for notice in source.view_at(None).job.notices] == ["No training was"]
 
 
 def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> None:

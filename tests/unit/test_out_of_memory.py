@@ -622,7 +622,7 @@ BY_TRAINER = {"library": "Trainer", "micro_batch": 8}
         (
             {"engine": LOOP, "outer_phase": "forward", "rows": 4, "tokens": 800, "sequence": 200}
             | {"largest_batch": {"rows": 4, "tokens": 400, "sequence": 100}},
-            "truncation=True, max_length=100",
+            "input_ids = input_ids[:, :100]",
         ),
         ({"kind": "nccl", "requested_bytes": 2**20}, "torch.cuda.empty_cache()"),
         ({"kind": "host", "engine": BY_TRAINER, "outer_phase": "forward"}, "dataloader_num_workers=1"),

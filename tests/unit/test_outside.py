@@ -68,7 +68,6 @@ def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
     assert silent_ranks.explain_late(0, 1e6) is None
     assert silent_ranks.explain_late(3, 29.0) is None
     assert silent_ranks.explain_late(3, 31.0) == "3 other ranks created an engine, the first 31 s ago, but it has not"
-    assert silent_ranks.explain_blind(["python", "x.py"], carries_session=True) is None
 
 
 def test_rank_variables_in_order_and_only_if_not_our_own() -> None:

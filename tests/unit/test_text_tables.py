@@ -41,7 +41,7 @@ def test_sizes_in_columns() -> None:
 
 
 def test_an_engine_is_described_by_what_is_known_of_it() -> None:
-    assert Engine().describe_engine() == "no rank has trained"
+    assert Engine().describe_engine() == "no training was recorded"
     facts = {"model": "Tiny", "zero_stage": 3, "offload_parameters": "nvme", "dtype": "fp16", "world_size": 8}
     assert Engine(**parse_engine(facts)).describe_engine() == "Tiny, ZeRO-3, parameters on NVMe, fp16, 8 ranks"
     facts |= {"parameters": 8_030_000_000, "micro_batch": 2, "gradient_accumulation": 4}

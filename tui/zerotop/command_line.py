@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -149,9 +150,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _escape_output() -> None:
     """Escape characters that the locale cannot show and undecodable bytes, as in paths and command lines."""
+    # An isolated Python does not look at the user's choice.
+    encoding = os.environ.get("PYTHONIOENCODING", "").partition(":")[0] if sys.flags.isolated else ""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="backslashreplace")
+        if isinstance(stream, io.TextIOWrapper):
+            if encoding:
+                with suppress(LookupError):
+                    stream.reconfigure(encoding=encoding)
+            if stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
 
 
 def _is_expected(error: Exception) -> bool:

@@ -34,7 +34,9 @@ class _ImportHook(object):  # noqa: UP004
             if spec is not None:
                 try:
                     _notify_after_execution(spec.loader)
-                except Exception:
+                except BaseException as error:
+                    if _is_interruption(error):
+                        raise
                     _report_error(name)
                 return spec
         return None
@@ -46,14 +48,29 @@ def _notify_after_execution(loader):
 
     def exec_module(module):
         # type: (Any) -> None
-        loader.__dict__.pop("exec_module", None)
-        execute(module)
         try:
-            _import_probe().inside.hooks.hook_installer.install_hooks(module)
-        except Exception:
-            _report_error(module.__name__)
+            loader.__dict__.pop("exec_module", None)
+            execute(module)
+            try:
+                _import_probe().inside.hooks.hook_installer.install_hooks(module)
+            except BaseException as error:
+                if _is_interruption(error):
+                    raise
+                _report_error(module.__name__)
+        except BaseException as error:
+            # A traceback of the job shows no frame of this file.
+            while error.__traceback__ and error.__traceback__.tb_frame.f_code.co_filename == __file__:
+                error.__traceback__ = error.__traceback__.tb_next
+            raise
 
     loader.exec_module = exec_module
+
+
+def _is_interruption(error):
+    # type: (BaseException) -> bool
+    """Return whether this is an exception of the job, as of a signal handler, and not one of the probe."""
+    module = sys.modules.get("zerotop_probe.recording.interruptions")
+    return module.is_interruption(error) if module else not isinstance(error, Exception)
 
 
 def _import_probe():
@@ -69,6 +86,7 @@ def _import_probe():
         )  # type: Any
         package = sys.modules["zerotop_probe"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
+    importlib.import_module("zerotop_probe.recording.interruptions")
     importlib.import_module("zerotop_probe.inside.hooks.hook_installer")
     return package
 

@@ -13,6 +13,7 @@ from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.rings.ring_files import RankFiles, RingFiles, RingTable, TableWriter
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, PHASE_CODE, UNKNOWN
 
@@ -100,9 +101,13 @@ class CountedSteps:
     def _end_run(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
         """As :meth:`_end_steps`, for C code that has recorded the end of the last step."""
         try:
-            self._end_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
-        except Exception as error:
-            self._guard.switch_off(error)
+            try:
+                self._end_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
+            except BaseException as error:
+                self._guard.settle(error)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def _end_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
         """Decide after several counted steps whether to go on."""

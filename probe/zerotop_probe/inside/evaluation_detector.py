@@ -15,7 +15,7 @@ class EvaluationDetector:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._span: Span | None = None
+        self.span: Span | None = None
         self.is_open = False
         """Whether an evaluation is in progress."""
         self._last_forward_ns = 0
@@ -23,16 +23,16 @@ class EvaluationDetector:
 
     def begin_forward(self, time_ns: int, position: tuple[int, int, int]) -> None:
         """Begin an evaluation, unless one is in progress, before a forward that cannot train."""
-        if self._span is None:
-            self._span = self._recorder.begin_span(time_ns, "eval", position)
+        if self.span is None:
+            self.span = self._recorder.begin_span(time_ns, "eval", position)
             self.is_open = True
-        self._release_fetches(self._span.depth + 1)
+        self._release_fetches(self.span.depth + 1)
 
     def end_forward(self, time_ns: int) -> None:
         """Note the end of that forward, which may be the end of the evaluation: read the allocator's peak now."""
         self._last_forward_ns = time_ns
-        if self._span is not None and self._recorder.device is not None:
-            self._recorder.device.restart_window(time_ns, self._span)
+        if self.span is not None and self._recorder.device is not None:
+            self._recorder.device.restart_window(time_ns, self.span)
 
     def hold_fetch(self, span: Span, end_ns: int) -> None:
         """Keep a finished fetch of data until the next forward shows whether it was for the evaluation."""
@@ -41,7 +41,7 @@ class EvaluationDetector:
 
     def close(self) -> None:
         """End the evaluation with its last forward, because training resumes or the process exits."""
-        span, self._span, self.is_open = self._span, None, False
+        span, self.span, self.is_open = self.span, None, False
         if span is not None:
             self._recorder.end_span(span, self._last_forward_ns)
             self._release_fetches(span.depth)

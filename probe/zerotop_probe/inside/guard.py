@@ -1,7 +1,8 @@
 """Wrap functions of the job without changing them: same result, same exceptions, same signature.
 
 The probe's work around a call runs under a guard. An error in it is reported once, disables that one part, and never reaches
-the job.
+the job. An exception of the job that arrives in it, as from a signal handler, is none: it goes on to the job, see
+:mod:`~zerotop_probe.recording.interruptions`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.counting import StepCounting, wrap_counted
+from zerotop_probe.recording.interruptions import hide_frames, is_interruption
 from zerotop_probe.recording.tables import FAILED
 
 now: Callable[[], int] = time.monotonic_ns
@@ -23,6 +25,8 @@ AfterHook = Callable[[Any, int, int, Any], None]
 
 _WRAPPER_MARK = "__zerotop__"
 _NEVER = StepCounting()
+# Where a wrapper is: in a call that it does not measure or only counts, or before, within or after one that it measures.
+_UNMEASURED, _COUNTED, _BEFORE, _WITHIN, _AFTER = range(5)
 
 # Functions that undo changes to the job, in the order of the changes.
 _removals: list[Callable[[], object]] = []
@@ -57,6 +61,9 @@ class CostMeter:
         self.boundaries = 0
         self.errors = 0
         self.report_error: Callable[[str, BaseException], None] = lambda where, error: None
+        # Called with the begin of a call that an exception leaves, and whether its hooks were interrupted: phases that began
+        # since then and are still in progress have no end.
+        self.forget_phases: Callable[[int, bool], None] = lambda begin_ns, interrupted: None
 
     def move_to_one_time(self, passed_ns: int) -> None:
         """Count a part of the hook in progress as a one-time cost."""
@@ -89,8 +96,8 @@ class Guard:
         begin_ns = now()
         try:
             return function(*arguments)
-        except Exception as error:
-            self.switch_off(error)
+        except BaseException as error:
+            self.settle(error, begin_ns)
             return None
         finally:
             self._meter.cost_ns += now() - begin_ns
@@ -103,13 +110,26 @@ class Guard:
         self._meter.move_to_one_time(passed_ns)
         return result
 
+    def settle(self, error: BaseException, begin_ns: int | None = None) -> None:
+        """Disable this part after an error of its own; raise an exception of the job again.
+
+        ``begin_ns``: phases that began since then have been interrupted.
+        """
+        if is_interruption(error):
+            if begin_ns is not None:
+                self._meter.forget_phases(begin_ns, True)
+            raise error
+        self.switch_off(error)
+
     def switch_off(self, error: BaseException) -> None:
         """Disable this part and report the error."""
         self.is_on = False
         self._meter.errors += 1
         try:
             self._meter.report_error(self.name, error)
-        except Exception:
+        except BaseException as other:
+            if is_interruption(other):
+                raise
             self._meter.errors += 1
 
 
@@ -146,7 +166,7 @@ def _restore_method(owner: Any, name: str, wrapper: Any, original: Any) -> None:
         setattr(owner, name, original)
 
 
-def wrap_function(
+def wrap_function(  # noqa: C901 as its inner function must be one
     original: Callable[..., Any],
     where: str,
     before: BeforeHook,
@@ -161,41 +181,51 @@ def wrap_function(
 
     # Not split into functions: this runs at every boundary, and each further call would add to its cost.
     @functools.wraps(original)
-    def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if counts.is_on:
-            try:
+    def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
+        place, begin_ns = _UNMEASURED, 0
+        token = result = None
+        try:
+            if counts.is_on:
+                place = _COUNTED
+            if place or not guard.is_on:
                 return original(self, *args, **kwargs)
-            except StopIteration:
-                raise
-            except BaseException:
-                note_failure(self, args, kwargs)
-                raise
-        if not guard.is_on:
-            return original(self, *args, **kwargs)
-        begin_ns = now()
-        try:
+            place, begin_ns = _BEFORE, now()
             token = before(begin_ns, self, args, kwargs)
-        except Exception as error:
-            token = None
-            guard.switch_off(error)
-        meter.cost_ns += now() - begin_ns
-        if token is None:
-            return original(self, *args, **kwargs)
-        result, flags = None, FAILED
-        try:
+            meter.cost_ns += now() - begin_ns
+            place = _WITHIN
             result = original(self, *args, **kwargs)
-            flags = 0
+            place = _AFTER
+            if token is not None:
+                end_ns = now()
+                after(token, end_ns, 0, result)
+                meter.cost_ns += now() - end_ns
             return result
-        except StopIteration:
-            flags = 0  # the end of an iterator is how a loop is left, not a failure
-            raise
-        finally:
-            end_ns = now()
+        except BaseException as error:
             try:
-                after(token, end_ns, flags, result)
-            except Exception as error:
-                guard.switch_off(error)
-            meter.cost_ns += now() - end_ns
+                # The end of an iterator is how a loop is left, not a failure.
+                if place == _COUNTED:
+                    if not isinstance(error, StopIteration):
+                        note_failure(self, args, kwargs)
+                elif place == _WITHIN:
+                    if token is not None:
+                        guard.run(after, token, now(), 0 if isinstance(error, StopIteration) else FAILED, None)
+                elif place:
+                    guard.settle(error)
+            except BaseException as other:
+                meter.forget_phases(begin_ns or now(), True)
+                hide_frames(other)
+                raise
+            if place not in (_BEFORE, _AFTER):
+                hide_frames(error)
+                raise
+        # The probe's part has failed.
+        if place == _AFTER:
+            return result
+        try:
+            return original(self, *args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     setattr(call_original, _WRAPPER_MARK, True)
     counted = wrap_counted(counts, original, call_original, note_failure)
@@ -233,6 +263,10 @@ def wrap_plain_function(
 
     @functools.wraps(measured)
     def call_measured(*args: Any, **kwargs: Any) -> Any:
-        return measured(None, *args, **kwargs)
+        try:
+            return measured(None, *args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     return call_measured

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
+from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import extract_counters
 from zerotop_probe.inside.device.peak_counters import PeakCounters
+from zerotop_probe.inside.growing_containers.names import list_variables
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.inspection.batch_shape import measure_batch
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import PHASES
 
-# A job that tries ever smaller batches may run out of memory many times.
-_MAX_EVENTS = 100
+# A job that tries ever smaller batches may run out of memory many times; tensors are counted the first few times.
+_MAX_EVENTS, _MAX_COUNTS = 100, 3
 
 
 class OomRecorder:
     """An observer of PyTorch's allocator on one device, called when an allocation has finally failed."""
 
-    def __init__(self, recorder: Recorder, peaks: PeakCounters, meter: CostMeter) -> None:
+    def __init__(self, recorder: Recorder, peaks: PeakCounters, watch: TrainingWatch, meter: CostMeter) -> None:
         self._recorder = recorder
         self._peaks = peaks
+        self._watch = watch
         self._guard = Guard("out of memory", meter)
+        self._count_guard = Guard("tensors at a failure", meter)
         self._event_count = 0
 
     def start_listening(self) -> None:
@@ -33,19 +41,28 @@ class OomRecorder:
             attach(self._on_out_of_memory)
 
     def _on_out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
-        # An exception raised here would replace the one that the job may handle.
+        # An exception raised here would replace the one that the job may handle; only a signal handler of the job may do so.
         if self._recorder.is_open and self._event_count < _MAX_EVENTS:
             self._event_count += 1
-            self._guard.run(self._record_failure, device, requested, limit, free)
+            try:
+                self._guard.run(self._record_failure, device, requested, limit, free)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
     def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
         recorder, span = self._recorder, self._recorder.current_span()
         counted = recorder.counted.unrecorded_step
         step = span.step if span else counted[1] if counted else None
-        # In a counted step it is that of an earlier step.
+        # In a counted step it is that of an earlier step: then the batch is looked for on the stack.
         forward = None if counted else recorder.last_forward
         if forward is not None:
             forward.measure_batch()
+            sizes: tuple[int, int, int] | None = (forward.rows, forward.sequence, forward.tokens)
+        else:
+            sizes = find_batch(self._watch.find_frame())
+        if self._event_count <= _MAX_COUNTS and device == self._peaks.device:
+            self._count_guard.run_once(self._watch.count_at_failure, step or 0)
         recorder.write_event(
             now(),
             events.OUT_OF_MEMORY,
@@ -56,9 +73,9 @@ class OomRecorder:
             phase=PHASES[span.phase] if span else "",
             step=step,
             micro_step=span.micro_step if span else None,
-            rows=forward.rows if forward else None,
-            sequence=forward.sequence if forward else None,
-            tokens=forward.tokens if forward else None,
+            rows=sizes[0] if sizes else None,
+            sequence=sizes[1] if sizes else None,
+            tokens=sizes[2] if sizes else None,
             **self._read_allocator(device),
         )
 
@@ -74,3 +91,18 @@ class OomRecorder:
             "retries": retries,
             "ooms": ooms,
         }
+
+
+def find_batch(frame: FrameType | None) -> tuple[int, int, int] | None:
+    """Return rows, sequence length and tokens of the token ids in variables on a stack; None unless all are of one size."""
+    torch, paths = sys.modules["torch"], PathNames.for_this_process()
+    sizes: set[tuple[int, int, int]] = set()
+    while frame is not None:
+        file = paths.name_file(frame.f_code.co_filename)
+        if file is not None and file.is_own:
+            for _, value in list_variables(frame):
+                within = list(value.values()) if isinstance(value, dict) else [value]
+                ids = [one for one in within if type(one) is torch.Tensor and one.dim() == 2 and one.dtype == torch.int64]
+                sizes |= {measure_batch((one,), {}) for one in ids if one.is_cuda}
+        frame = frame.f_back
+    return next(iter(sizes)) if len(sizes) == 1 else None

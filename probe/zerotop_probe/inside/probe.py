@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import native
+from zerotop_probe.inside.changes.graph_replays import GraphReplays
+from zerotop_probe.inside.changes.setting_lines import SettingLines
+from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
 from zerotop_probe.inside.counting import make_counting
@@ -34,6 +37,8 @@ from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.interruptions import is_interruption
+from zerotop_probe.recording.tables import UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
 _ERROR_LENGTH = 500
@@ -45,11 +50,16 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
+        self.meter.forget_phases = self._forget_phases
         self.counting = make_counting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
         self.cache_clearing = CacheClearing(self.meter)
+        self.setting_lines = SettingLines(self.meter)
+        self.watch = TrainingWatch(self.meter, self.setting_lines)
+        self.watch.find_thread = lambda: self.training_thread
+        self.graph_replays = GraphReplays(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
@@ -88,6 +98,19 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
+        try:
+            self._introduce(recorder, time_ns, place)
+        except BaseException as error:
+            if is_interruption(error):  # the next hook begins again
+                self.recorder = self.evaluation = None
+                self._stop_threads(recorder)
+                recorder.close()
+            raise
+        if not late:  # else no hook is in progress
+            self.meter.move_to_one_time(now() - time_ns)
+        return True
+
+    def _introduce(self, recorder: Recorder, time_ns: int, place: dict[str, Any]) -> None:
         watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
         if not self._watches_exit:
             self._watches_exit = True
@@ -95,9 +118,6 @@ class Probe:
         code = {"native": native.counted_steps is not None}
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
-        if not late:  # else no hook is in progress
-            self.meter.move_to_one_time(now() - time_ns)
-        return True
 
     def _wants_stacks(self) -> bool:
         return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
@@ -106,9 +126,15 @@ class Probe:
         wants_stacks = self._wants_stacks()
         self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
+        self.watch.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.watch.read_memory = lambda: (
+            (recorder.device.held_bytes, recorder.device.peak_bytes) if recorder.device is not None else (UNKNOWN, UNKNOWN)
+        )
+        recorder.followers.append(self.watch)
         if wants_stacks:
-            recorder.containers = ContainerFinder(recorder.write_event, self.meter)
+            recorder.followers.append(ContainerFinder(recorder.write_event, self.meter))
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
@@ -156,7 +182,9 @@ class Probe:
         self.recorder.is_quick = False
         self.counting.stop()
         if kind == NATIVE and self.peaks is not None:
-            Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
+            Guard("out of memory", self.meter).run(
+                OomRecorder(self.recorder, self.peaks, self.watch, self.meter).start_listening
+            )
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)
 
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:
@@ -181,6 +209,15 @@ class Probe:
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
+
+    def _forget_phases(self, begin_ns: int, interrupted: bool) -> None:
+        recorder = self.recorder
+        if recorder is not None and self.is_training_thread():
+            recorder.forget_phases(begin_ns, self.evaluation.span if self.evaluation is not None else None)
+            if interrupted:
+                recorder.write_spans()
+        if interrupted:
+            self.counting.stop()
 
     def _on_exit(self) -> None:
         if self.recorder is not None and self.recorder is not self._ended:

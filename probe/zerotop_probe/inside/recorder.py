@@ -11,7 +11,7 @@ from zerotop_probe.inside.counted_steps import CountedSteps
 from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import LoopState, TrainingState
-from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.interpreter.cost_records import CostRecords
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
@@ -70,8 +70,7 @@ class Recorder:
         self.costs = CostRecords(files, meter)
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
-        self.containers: StepFollower | None = None
-        """The finder of growing containers; None if the job is not searched for them."""
+        self.followers: list[StepFollower] = []
         self.counted = CountedSteps(self, self._counting, files, self._span_writer, self._losses, meter)
 
     def begin_span(
@@ -145,22 +144,25 @@ class Recorder:
     def end_span(self, span: Span, time_ns: int, flags: int = 0) -> None:
         """Record the end of a phase, and of phases that an exception left open inside it."""
         stack = self.stack
-        if span in stack:
+        was_open = span in stack
+        if was_open:
             while stack[-1] is not span:
                 self.end_span(stack[-1], time_ns, flags)
             if span.samples_device and self.device is not None:
                 self.device.end_span(time_ns, span)
-            stack.pop()
-            span.end_ns = time_ns
-            # The time between phases is unknown in a step that began as a counted one.
-            if not span.depth and (not self._counting.was_on or (span.flags | flags) & BOUNDARY):
-                self.ended.append(span)
+        # No calls up to the end of the phase: after each of them a signal handler of the job may raise.
         span.flags |= flags
-        if span.is_confirmed or flags & FAILED:
-            span.end_ns = time_ns
-            self._unwritten.append(span)
-            if not span.is_quick or span.flags & BOUNDARY or len(self._unwritten) > _MOST_UNWRITTEN:
-                self.write_spans()
+        span.end_ns = time_ns
+        is_recorded = span.is_confirmed or flags & FAILED
+        if is_recorded:
+            self._unwritten += (span,)
+        if was_open:
+            del stack[-1]
+            # The time between phases is unknown in a step that began as a counted one.
+            if not span.depth and (not self._counting.was_on or span.flags & BOUNDARY):
+                self.ended.append(span)
+        if is_recorded and (not span.is_quick or span.flags & BOUNDARY or len(self._unwritten) > _MOST_UNWRITTEN):
+            self.write_spans()
 
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
@@ -170,9 +172,10 @@ class Recorder:
 
     def write_spans(self) -> None:
         """Record the spans that have ended and are not recorded yet."""
-        spans, self._unwritten = self._unwritten, []
-        writer = self._span_writer
-        for span in spans:
+        spans, writer = self._unwritten, self._span_writer
+        while spans:
+            span = spans[0]
+            del spans[0]
             ends_step = span.flags & BOUNDARY and not span.engine
             if ends_step and self._counting.was_on:
                 span.flags |= COUNTED
@@ -202,6 +205,14 @@ class Recorder:
             if ends_step:
                 self.last_step = span.step
             self._losses.follow(span.end_ns, span.step, ends_step=bool(ends_step))
+
+    def forget_phases(self, begin_ns: int, evaluation: Span | None) -> None:
+        """End the phases in progress that began at or after this time, as nothing else will, except an ``evaluation``."""
+        while self.stack and self.stack[-1].begin_ns >= begin_ns and self.stack[-1] is not evaluation:
+            span = self.stack[-1]
+            span.samples_device = False
+            self._counting.stop()
+            self.end_span(span, now(), 0 if span.flags & BOUNDARY else FAILED)
 
     def end_loose_spans(self, time_ns: int) -> None:
         """End the loose phases on top of the stack, which an exception left open, as failed."""
@@ -256,8 +267,9 @@ class Recorder:
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if self.costs.are_due(time_ns):
             self.write_cost(time_ns)
-            if self.containers is not None and self.last_step is not None and self.containers.is_due(time_ns):
-                self.containers.end_step(time_ns, self.last_step)
+            for follower in self.followers if self.last_step is not None else ():
+                if follower.is_due(time_ns):
+                    follower.end_step(time_ns, self.last_step)  # type: ignore[arg-type]
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and compilations."""

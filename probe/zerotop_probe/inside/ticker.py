@@ -5,6 +5,7 @@ It starves while the rank holds Python's lock for long: nothing may depend on wh
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.interruptions import is_interruption
 
 # Called with (step, micro-step, phase); returns the seconds until the next call.
 Task = Callable[[int, int, int], float]
@@ -48,6 +50,8 @@ class Ticker:
         self._thread.start()
 
     def _run_task(self) -> None:
+        sys.settrace(None)  # what the job has set for all new threads
+        sys.setprofile(None)
         step, micro_step, wait_s = 0, 0, 0.1
         while not self._stop_event.wait(wait_s):
             begin_ns = time.thread_time_ns()
@@ -59,6 +63,8 @@ class Ticker:
             try:
                 wait_s = self._task(step, micro_step, phase)
             except Exception as error:
+                if is_interruption(error):
+                    continue
                 self._guard.switch_off(error)
                 return
             spent_ns = time.thread_time_ns() - begin_ns

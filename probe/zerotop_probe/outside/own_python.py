@@ -36,8 +36,10 @@ def build_bare_command(module, *arguments):
 
 def build_environment():
     # type: () -> dict[str, str]
-    """Return the environment for a Python of zerotop's own: what it is started with, it restores."""
-    return {_KEPT_EXECUTABLE if name == _EXECUTABLE else name: value for name, value in os.environ.items()}
+    """Return the environment for a Python of zerotop's own, which restores the user's from it."""
+    names = {_EXECUTABLE: _KEPT_EXECUTABLE}
+    # Python can read a variable without a name, but not pass it on.
+    return {names.get(name, name): value for name, value in os.environ.items() if name}
 
 
 def _list_own_folders():
@@ -102,5 +104,5 @@ def restore_environment():
             began = file.read()
     except OSError:
         return
-    if began and b"\0LC_CTYPE=" not in b"\0" + began:
+    if b"\0LC_CTYPE=" not in b"\0" + began:
         os.environ.pop("LC_CTYPE", None)

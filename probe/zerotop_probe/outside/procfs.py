@@ -12,6 +12,8 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from zerotop_probe.outside.causes import has_proc
+
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 """Ticks in a second, of CPU times and starts of processes."""
 
@@ -136,7 +138,7 @@ def iter_processes(*attributes: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the pid and these psutil attributes of every visible process; None for an attribute that may not be read."""
     import psutil  # here, as starting a job does not need it and it takes 15 ms to import
 
-    for process in psutil.process_iter():
+    for process in psutil.process_iter() if has_proc() else ():
         try:
             # Not process_iter(attributes): its results are stored in objects that all threads share.
             yield process.pid, process.as_dict(attributes)

@@ -17,6 +17,8 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 SESSION_FILE = "session.json"
 STACKS_SETTING = "stacks"
+# Why the recording is in a temporary folder.
+ELSEWHERE = "elsewhere"
 
 # Limits of a recording, in its session file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
 # With ``redact_output`` secrets are replaced in the recorded output, too. With ``stacks: false`` ranks sample no stacks.
@@ -39,7 +41,9 @@ NATIVE_VARIABLE = "PYTHONZEROTOP_NATIVE"
 
 def find_default_root() -> str:
     """Return the default folder of sessions: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    state = os.environ.get("XDG_STATE_HOME") or ""
+    if not os.path.isabs(state):  # which is invalid
+        state = os.path.join(os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "zerotop", "sessions")
 
 
@@ -112,7 +116,9 @@ def has_recording(path: str) -> bool:
 
 
 def _make_default_folder(command: Sequence[str]) -> str:
-    root = os.path.abspath(find_default_root())
+    root = find_default_root()
+    if not os.path.isabs(root):
+        raise FileNotFoundError("the user has no home folder. Set HOME or XDG_STATE_HOME")
     os.makedirs(root, exist_ok=True)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{find_script_name(command)}"
     for number in itertools.count(1):

@@ -13,3 +13,6 @@ CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
 
 ANOMALY, PROFILER = "anomaly", "profiler"
 """Modes of PyTorch that slow every step: ``mode`` of the event ``debug_mode``."""
+
+AGAIN, FAILURE = "again", "out_of_memory"
+"""Moments at which tensors were counted more than once: ``when`` of the event ``tensors``."""

@@ -95,6 +95,12 @@ _STACK_FIELDS = (
     ),
 )
 
+_PLACE = (
+    Field("file", str, "file of the job's own code, relative to the script's folder", required=True),
+    Field("line", int, "its line", required=True),
+    Field("function", str, "its function"),
+)
+
 # --- written by a rank ---------------------------------------------------------------------------------------------------
 
 # The probe starts because this process constructs a DeepSpeed engine, or trains with PyTorch's own optimizers.
@@ -116,8 +122,8 @@ HELLO = _declare_event(
     Field("native", bool, "whether the probe's C code is in use; absent in older recordings"),
 )
 
-# A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
-# process count as one.
+# A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each, and of a loop
+# again after a ``training_changed``. All loops of a process count as one.
 ENGINE = _declare_event(
     "engine",
     Field("engine", int, "number of the engine or loop in this process; an engine takes over that of a loop before it"),
@@ -206,6 +212,7 @@ ENGINE = _declare_event(
     Field("wall_clock_breakdown", bool, "whether DeepSpeed's own timers are on"),
     Field("global_steps", int, "optimizer steps done when the engine was constructed, as after loading a checkpoint"),
     Field("config", dict, "the effective DeepSpeed configuration, redacted"),
+    Field("zero_keys", [str], "the keys of its zero_optimization that the user has set"),
     Field("unread", {str: str}, "error by name, for each of these fields that could not be read"),
 )
 
@@ -259,7 +266,8 @@ TENSORS = _declare_event(
         str,
         "init, before_forward, before_update or after_update: the first of each; the last of an update that was not skipped."
         " Of a loop init is before the first forward, and there are next_forward, after that update: zero_grad() may have"
-        " freed gradients; and before_backward, the first",
+        " freed gradients; and before_backward, the first. again: after a step, when memory or the training had changed, and"
+        " rarely otherwise; out_of_memory: while an allocation failed",
     ),
     Field("output_shape", [int], "of the model's output, of its logits if it has some (before_backward only)"),
     Field("output_item_bytes", int, "bytes of an element of that output"),
@@ -273,6 +281,48 @@ TENSORS = _declare_event(
     Field("unclaimed_largest", [int], "bytes of the largest of those blocks"),
     Field("unclaimed_groups", [[int]], "size and number of those blocks, of the sizes that hold the most"),
     Field("pinned_allocator", _BYTES, "allocated_bytes and active_bytes of PyTorch's allocator for pinned host memory"),
+    Field("contexts", [int], "CUDA ordinals of other devices on which this process has a context"),
+    Field(
+        "context_line", _PLACE, "with ``contexts``: the only line that loads a file without map_location; absent if unknown"
+    ),
+    Field("stream", int, "number of the current stream's handle; 0 is the default stream"),
+    Field(
+        "pools",
+        [
+            (
+                Field("stream", int, "number of the stream that alone can use the blocks", required=True),
+                Field("private", bool, "whether they belong to a CUDA graph or a MemPool", required=True),
+                Field("reserved", int, "bytes", required=True),
+                Field("allocated", int, "bytes in live tensors", required=True),
+                Field("sparse", int, "unused bytes in segments that a few small blocks keep from being released"),
+            )
+        ],
+        "segments of the allocator by stream, those that reserve the most",
+    ),
+    Field(
+        "held",
+        [
+            (
+                Field("name", str, "of the variable or attribute", required=True),
+                Field("scope", str, "local, global, or attribute", required=True),
+                Field("owner", str, "qualified name of the function or class, name of the module", required=True),
+                Field("file", str, "of the owner, relative to the script's folder or its library's", required=True),
+                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+                Field("levels", int, "0: it is the variable's value; 1: within that value, and so on"),
+                Field("kind", str, "its type", required=True),
+                Field("count", int, "tensors in it that hold unclaimed blocks", required=True),
+                Field("bytes", int, "of these blocks", required=True),
+                Field("keeps_graph", bool, "whether one of them keeps the graph that computed it"),
+                Field("shape", [int], "of the tensor that holds the largest block"),
+                Field("block_bytes", int, "size of that block"),
+                Field("view_of", [int], "shape of the tensor that it is a small view of, or the elements of its storage"),
+                Field("added_file", str, "file of the only line that adds to it; absent if unknown"),
+                Field("added_line", int, "its line"),
+                Field("added_function", str, "its function"),
+            )
+        ],
+        "variables that keep blocks in no category, those that keep the most; absent if they were not searched",
+    ),
     Field(
         "optimizer_states",
         [
@@ -284,6 +334,48 @@ TENSORS = _declare_event(
         ],
         "the parts of optimizer_state, of a loop with several optimizers, in order of their creation",
     ),
+)
+
+# The training itself is another one than at the last look. The probe looks after steps whose time or memory has shifted, and
+# rarely otherwise. Values are numbers, words and counts.
+TRAINING_CHANGED = _declare_event(
+    "training_changed",
+    Field("last_step", int, "the last finished optimizer step at the look before", required=True),
+    Field("step", int, "and at this one", required=True),
+    Field("begin_ns", int, "time of the look before, CLOCK_MONOTONIC", required=True),
+    Field(
+        "changes",
+        [
+            (
+                Field(
+                    "name",
+                    str,
+                    "autocast, dtypes, devices, parameters, trained_parameters, modules, hooks, parameter_hooks, compiled,"
+                    " attention, optimizers, optimizer_objects, one of PyTorch's flags, optimizer.OPTION, or"
+                    " module.ATTRIBUTE: number of modules that have it true",
+                    required=True,
+                ),
+                Field("before", str, "value before; empty if there was none", required=True),
+                Field("after", str, "value now", required=True),
+                Field("changed_ns", int, "when the line ran, CLOCK_MONOTONIC; absent if unknown"),
+                Field("file", str, "file of the job's own code that changed it; absent if unknown"),
+                Field("line", int, "its line"),
+                Field("function", str, "its function"),
+            )
+        ],
+        "the settings that differ",
+        required=True,
+    ),
+)
+
+# CUDA graphs were replayed: written with the first, second, fourth, eighth replay, and so on, at least each 1,024.
+GRAPH_REPLAYS = _declare_event(
+    "graph_replays",
+    Field("begin_ns", int, "the first one, CLOCK_MONOTONIC", required=True),
+    Field("replays", int, "so far", required=True),
+    Field("file", str, "file of the job's own code beneath which the last one was; absent if unknown"),
+    Field("line", int, "its line"),
+    Field("function", str, "its function"),
 )
 
 # PyTorch's allocator ran out of device memory, whether or not the job survives that. The fields from ``allocated_bytes`` on
@@ -632,6 +724,26 @@ RANK_FOUND = _declare_event("rank_found", *_RANK)
 
 # A process that looks like a rank has not reported, although it had time to construct an engine.
 RANK_SILENT = _declare_event("rank_silent", *_RANK, Field("why", str, "the likely reason"))
+
+# A process of the job has imported PyTorch, and the probe was not loaded in it. Of a rank, written again when that is known.
+PROBE_MISSING = _declare_event(
+    "probe_missing",
+    *_RANK,
+    Field("is_rank", bool, "whether it is a rank: a launcher numbered it, or it has had PyTorch for some seconds"),
+    Field("program", str, "the program and its script, without folders and arguments"),
+    Field(
+        "reason",
+        str,
+        "pythonpath: its PYTHONPATH lacks zerotop's entry; unset: it has none; environment: nor has it zerotop's variables;"
+        " option: python -E, -I or -S; session: PYTHONZEROTOP_SESSION was not passed on; hidden: it sees other folders;"
+        " shadowed: another sitecustomize.py comes first; unreadable: it belongs to another user",
+    ),
+    Field(
+        "by",
+        str,
+        "the option or file behind it, or who changed the environment: script, command (the job's own) or a program",
+    ),
+)
 
 # The cores that a rank or launcher may run on; written again when they change.
 AFFINITY = _declare_event(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerotop_probe.recording.secret_formats import (
@@ -93,6 +93,9 @@ _PASSWORD_OPTION = re.compile(
     rf"|(?:{'|'.join(_LOGIN_PROGRAMS)})[ \t](?:[^\n;&|]{{0,200}}[ \t])?login[ \t](?:[^\n;&|]{{0,200}}[ \t])?-p(?:=|[ \t]*))"
     r"(?![ \t<=])(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s;&|\"'<]+)"
 )
+# By what a text contains in lower case if it may match: each keeps its first group.
+_LOGINS = {"-u": _USER_OPTION, "--login": _USER_OPTION, "login(": _LOGIN_CALL, "-p": _PASSWORD_OPTION}
+_NAMED = {"private key": _KEY_BLOCK, "authorization": _HEADER, "bearer": _BEARER, "cookie": _COOKIE}
 # Arguments after which a token stands alone.
 _BARE_TOKENS = {"login": re.compile(r"[\w-]{20,}"), "--wandb": re.compile(r"[0-9a-f]{40}")}
 
@@ -103,26 +106,20 @@ def redact_text(text: str) -> str:
         if "@" in text:
             text = _LOGIN.sub(HIDDEN, text)
         text = _QUERY_VALUE.sub(_hide_query_value, text)
-    for hint, pattern in TOKENS.items():
-        if hint in text:
-            text = pattern.sub(HIDDEN, text)
+    text = _replace_found(text, text, TOKENS, HIDDEN)
     small = _lower_letters(text)
-    for hint, pattern in (
-        ("-u", _USER_OPTION),
-        ("--login", _USER_OPTION),
-        ("login(", _LOGIN_CALL),
-        ("-p", _PASSWORD_OPTION),
-    ):
-        if hint in small:
-            text = pattern.sub(rf"\1{HIDDEN}", text)
+    text = _replace_found(text, small, _LOGINS, rf"\1{HIDDEN}")
     if not any(hint in small for hint in _NAME_HINTS):
         return text
-    if "private key" in small:
-        text = _KEY_BLOCK.sub(rf"\1{HIDDEN}", text)
-    for hint, pattern in (("authorization", _HEADER), ("bearer", _BEARER), ("cookie", _COOKIE)):
-        if hint in small:
-            text = pattern.sub(rf"\1{HIDDEN}", text)
-    return _hide_named_values(text)
+    return _hide_named_values(_replace_found(text, small, _NAMED, rf"\1{HIDDEN}"))
+
+
+def _replace_found(text: str, searched: str, patterns: Mapping[str, re.Pattern[str]], shown: str) -> str:
+    """Replace the matches of those patterns whose hint is in ``searched``."""
+    for hint, pattern in patterns.items():
+        if hint in searched:
+            text = pattern.sub(shown, text)
+    return text
 
 
 def _hide_query_value(match: re.Match[str]) -> str:

@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 5
+FORMAT_MINOR = 6
 
 UNKNOWN = -1
 
@@ -253,6 +253,8 @@ PROCESSES = Table(
         Field("loader_cores", "f", "processor time of these per wall time", since=4),
         Field("loader_waiting_cores", "f", "time that these were runnable but not running, per wall time", since=4),
         Field("loader_blocked", "f", "how many of these waited for a disk at that moment", since=4),
+        Field("held_bytes", "q", "resident without pages of files: RssAnon + RssShmem; -1 unknown", since=6),
+        Field("loader_private_bytes", "q", "anonymous pages of its DataLoader workers alone; -1 unknown", since=6),
     ),
 )
 
@@ -289,6 +291,7 @@ HOSTS = Table(
         Field("swap_out_bytes", "q", "bytes written to swap since boot; -1 unknown", since=4),
         Field("cpu_mhz", "f", "clock of a few cores on average, every five seconds; NaN where the kernel hides it", since=4),
         Field("pad", "I", "0", since=4),
+        Field("shared_bytes", "q", "shared memory and files in memory (tmpfs, /dev/shm) of all processes", since=6),
     ),
 )
 
@@ -359,6 +362,7 @@ FOLDED = Table(
         Field("micro_steps", "i", "micro-steps of all of them that were not counted, as other sums", since=2),
         Field("counted_steps", "i", "number of them that were only counted: no phases, rows and tokens", since=5),
         Field("pad", "I", "0", since=5),
+        Field("host_held_bytes", "q", "highest sampled resident memory without pages of files; -1 unknown", since=6),
     ),
 )
 

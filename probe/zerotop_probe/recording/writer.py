@@ -13,6 +13,7 @@ import os
 from typing import Any, NamedTuple
 
 from zerotop_probe.recording import clock, disk, segments
+from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.tables import FOLDED_TABLES, FORMAT_MAJOR, FORMAT_MINOR, Table
 
 # Twice what the events of a rank usually take.
@@ -121,6 +122,8 @@ class RecordWriter:
             if not self._segment_room:
                 self._begin_segment(descriptor)
         except Exception as error:
+            if is_interruption(error):
+                raise
             self.lost += 1
             self.last_error = _name_error(error)
 
@@ -189,7 +192,9 @@ class EventWriter:
         """Append an event of :mod:`~zerotop_probe.recording.events` that happened at ``time_ns`` (CLOCK_MONOTONIC)."""
         try:
             self._append_line(format_event(time_ns, event, facts))
-        except Exception:
+        except Exception as error:
+            if is_interruption(error):
+                raise
             self.lost += 1
 
     def _append_line(self, line: bytes) -> None:
@@ -201,7 +206,9 @@ class EventWriter:
                 line = b"\n" + line
             self._torn = os.write(self._descriptor, line) != len(line)
             self.lost += self._torn
-        except OSError:
+        except OSError as error:
+            if is_interruption(error):
+                raise
             self.lost += 1
 
     def close(self) -> None:

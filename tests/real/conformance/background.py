@@ -85,7 +85,8 @@ if os.fork() == 0:
     if os.fork() == 0:
         parent = os.getppid()
         while os.getppid() == parent: time.sleep(0.01)
-        print("another of the job" if os.getppid() == int(os.environ["ROOT"]) else "nobody of the job", flush=True)
+        known = {os.environ["ROOT"]: "another of the job", os.environ["STARTER"]: "what started the job"}
+        print(known.get(str(os.getppid()), "neither the job nor what started it"), flush=True)
         open("orphan", "w").write(str(os.getpid()))
         os._exit(0)
     time.sleep(0.1)
@@ -93,7 +94,7 @@ if os.fork() == 0:
 os.wait()
 while not os.path.exists("orphan") or not open("orphan").read(): time.sleep(0.01)
 """
-    job = 'export ROOT=$$; exec "$@"'
+    job = 'export ROOT=$$ STARTER=$PPID; exec "$@"'
     yield place.run_job("bash", "-c", job, "bash", *small_python(code)).output.decode().strip()
     orphan = Path("/proc", (place.work / "orphan").read_text())
     yield "yes" if wait_until(lambda: not orphan.exists(), 3) else "no"

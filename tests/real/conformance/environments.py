@@ -41,7 +41,7 @@ VARIABLES = {
 
 
 @make_experiment(
-    f"a job of bash, with a module of each of {len(NAMES)} names on PYTHONPATH",
+    "a job of bash, with modules named as those of the standard library and of zerotop on PYTHONPATH",
     "the same in the working directory",
     "a sitecustomize that prints, with a job of bash",
     "and with a job of Python",
@@ -77,7 +77,12 @@ for entry in open("/proc/self/environ", "rb").read().split(b"\\0"):
 """
 
 
-@make_experiment("the environment without any locale, entry by entry", "with odd names and values")
+@make_experiment(
+    "the environment without any locale, entry by entry",
+    "with odd names and values",
+    "without any variable",
+    "with a variable that has no name: the job runs",
+)
 def observe_environment(place: Place) -> Iterator[str]:
     mark = {"CONFORMANCE_PLACE": str(place.folder)}
     done = place.run_job(*small_python(PRINT_ENVIRONMENT), env=mark | {"PATH": "/usr/bin:/bin"})
@@ -92,3 +97,6 @@ def observe_environment(place: Place) -> Iterator[str]:
     }
     given = {os.fsencode(name): os.fsencode(value) for name, value in mark.items()}
     yield join_output(place.run_job(*small_python(PRINT_ENVIRONMENT), env=given | odd))
+    done = place.run_shell("env -i Z /usr/bin/env")
+    yield ", ".join(line for line in done.output.decode().splitlines() if not line.startswith("PYTHON")) or "nothing"
+    yield join_output(place.run_shell("env -i =value PATH=/usr/bin:/bin Z sh -c 'echo word; exit 3'"))

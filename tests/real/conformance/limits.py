@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 
 from conformance.experiment import make_experiment
-from conformance.places import Place, describe_ending, small_python, wait_until
+from conformance.places import Place, describe_ending, join_output, small_python, wait_until
 
 from .interruptions import WAITING, await_ready
 
@@ -36,6 +36,17 @@ def of_files(place: Place) -> Iterator[str]:
         done = place.run_shell(f"ulimit -n {number}; Z bash -c 'ulimit -n; exec {number - 1}< /dev/null && echo has them'")
         yield ", ".join((*done.output.decode().splitlines(), done.ending))
     yield place.run_shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
+
+
+@make_experiment(
+    "a recording's folder that cannot be made: the job runs",
+    "one that has something in it already",
+    "one that is a file",
+)
+def of_recordings(place: Place) -> Iterator[str]:
+    (place.work / "file").touch()
+    for folder in ("/proc/no-such-folder/session", str(place.work), str(place.work / "file")):
+        yield join_output(place.run_command(*place.build_command("bash", "-c", "echo word; exit 3", session=folder)))
 
 
 @make_experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from conformance.experiment import make_experiment
-from conformance.places import Place, read_soon
+from conformance.places import Place, read_soon, wait_until
 
 # Without what differs from run to run.
 STATE = """
@@ -91,16 +91,17 @@ def observe_programs(place: Place) -> Iterator[str]:
 
     yield run_script("Z python -c 'print(3)'", env=environment)
     yield run_script("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
-    late = "import time; print('first'); time.sleep(3)"
+    late = "import time; print('first'); open('printed', 'w').close(); time.sleep(3)"
     with place.start_job("python", "-c", late) as process:
-        yield "at once" if read_soon(process.stdout, 5, 2.5) else "when its buffer is full or it ends"
+        wait_until((place.work / "printed").exists)
+        yield "at once" if read_soon(process.stdout, 5, 1) else "when its buffer is full or it ends"
     yield run_script("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
     done = place.run_shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
     yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"
     code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)"
     (place.work / "interrupted").write_text(code)
     done = place.run_shell("Z python interrupted")
-    yield f"{done.errors.decode().splitlines()[-1] if done.errors else ''}, {done.ending}"
+    yield f"{done.errors.count(b'KeyboardInterrupt')} KeyboardInterrupt, {done.ending}"
     (place.work / "children.py").write_text(
         "import multiprocessing, subprocess, sys\n"
         "if __name__ == '__main__':\n"

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 
-from conformance.console import interactive_shell, open_console
+from conformance.console import Console, interactive_shell, open_console
 from conformance.experiment import make_experiment
 from conformance.places import Place, small_python, wait_until
 
@@ -108,7 +108,7 @@ def job_control(place: Place) -> Iterator[str]:
     "its new size, seen at stdout after a change",
     "the name of the terminal: stdin's and stdout's",
     "/dev/tty opens",
-    "modes set through stdout are the terminal's",
+    "modes set through stdout are soon the terminal's",
     "an interactive prompt is answered",
     "modes after the job has ended are those before",
 )
@@ -126,6 +126,9 @@ print("TTY", "yes" if os.path.exists("/dev/tty") and os.open("/dev/tty", os.O_RD
 modes = termios.tcgetattr(1)
 modes[3] &= ~termios.ECHO
 termios.tcsetattr(1, termios.TCSANOW, modes)
+for _ in range(100):
+    if not termios.tcgetattr(0)[3] & termios.ECHO: break
+    time.sleep(0.01)
 print("ECHO", "off" if not termios.tcgetattr(0)[3] & termios.ECHO else "still on", flush=True)
 modes[3] |= termios.ECHO
 termios.tcsetattr(1, termios.TCSANOW, modes)
@@ -146,6 +149,65 @@ print("HELLO", input(), flush=True)
         for word in ("ISATTY", "SIZE", "NEW", "NAMES", "TTY", "ECHO", "HELLO"):
             yield next((line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} ")), "nothing")
         yield "the same" if console.read_modes() == before else "others"
+
+
+# Answers keys that are typed without Enter, and are not echoed.
+CURSES = """
+import curses
+def run(window):
+    window.addstr(0, 0, "is ready")
+    window.refresh()
+    for number in range(3):
+        key = window.getkey()
+        window.addstr(number + 1, 0, f"key {number} is {key}.")
+        window.refresh()
+curses.wrapper(run)
+raise SystemExit(5)
+"""
+
+
+@make_experiment(
+    "a program that uses the whole terminal (curses)",
+    "and in an interactive shell, when it was stopped and continued in between",
+    "less",
+    "less, and under zerotop run --no-record-output",
+)
+def full_screen(place: Place) -> Iterator[str]:
+    (place.work / "curses_program").write_text(CURSES)
+    program = ("python", "-S", "-E", "curses_program")
+    with open_console(place, *place.build_command(*program)) as console:
+        console.wait_for_pattern(rb"is ready")
+        yield f"{answer_keys(console)}, {console.read_to_end()}"
+    with interactive_shell(place) as shell:
+        shell.type_keys(place.fill_script(f"Z {' '.join(program)}\n").encode())
+        shell.wait_for_pattern(rb"is ready")
+        shell.type_keys(b"\x1a")
+        shell.wait_for_pattern(rb"Stopped")
+        shell.type_keys(b"fg\n")
+        shell.forget_output()
+        shell.wait_for_pattern(rb"\x1b", 5)
+        keys = answer_keys(shell)
+        shell.type_keys(b"echo code $?.\n")
+        yield f"{keys}, {'code 5' if shell.wait_for_pattern(rb'code 5.', 5) else 'another code'}"
+    (place.work / "lines").write_text("".join(f"line {number}\n" for number in range(100)))
+    for options in ((), ("--no-record-output",)):
+        with open_console(place, *place.build_command("less", "lines", options=options)) as console:
+            console.wait_for_pattern(rb"line 20")
+            console.type_keys(b" ")
+            next_page = console.wait_for_pattern(rb"line 40", 3)
+            console.type_keys(b"q")
+            has_ended = wait_until(lambda: console.process.poll() is not None, 3)
+            yield f"turns pages, {console.read_to_end()}" if next_page and has_ended else "does not see keys"
+
+
+def answer_keys(console: Console) -> str:
+    """Type three keys, each when the one before was answered; return how many were."""
+    seen = 0
+    for number, key in enumerate("xyz"):
+        console.type_keys(key.encode())
+        # The last may be gone with the program's screen.
+        seen += console.wait_for_pattern(rb"key %d is %s\." % (number, key.encode()), 3)
+    return f"{seen} keys answered"
 
 
 @make_experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")

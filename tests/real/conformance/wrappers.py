@@ -96,11 +96,11 @@ def observe_shells(place: Place) -> Iterator[str]:
     yield run_script("Z bash -c 'sleep 0.2; exit 7' & wait $!; echo $?")
     yield run_script("script -q -e -c \"Z bash -c 'echo word; exit 3'\" /dev/null")
     yield run_script("exec 9> lock; flock 9; Z true; flock 9 -c true; exec 9>&-; flock -n lock echo free")
-    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    burn = "import time\nwhile time.process_time() < 2: pass"
     (place.work / "burn").write_text(burn)
     code = "TIMEFORMAT='%U %S'; time Z python -S -E burn"
     seconds = sum(map(float, place.run_shell(code).errors.split()[-2:]))
-    yield "yes" if seconds >= 0.4 else "no"
+    yield "yes" if seconds >= 1.9 else "no"  # more than zerotop itself takes
 
 
 @make_experiment("a job that stops at a slow save when a scheduler ends it (SIGTERM, then SIGKILL after 2 s)")

@@ -58,13 +58,13 @@ class Place:
         """The working directory of jobs."""
         return self.folder / "work"
 
-    def build_command(self, *job: str) -> list[str]:
-        """Return the command line that runs ``job`` here; every call names a new session."""
+    def build_command(self, *job: str, options: Sequence[str] = (), session: str = "") -> list[str]:
+        """Return the command line that runs ``job`` here; every call names a new session, or ``session``."""
         if not self.recorded:
             return list(job)
         self._sessions += 1
-        session = self.folder / f"session-{self._sessions}"
-        return [install_command(), "run", "--headless", "--session", str(session), "--", *job]
+        chosen = session or str(self.folder / f"session-{self._sessions}")
+        return [install_command(), "run", "--headless", *options, "--session", chosen, "--", *job]
 
     def fill_script(self, script: str) -> str:
         """Replace every ``Z`` in command position by the command that runs the rest of its line here."""
@@ -90,7 +90,11 @@ class Place:
 
     def run_job(self, *job: str, **options: Any) -> Finished:
         """Run a job to its end."""
-        return self._run_to_end(lambda **more: self.start_command(*self.build_command(*job), **more), **options)
+        return self.run_command(*self.build_command(*job), **options)
+
+    def run_command(self, *command: str, **options: Any) -> Finished:
+        """Run a command line to its end."""
+        return self._run_to_end(lambda **more: self.start_command(*command, **more), **options)
 
     def _run_to_end(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
         typed = options.pop("typed", None)

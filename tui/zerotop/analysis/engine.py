@@ -111,7 +111,7 @@ class Engine:
     def describe_engine(self) -> str:
         """Return a phrase such as ``Llama, 8,030.0 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 2 x 1 x 8 (...)``."""
         if not self.has_begun:
-            return "no rank has trained"
+            return "no training was recorded"
         offloads = (("optimizer", self.offload_optimizer), ("parameters", self.offload_parameters))
         batch = (self.micro_batch, self.gradient_accumulation, self.ranks)
         parts = (

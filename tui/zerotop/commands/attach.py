@@ -17,6 +17,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.attach_probe import enter_local_ranks, enter_ranks, start_entering
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_job
+from zerotop_probe.outside.causes import check_needs
 from zerotop_probe.outside.job import daemon, job_control
 
 _POLL_S = 0.2
@@ -34,6 +35,7 @@ def attach(options: argparse.Namespace) -> int:
             raise Problem("--hosts needs a PID or SESSION: name a process or the session of the job on this node", USAGE)
         from zerotop.commands.job.job_list import print_jobs
 
+        check_needs()
         return print_jobs(as_json=options.json)
     if not (options.headless or has_terminal()) and options.session.isdecimal():
         raise Problem(_NO_TERMINAL)
@@ -41,6 +43,7 @@ def attach(options: argparse.Namespace) -> int:
         from zerotop.commands.job import remote_nodes
 
         remote_nodes.check_options(options)
+    check_needs()
     path, await_sampler = _find_session(options)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
@@ -16,7 +17,9 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_exp
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.measurement import measure_point
 from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
+from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import read_model_config
@@ -45,13 +48,16 @@ class ModelCase:
 def estimate(options: argparse.Namespace) -> int:
     """Print the tables, or JSON. Return 0."""
     subject = _find_subject(options)
+    config = read_deepspeed_config(options.config) if options.config else None
     hardware = Hardware(
         gpus=options.gpus or subject.gpus or max(1, count_visible_gpus()),
         nodes=options.nodes or subject.nodes or 1,
         gpu_bytes=options.gpu_memory or read_gpu_bytes(),
     )
-    tokens = _choose_tokens(options, subject)
+    tokens = _choose_tokens(options, subject, config or {})
     rows = estimate_options(subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens)
+    if config is not None:
+        rows = _choose_rows(rows, config)
     own = estimate_all_rows(subject.model, hardware)
     if options.json:
         facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": tokens}
@@ -64,11 +70,23 @@ def estimate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choose_tokens(options: argparse.Namespace, subject: ModelCase) -> int:
-    """Return the tokens of a micro-batch on one GPU: from the options, else from the recording."""
-    if options.seq_length is None and options.micro_batch is None and subject.tokens is not None:
+def _choose_tokens(options: argparse.Namespace, subject: ModelCase, config: Mapping[str, Any]) -> int:
+    """Return the tokens of a micro-batch on one GPU: from the options, else from the config, else from the recording."""
+    given = config.get("train_micro_batch_size_per_gpu")  # or "auto"
+    micro_batch = options.micro_batch or (given if isinstance(given, int) else None)
+    if options.seq_length is None and micro_batch is None and subject.tokens is not None:
         return subject.tokens
-    return int((options.seq_length or _SEQ_LENGTH) * (options.micro_batch or _MICRO_BATCH))
+    return int((options.seq_length or _SEQ_LENGTH) * (micro_batch or _MICRO_BATCH))
+
+
+def _choose_rows(rows: list[OptionEstimate], config: Mapping[str, Any]) -> list[OptionEstimate]:
+    """Return the row of the config's stage and offload mode. Raises Problem if there is none."""
+    stage, *devices = read_zero_mode(config)
+    offload = next((name for name, found in OFFLOAD_DEVICES.items() if found == tuple(devices)), None)
+    chosen = [row for row in rows if (row.stage, row.offload) == (stage, offload)]
+    if not chosen:
+        raise Problem(f"DeepSpeed does not train with ZeRO stage {stage} and these offload devices: {', '.join(devices)}")
+    return chosen
 
 
 # --- the subject -----------------------------------------------------------------------------------------------------------

@@ -6,12 +6,18 @@ import argparse
 import os
 from contextlib import AbstractContextManager
 
-from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
+from zerotop.commands.common.errors import FAILED, Problem
+from zerotop.commands.common.exit_messages import (
+    describe_losses,
+    describe_missing_probe,
+    describe_place,
+    describe_rank_losses,
+    write_messages,
+)
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.job_report import check_place, describe_cost, describe_worst_finding, has_ended, report_job
-from zerotop.commands.job.launching import make_session
+from zerotop.commands.job.launching import NotRecorded, make_session, run_unrecorded
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
@@ -25,8 +31,20 @@ def run(options: argparse.Namespace) -> int:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.budget is not None:
         os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
-    if options.headless or not has_terminal():
-        return _run_headless(options)
+    try:
+        return (
+            _run_headless(options)
+            if options.headless or options.no_record_output or not has_terminal()
+            else _run_with_screen(options)
+        )
+    except NotRecorded as error:
+        if options.require_recording:
+            raise Problem(". ".join(filter(None, (f"Not started: {error}", error.advice)))) from error
+        run_unrecorded(options.command, error)
+        raise
+
+
+def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_session(options) as session:
         agent.launch_in_background(session, options.command)
     with freeze_imports():
@@ -34,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     code = watch_job(session)
     if has_ended(session):
+        write_messages(*describe_missing_probe(session))
         if options.price_per_hour is not None:
             write_messages(*describe_cost(session))
         if options.report is not None:
@@ -44,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_session(options) as session:
-        end = agent.run_in_foreground(session, options.command, on_message=write_messages)
+        end = agent.run_in_foreground(
+            session, options.command, on_message=write_messages, record_output=not options.no_record_output
+        )
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(session)
     if not losses and directory.has_recording(session) and (end.lost_records or end.lost_output_bytes):
@@ -55,6 +76,7 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
+    messages += describe_missing_probe(session)
     if not end.signal:  # whoever sent one wants an end, not an analysis
         messages += describe_worst_finding(session)
     if options.price_per_hour is not None:
@@ -75,4 +97,4 @@ def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
     }
     if options.price_per_hour is not None:
         facts["price_per_hour"] = options.price_per_hour.source_text
-    return make_session(options.command, options.session, **facts)
+    return make_session(options.command, options.session, elsewhere=not options.require_recording, **facts)

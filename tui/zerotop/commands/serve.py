@@ -39,7 +39,7 @@ def serve(options: argparse.Namespace) -> int:
     from zerotop.commands.web.guard import RequestGuard
     from zerotop.commands.web.server import WebServer
 
-    guard = RequestGuard(token, port=port)
+    guard = RequestGuard(token)
     # The command runs through a shell, which exec replaces.
     server = WebServer(f"exec {shlex.join(command)}", host, port, guard, title=title)
     os.environ.pop(TOKEN_VARIABLE, None)

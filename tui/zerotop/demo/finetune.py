@@ -12,7 +12,6 @@ Invalid input ends the script with one sentence and exit code 2.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import socket
@@ -111,7 +110,9 @@ def read_config(path: str | None) -> dict:
     if path is None:
         return {}
     try:
-        config = json.loads(Path(path).read_text())
+        import hjson  # comes with DeepSpeed, which reads its configs with it
+
+        config = hjson.loads(Path(path).read_text())
     except OSError as error:
         raise BadInput(f"cannot read the DeepSpeed config {path}: {error.strerror}") from error
     except ValueError as error:

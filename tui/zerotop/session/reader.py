@@ -36,6 +36,8 @@ _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, e
 # A sampler folds and removes files every other minute.
 _MAX_TRIES = 5
 
+# A job may go on for long without its samplers.
+_LATEST_EVENT_NS = 30 * 86_400 * 10**9
 _CONTROL_EVENTS = "events-control-"
 # Tables of one kind by one process, which begins a new one each time that the probe is injected into it again.
 _MOST_OF_PROCESS = 200
@@ -57,6 +59,7 @@ class Session:
         self.damaged_files = 0
         self._misses_files = False
         self._event_budget = EventBudget()
+        self._impossible_events = 0
         self.held_bytes = 0
         """Size on disk of files that were removed since they were opened; it is freed when the session is closed."""
         self._clocks = Clocks()
@@ -108,16 +111,38 @@ class Session:
                 fresh += file.read_new()
             except SessionError as error:
                 self._refuse_newer(error)
-        if fresh:
-            self._events.add(fresh)
-            self.last_written_ns = max(self.last_written_ns, *(event.unix_ns for event in fresh))
-        for source in chain.from_iterable(self.sources.values()):
+        sources = [*chain.from_iterable(self.sources.values())]
+        for source in sources:
             if source.refresh():
                 new = True
                 self._update_last_written(source)
             if source.is_cut:
                 raise SessionError(f"{source.path} was cut short while it was read: open the recording again.")
-        return new or bool(fresh)
+        self._add_new_events(fresh)
+        return self._admit_records(sources) or new or bool(fresh)
+
+    def _admit_records(self, sources: Sequence[Source]) -> bool:
+        """Use waiting records if the recording is known to go on: others are as late, or two tables go on after a pause."""
+        waiting, admitted = [source for source in sources if source.waiting_records], False
+        resumed = sorted(source.resumed_ns for source in waiting if source.resumed_ns is not None)
+        if len(resumed) >= min(2, len(sources)):
+            self.last_written_ns = max(self.last_written_ns, *resumed[:1])
+        while found := [source for source in waiting if source.admit_until(self.last_written_ns)]:
+            admitted = True
+            for source in found:
+                self._update_last_written(source)
+        return admitted
+
+    def _add_new_events(self, fresh: list[Event]) -> None:
+        """Add events, except those that are much later than all records, whose time is impossible."""
+        if any(source.last_ns for source in chain.from_iterable(self.sources.values())):
+            latest_ns = self.last_written_ns + _LATEST_EVENT_NS
+            possible = [event for event in fresh if event.unix_ns <= latest_ns]
+            self._impossible_events += len(fresh) - len(possible)
+            fresh = possible
+        if fresh:
+            self._events.add(fresh)
+            self.last_written_ns = max(self.last_written_ns, *(event.unix_ns for event in fresh))
 
     def _update_last_written(self, source: Source) -> None:
         self.last_written_ns = max(self.last_written_ns, source.last_ns or 0)
@@ -178,7 +203,7 @@ class Session:
     @property
     def damaged_lines(self) -> int:
         """Number of event lines that were skipped or had invalid facts."""
-        return sum(file.damaged_lines for file in self._event_files)
+        return self._impossible_events + sum(file.damaged_lines for file in self._event_files)
 
     def _find_files(self) -> bool:
         try:

@@ -1,7 +1,8 @@
 """Check records when they are first read, so that analysis can rely on their order.
 
 A crash of the machine leaves ranges of zeros, and a failing disk leaves anything. A record counts as damaged if its time is
-impossible or far out of order, or if it ends before it begins. Reading the times of a gigabyte of records takes 0.1 s.
+impossible or far out of order, if it ends before it begins, or if a value is beyond what any machine has. Reading the times
+of a gigabyte of records takes 0.1 s, and all values as long again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.value_limits import ValueLimits
 from zerotop_probe.recording.tables import OUTPUT, Table
 
 Rows = NDArray[Any]
@@ -19,8 +21,12 @@ Mask = NDArray[np.bool_]
 MAX_AGE_NS = 10 * 366 * 86_400 * 10**9
 """No recording spans more time than this."""
 
+# A phase may have begun before its rank began to record, but not longer ago.
+_EARLIEST_NS = 86_400 * 10**9
+
 # Threads of a rank write in turn, each a little after it read the clock.
-_TOLERANCE_NS = 10 * 10**9
+TOLERANCE_NS = 10 * 10**9
+"""How far records may be out of order."""
 _CHUNK_ROWS = 1 << 15  # a chunk of times fits into the processor's cache
 _MAX_PASSES = 4
 # No value of 64 bits exceeds this, so that the sum of two fits.
@@ -30,13 +36,15 @@ _MAX_VALUE = 1 << 62
 class RecordCheck:
     """Finds the damaged records of one table's file; records are passed in order."""
 
-    def __init__(self, table: Table, created_ns: int) -> None:
-        """``created_ns``: when the file was created, on the clock of its records."""
+    def __init__(self, table: Table, created_ns: int, *, has_older: bool = False) -> None:
+        """``created_ns``: when the file was created, on the clock of its records; ``has_older``: whether some are older."""
         self._table = table
-        self._may_be_zero = created_ns < _TOLERANCE_NS
-        self._lowest_ns = max(created_ns - MAX_AGE_NS, 0)
+        self._limits = ValueLimits(table)
+        self._may_be_zero = created_ns < TOLERANCE_NS
+        self._lowest_ns = max(created_ns - (MAX_AGE_NS if has_older else _EARLIEST_NS), 0)
         self._highest_ns = created_ns + MAX_AGE_NS
         self._newest_ns = self._lowest_ns
+        self._last: Rows | None = None  # the last record that is whole
 
     def is_possible(self, time_ns: int) -> bool:
         """Whether a record can be of this time at all."""
@@ -46,44 +54,45 @@ class RecordCheck:
         """Return which of the next records are damaged, shape (n,); None if there are none."""
         if len(rows) == 0:
             return None
-        newest_ns = self._newest_ns
+        newest_ns, last = self._newest_ns, rows[:0] if self._last is None else self._last
         for begin in range(0, len(rows), _CHUNK_ROWS):
             chunk = rows[begin : begin + _CHUNK_ROWS]
             times = np.ascontiguousarray(chunk[self._table.time_column])
             lowest_ns = int(times.min())
-            in_order = times[0] >= newest_ns - _TOLERANCE_NS and _is_ordered(times)
+            in_order = times[0] >= newest_ns - TOLERANCE_NS and _is_ordered(times)
             newest_ns = max(newest_ns, int(times.max()))
             if not in_order or lowest_ns < self._lowest_ns or newest_ns > self._highest_ns:
                 break
             if lowest_ns == 0 and not self._may_be_zero:
                 break
-            if self._find_invalid_values(chunk, times) is not None:
+            if self._find_invalid_values(chunk, times, last) is not None:
                 break
+            last = chunk[-1:]
         else:
-            self._newest_ns = newest_ns
+            self._newest_ns, self._last = newest_ns, last.copy()
             return None
         damaged = self._mark_damaged(rows)
+        self._last = rows[~damaged][-1:].copy() if not damaged.all() else self._last
         whole = rows[self._table.time_column][~damaged]
         self._newest_ns = max(self._newest_ns, int(whole.max(initial=self._lowest_ns)))
         return damaged
 
-    def _find_invalid_values(self, rows: Rows, times: NDArray[np.int64]) -> Mask | None:
-        """Return which records contradict themselves; None if none do."""
+    def _find_invalid_values(self, rows: Rows, times: NDArray[np.int64], before: Rows) -> Mask | None:
+        """Return which records contradict themselves, or the record ``before`` them; None if none do."""
+        invalid = self._limits.find_impossible(rows, before)
         names = rows.dtype.names or ()
         if "begin_ns" in names:
-            invalid = (rows["begin_ns"] > times) | (rows["begin_ns"] < self._lowest_ns)
+            invalid |= (rows["begin_ns"] > times) | (rows["begin_ns"] < self._lowest_ns)
         elif self._table is OUTPUT:
-            invalid = (rows["offset"] < 0) | (rows["offset"] > _MAX_VALUE) | (rows["length"] < 0)
-        else:
-            return None
+            invalid |= (rows["offset"] < 0) | (rows["offset"] > _MAX_VALUE) | (rows["length"] < 0)
         return invalid if invalid.any() else None
 
     def _mark_damaged(self, rows: Rows) -> Mask:
         times = np.ascontiguousarray(rows[self._table.time_column])
         damaged: Mask = (times < self._lowest_ns) | (times > self._highest_ns)
-        if not self._may_be_zero and int(times.max(initial=0, where=~damaged)) not in range(1, _TOLERANCE_NS):
+        if not self._may_be_zero and int(times.max(initial=0, where=~damaged)) not in range(1, TOLERANCE_NS):
             damaged |= times == 0  # records that were never written
-        invalid = self._find_invalid_values(rows, times)
+        invalid = self._find_invalid_values(rows, times, rows[:0] if self._last is None else self._last)
         if invalid is not None:
             damaged |= invalid
         for _ in range(_MAX_PASSES):
@@ -101,7 +110,7 @@ class RecordCheck:
 
 def _is_ordered(times: NDArray[np.int64]) -> bool:
     ascending = (times[1:] >= times[:-1]).all()
-    return bool(ascending or (times >= np.maximum.accumulate(times) - _TOLERANCE_NS).all())
+    return bool(ascending or (times >= np.maximum.accumulate(times) - TOLERANCE_NS).all())
 
 
 class _Disorder(NamedTuple):
@@ -112,6 +121,6 @@ class _Disorder(NamedTuple):
 def _find_unordered(times: NDArray[np.int64], newest_ns: int) -> _Disorder:
     if not len(times):
         return _Disorder(np.zeros(0, np.bool_), np.zeros(0, np.bool_))
-    behind = times < np.maximum(np.maximum.accumulate(times), newest_ns) - _TOLERANCE_NS
-    ahead = times > np.minimum.accumulate(times[::-1])[::-1] + _TOLERANCE_NS
+    behind = times < np.maximum(np.maximum.accumulate(times), newest_ns) - TOLERANCE_NS
+    ahead = times > np.minimum.accumulate(times[::-1])[::-1] + TOLERANCE_NS
     return _Disorder(behind, ahead)

@@ -14,13 +14,17 @@ from zerotop.session.headers import (
     parse_integer,
 )
 from zerotop.session.memory_map import release_pages
-from zerotop.session.record_check import RecordCheck
+from zerotop.session.record_check import TOLERANCE_NS, RecordCheck
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FOLDED, TABLES
 
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
+# Records at the end that are this much later than those before them wait until something else of the recording is as late.
+LONG_PAUSE_NS = 3600 * 10**9
+_LATE_ROWS = 256  # so many records are searched for a pause
+_MANY_TIMES, _LONG_ENOUGH_NS = 5, 10**9  # of records after a pause, for a table that goes on
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
 _TAIL_ROWS = 1024  # except for this many at the end
 
@@ -46,7 +50,12 @@ class Source:
         """Time between the records of coarse samples, else 0."""
         self._names: tuple[str, ...] = (name,)
         self.header_bytes = data_offset
-        self.damaged_records = 0
+        self._damaged_count = 0
+        self.waiting_records = 0
+        """Records at the end that are much later than all else, see :meth:`admit_until`."""
+        self.resumed_ns: int | None = None
+        """Unix time of the first of them, if they look like a table that goes on."""
+        self._admitted_ns = 0
         self.is_replaced = False
         """Whether the file was replaced by one with fewer records; those that were read stay readable."""
         self.is_cut = False
@@ -68,6 +77,11 @@ class Source:
         self._last_ns: int | None = None  # the last time, once it was read
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
+
+    @property
+    def damaged_records(self) -> int:
+        """Number of records that are left out, among those read so far."""
+        return self._damaged_count + self.waiting_records
 
     def add_segment(self, name: str) -> None:
         """Add the next file of this table."""
@@ -92,9 +106,39 @@ class Source:
             room = (len(data) - self.header_bytes) // self._dtype.itemsize
             self._mapped_bytes, self._mapped_rows = data, np.frombuffer(data, self._dtype, room, self.header_bytes)
             self.is_replaced = False
-        self._count, self._last_ns = count, None
+        self.waiting_records = self._count_late(count)
+        is_new = count - self.waiting_records > self._count
+        self._count, self._last_ns = count - self.waiting_records, None
         self.is_cut = self._last_checked != self._read_row(self._checked_count - 1)
-        return not self.is_cut
+        return is_new and not self.is_cut
+
+    def admit_until(self, unix_ns: int) -> bool:
+        """Use the waiting records up to a moment at which the recording is known to go on; return whether there were any."""
+        if not self.waiting_records:
+            return False
+        self._admitted_ns = max(self._admitted_ns, unix_ns - self.offset_ns)
+        waiting = self._count_late(self._count + self.waiting_records)
+        admitted, self.waiting_records = self.waiting_records - waiting, waiting
+        self._count, self._last_ns = self._count + admitted, None
+        return admitted > 0
+
+    def _count_late(self, count: int) -> int:
+        """Return how many of the last of ``count`` records are later than all before them by a long pause."""
+        self.resumed_ns = None
+        begin = max(self._count, count - _LATE_ROWS)
+        # As floats: the difference of two integers may be too large for one.
+        times = self._mapped_rows[max(0, begin - 1) : count][self._time_column].astype(np.float64)
+        if begin == 0:
+            times = np.concatenate(([float(self.created_ns - self.offset_ns)], times))
+        for place in (np.diff(times) > LONG_PAUSE_NS).nonzero()[0].tolist():
+            latest_ns = max(times[place], self._admitted_ns) + LONG_PAUSE_NS
+            later = times[place + 1 :]
+            if not ((later >= times[place] - TOLERANCE_NS) & (later <= latest_ns)).any():
+                going_on = np.unique(later[(later >= later[0]) & (later <= later[0] + LONG_PAUSE_NS)])
+                if len(going_on) >= _MANY_TIMES and going_on[-1] - going_on[0] >= _LONG_ENOUGH_NS:
+                    self.resumed_ns = int(later[0]) + self.offset_ns
+                return len(later)
+        return 0
 
     def _read_row(self, place: int) -> bytes:
         return self._mapped_rows[place].tobytes() if place >= 0 else b""
@@ -116,11 +160,11 @@ class Source:
         fresh = self._mapped_rows[self._checked_count : self._count]
         damaged = self._check.find_damaged(fresh)
         self._checked_count = self._count
-        if damaged is None and not self.damaged_records:
+        if damaged is None and not self._damaged_count:
             self._array = self._mapped_rows[: self._count]
         else:
             whole = fresh if damaged is None else fresh[~damaged]
-            self.damaged_records += len(fresh) - len(whole)
+            self._damaged_count += len(fresh) - len(whole)
             self._array = np.concatenate([self._array, whole])
         self._checked_times, self._last_ns = self._array[self._time_column], None
         self._last_checked = self._read_row(self._checked_count - 1)
@@ -222,7 +266,7 @@ class Source:
         return rows[begin:] if begin else None
 
     def _make_check(self) -> RecordCheck:
-        return RecordCheck(TABLES[self.table], self.created_ns - self.offset_ns)
+        return RecordCheck(TABLES[self.table], self.created_ns - self.offset_ns, has_older=self._is_merged)
 
     @property
     def last_ns(self) -> int | None:

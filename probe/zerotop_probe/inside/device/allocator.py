@@ -86,8 +86,8 @@ class AllocatorSampler:
             return
         try:
             self._write_counters(time_ns, self._read_at_boundary(), span.step, span.micro_step, span.phase, edge)
-        except Exception as error:
-            self._guard.switch_off(error)
+        except BaseException as error:
+            self._guard.settle(error)
         self._last_read_ns = now()
 
     def _write_counters(

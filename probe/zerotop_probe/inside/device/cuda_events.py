@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.rings.ring_files import RankFiles
 from zerotop_probe.recording.tables import DEVICE_TIMES
 
@@ -87,8 +88,8 @@ class DeviceClock:
         if self._guard.is_on and len(self._pending_spans) < _MAX_PENDING:
             try:
                 span.begin_mark = self._record_event()
-            except Exception as error:
-                self._guard.switch_off(error)
+            except BaseException as error:
+                self._guard.settle(error)
 
     def end_span(self, span: Span) -> None:
         """Record an event at the end of a span."""
@@ -98,8 +99,8 @@ class DeviceClock:
                 if end is not None:
                     self._pending_spans.append((span, span.begin_mark, end))
                 span.begin_mark = None
-            except Exception as error:
-                self._guard.switch_off(error)
+            except BaseException as error:
+                self._guard.settle(error)
 
     def _record_event(self) -> Any:
         is_capturing, get_device, record = self._calls
@@ -109,8 +110,8 @@ class DeviceClock:
                 return None
             event = self._free_events.pop() if self._free_events else self._cuda.Event(enable_timing=True)
             record(event)
-        except Exception:
-            if self._calls is self._public_calls:
+        except Exception as error:
+            if self._calls is self._public_calls or is_interruption(error):
                 raise
             self._calls = self._public_calls  # the functions of a later torch take something else
             return self._record_event()
@@ -123,8 +124,8 @@ class DeviceClock:
             try:
                 while self._pending_spans and self._pending_spans[0][2].query():
                     self._write_time(*self._pending_spans.popleft())
-            except Exception as error:
-                self._guard.switch_off(error)
+            except BaseException as error:
+                self._guard.settle(error)
 
     def _write_time(self, span: Span, begin: Any, end: Any) -> None:
         device_ns = round(begin.elapsed_time(end) * 1e6)

@@ -66,6 +66,8 @@ class RankDevice:
         self._tickers: list[Ticker] = []
         self.is_full = True
         """Whether the step in progress is recorded in full detail."""
+        self.held_bytes = self.peak_bytes = UNKNOWN
+        """Allocated at the end of the last step after which that was read, and the most in that step."""
 
     @property
     def lost_records(self) -> int:
@@ -152,8 +154,12 @@ class RankDevice:
     def end_step(self, step: int, *, is_main: bool = True) -> None:
         """Write the device times that are known after an optimizer step; ``is_main``: it ends an iteration."""
         self._clock.write_finished()
-        if is_main and self._line_finder is not None and self._allocator is not None:
-            self._line_finder.end_step(step, self._allocator.take_memory())
+        if is_main and self._allocator is not None:
+            memory = self._allocator.take_memory()
+            if memory is not None:
+                self.held_bytes, self.peak_bytes = memory.held, memory.peak
+            if self._line_finder is not None:
+                self._line_finder.end_step(step, memory)
         if is_main and self._stream_waits is not None:
             self._stream_waits.end_step(step)
         self._microscope.end_step(step)

@@ -14,6 +14,8 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+from zerotop_probe.recording.interruptions import hide_frames
+
 Stats = dict[str, Any]
 
 # Names in ``torch._C``; torch.accelerator uses the second of each, from torch 2.9 on.
@@ -56,7 +58,11 @@ class PeakCounters:
         self._originals[name] = original
 
         def call_replacement(device: int) -> Any:
-            return replacement(original, device)
+            try:
+                return replacement(original, device)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         call_replacement.__name__ = name
         call_replacement.__doc__ = original.__doc__
@@ -80,9 +86,11 @@ class PeakCounters:
         """Return the same and reset the peaks."""
         with self._lock:
             stats = self._read_stats(self.device)
-            self._reset_peaks(self.device)
-            peaks = list(map(_get_peak, _list_counters(stats)))
-            self._job_peaks = [a if a > b else b for a, b in zip(self._job_peaks, peaks)] or peaks
+            try:
+                self._reset_peaks(self.device)
+            finally:  # a signal handler of the job may raise
+                peaks = list(map(_get_peak, _list_counters(stats)))
+                self._job_peaks = [a if a > b else b for a, b in zip(self._job_peaks, peaks)] or peaks
             if self._window_peaks is not None:
                 _raise_peaks(stats, self._window_peaks)
                 self._window_peaks = None

@@ -17,6 +17,7 @@ from typing import Any
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.recording import events
+from zerotop_probe.recording.interruptions import hide_frames
 
 NAME = "stream waits"
 """The name in the probe's errors."""
@@ -98,9 +99,9 @@ class StreamWaits:
                 if self.find_look(step + 1) == step + 1:
                     self._begin_look(step + 1)
             self._last_step = step
-        except Exception as error:
+        except BaseException as error:
             self._drop_look()
-            self._guard.switch_off(error)
+            self._guard.settle(error)
 
     def _measure_steps(self, step: int) -> None:
         steps = step - self._since_step
@@ -132,11 +133,15 @@ class StreamWaits:
 
         @functools.wraps(original)
         def wait_event(stream: Any, event: Any) -> Any:
-            begin = self._begin_wait(stream)
-            result = original(stream, event)
-            if begin is not None:
-                self._end_wait(stream, begin)
-            return result
+            try:
+                begin = self._begin_wait(stream)
+                result = original(stream, event)
+                if begin is not None:
+                    self._end_wait(stream, begin)
+                return result
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         self._wrapper, self._original = wait_event, original
         stream_class.wait_event = wait_event
@@ -167,8 +172,8 @@ class StreamWaits:
             begin = self._record_event(stream)
             self._spent_ns.append(now() - time_ns)
             return begin
-        except Exception as error:
-            self._guard.switch_off(error)
+        except BaseException as error:
+            self._guard.settle(error)
             return None
 
     def _end_wait(self, stream: Any, begin: Any) -> None:
@@ -176,8 +181,8 @@ class StreamWaits:
         try:
             self._steps[-1].marks.append((begin, self._record_event(stream)))
             self._spent_ns.append(now() - time_ns)
-        except Exception as error:
-            self._guard.switch_off(error)
+        except BaseException as error:
+            self._guard.settle(error)
 
     def _count_cost(self) -> None:
         # If the GPU's queue is full, a call waits for a free entry, which costs the job nothing. Hence the median.

@@ -18,6 +18,7 @@ from typing import Any
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import NATIVE, find_backend
 from zerotop_probe.inside.inspection import sharding, tensor_parts
+from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -44,6 +45,8 @@ _MAX_OBJECTS = 200_000
 # is_pinned() calls the driver.
 _MIN_PIN_CHECK_BYTES = 1 << 20
 _LARGEST_COUNT = 10
+# Returns the entries of ``held``, by address and size of unclaimed blocks; None if it did not search.
+FindHeld = Callable[[dict[int, int]], "list[dict[str, Any]] | None"]
 # A block is at most this much larger than the tensor in it; larger remainders are split off.
 _ROUNDING = 1 << 20
 
@@ -85,7 +88,9 @@ class Inventory:
                 self._claims[key] = (category, size, pinned)
                 if owner is not None:
                     self._owners[key] = owner
-        except Exception:  # a tensor subclass may raise anything; the others are counted all the same
+        except Exception as error:  # a tensor subclass may raise anything; the others are counted all the same
+            if is_interruption(error):
+                raise
             self.unread_count += 1
 
     def sum_host_bytes(self, *, pinned_only: bool = False) -> dict[str, int]:
@@ -118,8 +123,8 @@ class Inventory:
                 sizes[owner]["device"] += size if blocks is None else blocks.get(address, 0)
         return sizes
 
-    def match_blocks(self, blocks: dict[int, int]) -> tuple[dict[str, int], list[int]]:
-        """Return bytes of the allocator's blocks by category, and the sizes of unclaimed blocks, largest first.
+    def match_blocks(self, blocks: dict[int, int]) -> tuple[dict[str, int], dict[int, int]]:
+        """Return bytes of the allocator's blocks by category, and the unclaimed blocks, largest first.
 
         ``blocks``: address -> size of every block in use.
         """
@@ -128,14 +133,14 @@ class Inventory:
         for (kind, address), (category, _, _) in self._claims.items():
             if kind == "cuda":
                 sizes[category] = sizes.get(category, 0) + unclaimed.pop(address, 0)
-        left = sorted(unclaimed.values(), reverse=True)
+        left = sorted(unclaimed.items(), key=lambda block: -block[1])
         for category, hidden in self.hidden_sizes.items():
             for size in hidden:
-                block = next((block for block in reversed(left) if size <= block < size + _ROUNDING), None)
+                block = next((block for block in reversed(left) if size <= block[1] < size + _ROUNDING), None)
                 if block is not None:
                     left.remove(block)
-                    sizes[category] = sizes.get(category, 0) + block
-        return sizes, left
+                    sizes[category] = sizes.get(category, 0) + block[1]
+        return sizes, dict(left)
 
 
 def build_inventory(engine: Any) -> Inventory:
@@ -247,8 +252,11 @@ def _list_children(item: Any, torch: Any) -> list[Any]:
     return list(getattr(item, "__dict__", {}).values())
 
 
-def build_facts(build: Callable[[], Inventory], device: int | None) -> dict[str, Any]:
-    """Return the facts of the ``tensors`` event; ``device`` is the CUDA ordinal, None without CUDA."""
+def build_facts(build: Callable[[], Inventory], device: int | None, find_held: FindHeld | None = None) -> dict[str, Any]:
+    """Return the facts of the ``tensors`` event; ``device`` is the CUDA ordinal, None without CUDA.
+
+    ``find_held``: names the holders of unclaimed blocks.
+    """
     begin_ns = time.monotonic_ns()
     inventory = build()
     facts: dict[str, Any] = {
@@ -256,31 +264,45 @@ def build_facts(build: Callable[[], Inventory], device: int | None) -> dict[str,
         "host_pinned": inventory.sum_host_bytes(pinned_only=True),
         "unread": inventory.unread_count,
     }
-    blocks = _read_blocks(device) if device is not None else None
+    torch = sys.modules["torch"]
+    segments = None
+    if device is not None and find_backend(torch) == NATIVE:
+        segments = allocator_snapshot.read_segments(device)
+    blocks = allocator_snapshot.list_used_blocks(segments) if segments is not None else None
     if device is not None:
-        facts |= _build_device_facts(inventory, blocks)
+        facts |= _build_device_facts(inventory, blocks, find_held)
         facts["pinned_allocator"] = _read_pinned_allocator()
+        facts["contexts"] = _list_other_contexts(torch, device)
+    if segments is not None:
+        facts["pools"] = allocator_snapshot.sum_pools(segments)
+        facts["stream"] = int(torch.cuda.current_stream(device).cuda_stream)
     if len(inventory.optimizers) > 1:
         facts["optimizer_states"] = inventory.sum_by_optimizer(blocks)
     facts["seconds"] = (time.monotonic_ns() - begin_ns) / 1e9
     return facts
 
 
-def _read_blocks(device: int) -> dict[int, int] | None:
-    """Return the size of every block in use by address; None for an allocator that shows none."""
-    return allocator_snapshot.read_used_blocks(device) if find_backend(sys.modules["torch"]) == NATIVE else None
+def _list_other_contexts(torch: Any, device: int) -> list[int]:
+    """Return the ordinals of other devices on which this process has a context, which takes memory there."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None:
+        return []
+    return [other for other in range(torch.cuda.device_count()) if other != device and has_context(other)]
 
 
-def _build_device_facts(inventory: Inventory, blocks: dict[int, int] | None) -> dict[str, Any]:
+def _build_device_facts(inventory: Inventory, blocks: dict[int, int] | None, find_held: FindHeld | None) -> dict[str, Any]:
     if blocks is None:
         return {"device": inventory.sum_device_bytes(), "allocated_bytes": None}
-    by_category, unclaimed = inventory.match_blocks(blocks)
+    by_category, left = inventory.match_blocks(blocks)
+    unclaimed = list(left.values())
+    held = find_held(left) if find_held is not None else None
     return {
         "device": by_category,
         "allocated_bytes": sum(blocks.values()),
         "unclaimed_bytes": sum(unclaimed),
         "unclaimed_largest": unclaimed[:_LARGEST_COUNT],
         "unclaimed_groups": _group_sizes(unclaimed),
+        **({"held": held} if held is not None else {}),
     }
 
 

@@ -13,9 +13,13 @@ from zerotop_probe.inside.engines import EngineState, TrainingState
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
+from zerotop_probe.recording.event_values import FAILURE
+from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
+# Moments at which blocks in no category are those of the step in progress, whoever else holds some.
+_WITHIN_STEP = ("before_forward", "before_backward", "before_update", FAILURE)
 
 
 def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
@@ -29,9 +33,27 @@ def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
     if probe.recorder is None:
         return
     probe.recorder.write_event(now(), events.ENGINE, engine=state.index, **facts)
+    if not state.index:
+        _watch_engine(probe, state)
     steps = find_planned_steps(facts["config"])
     if steps is not None:
         probe.recorder.write_event(now(), events.TOTAL_STEPS, steps=steps, source="config")
+
+
+def _watch_engine(probe: Probe, state: EngineState) -> None:
+    """Let the probe look for changes of an engine's model and optimizer."""
+
+    def list_parts() -> tuple[list[Any], list[Any]]:
+        engine = state.reference()
+        inner = getattr(engine, "basic_optimizer", None)
+        return ([engine.module], [inner] if inner is not None else []) if engine is not None else ([], [])
+
+    def count(when: str, step: int) -> None:
+        engine = state.reference()
+        if engine is not None:
+            write_tensors(probe, state, when, engine.device, lambda: tensor_inventory.build_inventory(engine), step)
+
+    probe.watch.list_parts, probe.watch.count_tensors = list_parts, count
 
 
 def record_tensors(probe: Probe, state: EngineState, engine: Any, when: str) -> None:
@@ -45,18 +67,24 @@ def write_tensors(
     when: str,
     device: Any,
     build: Callable[[], tensor_inventory.Inventory],
+    step: int | None = None,
     **more: Any,
 ) -> None:
-    """Record the ``tensors`` event of that moment, once, with ``more`` facts.
+    """Record the ``tensors`` event of that moment, once unless it has a ``step``, with ``more`` facts.
 
     ``build`` makes the inventory of tensors on ``device``.
     """
     if probe.recorder is None or when in state.recorded_inventories:
         return
-    state.recorded_inventories.add(when)
+    if step is None:
+        state.recorded_inventories.add(when)
+        step = state.finished_steps
     time_ns = now()
-    facts = more | tensor_inventory.build_facts(build, find_ordinal(device))
-    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=state.finished_steps, when=when, **facts)
+    find_held = probe.watch.find_held if when not in _WITHIN_STEP else None
+    facts = more | tensor_inventory.build_facts(build, find_ordinal(device), find_held)
+    if facts.get("contexts") and (place := probe.watch.find_loading_line()) is not None:
+        facts["context_line"] = place._asdict()
+    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **facts)
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:
@@ -74,6 +102,8 @@ def read_facts(subject: Any, readers: dict[str, Callable[[Any], Any]]) -> dict[s
         try:
             facts[name] = read(subject)
         except Exception as error:  # the other facts are recorded all the same
+            if is_interruption(error):
+                raise
             facts[name] = None
             unread[name] = redact.redact_text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
     parameters = facts.pop("parameters") or dict.fromkeys(PARAMETER_COUNTS)
@@ -90,7 +120,9 @@ def _try_read(read: Callable[[], Any]) -> Any:
     """Return None if this version of DeepSpeed names it differently or lacks it."""
     try:
         return read()
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if is_interruption(error):
+            raise
         return None
 
 
@@ -186,6 +218,11 @@ def _read_configuration(engine: Any) -> dict[str, Any]:
     return text
 
 
+def _list_zero_keys(engine: Any) -> list[str]:
+    zero = engine._config._param_dict.get("zero_optimization")
+    return [str(key) for key in zero] if isinstance(zero, dict) else []
+
+
 def _read_world_size(engine: Any) -> int:
     import torch
 
@@ -218,4 +255,5 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "wall_clock_breakdown": lambda engine: bool(engine.wall_clock_breakdown()),
     "global_steps": lambda engine: int(engine.global_steps),
     "config": _read_configuration,
+    "zero_keys": _list_zero_keys,
 }

@@ -15,6 +15,7 @@ from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding,
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.recording import events, launchers
+from zerotop_probe.recording.interruptions import is_interruption
 
 LOOP = "loop"
 
@@ -42,22 +43,28 @@ class _LoopParts(NamedTuple):
     library: TrainingLibrary
 
 
-def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any]) -> None:
-    """Record the ``engine`` event of a loop."""
+def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], **known: Any) -> None:
+    """Record the ``engine`` event of a loop; ``known``: facts that cannot be read at this moment."""
     if probe.recorder is not None:
-        facts = read_facts(_LoopParts(modules, optimizers, probe.library), _FACT_READERS)
+        facts = read_facts(_LoopParts(modules, optimizers, probe.library), _FACT_READERS) | known
         probe.recorder.write_event(now(), events.ENGINE, engine=state.index, kind=LOOP, **facts)
 
 
 def record_loop_tensors(
-    probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], when: str, **more: Any
+    probe: Probe,
+    state: LoopState,
+    modules: list[Any],
+    optimizers: list[Any],
+    when: str,
+    step: int | None = None,
+    **more: Any,
 ) -> None:
-    """Record the ``tensors`` event of that moment, once, with ``more`` facts."""
+    """Record the ``tensors`` event of that moment, once unless it has a ``step``, with ``more`` facts."""
 
     def build() -> tensor_inventory.Inventory:
         return tensor_inventory.build_loop_inventory(modules, optimizers)
 
-    write_tensors(probe, state, when, find_device(modules, optimizers), build, **more)
+    write_tensors(probe, state, when, find_device(modules, optimizers), build, step, **more)
 
 
 def find_device(modules: Iterable[Any], optimizers: Iterable[Any]) -> Any:
@@ -123,8 +130,8 @@ def _count_parameters(parts: _LoopParts) -> dict[str, int]:
 def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
     try:
         return _read_groups(parts)
-    except Exception:
-        if _find_parallelism(parts) != "FSDP2":
+    except Exception as error:
+        if is_interruption(error) or _find_parallelism(parts) != "FSDP2":
             raise
         return []  # its parameters know their whole size
 

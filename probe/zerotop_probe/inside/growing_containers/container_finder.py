@@ -17,7 +17,7 @@ from zerotop_probe.inside.growing_containers.host_watch import (
     HostWatch,
     can_end_look,
     is_too_late,
-    read_resident_bytes,
+    read_held_bytes,
 )
 from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
 from zerotop_probe.inside.guard import CostMeter, Guard, now
@@ -53,12 +53,12 @@ class ContainerFinder:
         return self._guard.is_on and self._watch.is_due(time_ns)
 
     def end_step(self, time_ns: int, step: int) -> None:
-        """Read the resident memory after a step, and start a look if it grows. A look counts as a one-time cost."""
+        """Read the memory in use after a step, and start a look if it grows. A look counts as a one-time cost."""
         try:
-            self._follow(HostReading(time_ns, step, read_resident_bytes()))
-        except Exception as error:
+            self._follow(HostReading(time_ns, step, read_held_bytes()))
+        except BaseException as error:
             self._lengths = {}
-            self._guard.switch_off(error)
+            self._guard.settle(error)
 
     def _follow(self, reading: HostReading) -> None:
         is_growing = self._watch.add_reading(reading)
@@ -76,7 +76,7 @@ class ContainerFinder:
             self._record(begin, reading, lengths)
 
     def _record(self, begin: HostReading, end: HostReading, lengths: dict[int, int]) -> None:
-        steps, grown_bytes = end.step - begin.step, end.resident_bytes - begin.resident_bytes
+        steps, grown_bytes = end.step - begin.step, end.held_bytes - begin.held_bytes
         named: dict[OwnerPlace, ContainerGrowth] = {}
         frame, paths = sys._getframe(), PathNames.for_this_process()
         for growth in find_growing(lengths, max(1, round(_LEAST_RATE * steps)))[: 2 * _MOST_NAMED]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple
 
 # Time between two readings at first (ns), and at most: it doubles while memory grows too slowly to show. Memory grows if the
@@ -24,14 +25,15 @@ _LOOK_NS = 200_000_000
 _BUDGET_PART = 0.5
 _ADVANCE_NS = 180_000_000_000
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_HELD = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)
 
 
 class HostReading(NamedTuple):
-    """Resident memory of this process after a step."""
+    """Resident memory of this process after a step, without pages of files: the kernel drops those when memory is short."""
 
     time_ns: int
     step: int
-    resident_bytes: int
+    held_bytes: int
 
 
 class HostWatch:
@@ -54,17 +56,17 @@ class HostWatch:
         """Add a reading; return whether memory grows, and a look fits into the budget."""
         self._begin_ns = self._begin_ns or reading.time_ns
         self._last_ns = reading.time_ns
-        if self._readings and reading.resident_bytes < self._readings[0].resident_bytes:
+        if self._readings and reading.held_bytes < self._readings[0].held_bytes:
             self._readings, self._every_ns = [], _EVERY_NS
-        if self._readings and reading.resident_bytes <= self._readings[-1].resident_bytes:
+        if self._readings and reading.held_bytes <= self._readings[-1].held_bytes:
             return False
         self._readings.append(reading)
         first = self._readings[0]
         if first.step < _FIRST_STEPS or len(self._readings) < _READINGS:
             self._readings = self._readings if first.step >= _FIRST_STEPS else []
             return False
-        grown_bytes = reading.resident_bytes - first.resident_bytes
-        is_growing = grown_bytes >= max(_GROWN_BYTES, _GROWN_SHARE * first.resident_bytes)
+        grown_bytes = reading.held_bytes - first.held_bytes
+        is_growing = grown_bytes >= max(_GROWN_BYTES, _GROWN_SHARE * first.held_bytes)
         if is_growing:
             del self._readings[0]
         else:
@@ -87,7 +89,7 @@ class HostWatch:
 
 def can_end_look(begin: HostReading, now: HostReading) -> bool:
     """Whether a look has seen enough growth."""
-    return now.step - begin.step >= _LOOK_STEPS and now.resident_bytes - begin.resident_bytes >= _LOOK_BYTES
+    return now.step - begin.step >= _LOOK_STEPS and now.held_bytes - begin.held_bytes >= _LOOK_BYTES
 
 
 def is_too_late(begin: HostReading, now: HostReading) -> bool:
@@ -95,7 +97,11 @@ def is_too_late(begin: HostReading, now: HostReading) -> bool:
     return now.time_ns - begin.time_ns > _GIVE_UP_NS
 
 
-def read_resident_bytes() -> int:
-    """Return the resident memory of this process. Raises OSError."""
+def read_held_bytes() -> int:
+    """Return the anonymous and shared memory of this process, or all of it before Linux 4.5. Raises OSError."""
+    with open("/proc/self/status", "rb") as file:
+        sizes = _HELD.findall(file.read())
+    if sizes:
+        return sum(map(int, sizes)) << 10
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES

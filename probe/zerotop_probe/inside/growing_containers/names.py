@@ -10,6 +10,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.interruptions import is_interruption
 
 LOCAL, GLOBAL, ATTRIBUTE = "local", "global", "attribute"
 """The scopes of a name: a function, a module or a class."""
@@ -48,24 +49,28 @@ def find_place(container: Any, innermost: FrameType | None, paths: PathNames) ->
 
 def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> OwnerPlace | None:
     """Look for a local variable of the job's own functions."""
-    frame = innermost if sys.gettrace() is None else None  # debuggers write local variables back
+    frame = innermost
     while frame is not None:
         code = frame.f_code
-        file = paths.name_file(code.co_filename)
+        file = paths.name_frame(frame)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
-            for name in _find_names(frame, value):
+            for name in [name for name, one in list_variables(frame) if one is value and _is_good(name)]:
                 return OwnerPlace(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
         frame = frame.f_back
     return None
 
 
-def _find_names(frame: FrameType, value: Any) -> list[str]:
+def list_variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a function, or of a module, by name; none while a debugger runs."""
+    if sys.gettrace() is not None:  # debuggers write local variables back
+        return []
     variables = frame.f_locals
-    names = [name for name, one in variables.items() if one is value and _is_good(name)]
-    # Before Python 3.13 this is a copy that the frame keeps, and with it the values, until the function ends.
-    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
+    found = list(variables.items())
+    # Before Python 3.13 a function's are a copy that the frame keeps, and with it the values, until the function ends.
+    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    if is_copy and sys.getrefcount(variables) <= 3:
         variables.clear()
-    return names
+    return found
 
 
 def _find_attribute(value: Any, paths: PathNames) -> OwnerPlace | None:
@@ -88,6 +93,8 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | No
     is_module = type(owner) is ModuleType
     module = owner if is_module else sys.modules.get(str(type(owner).__module__))
     path = getattr(module, "__file__", None)
+    if path is None and getattr(module, "__name__", "") == "__main__":
+        path = paths.unnamed or None
     file = paths.name_file(path) if isinstance(path, str) else None
     if not _is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
         return None
@@ -98,7 +105,9 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | No
 def _get_attributes(owner: Any) -> dict[str, Any] | None:
     try:
         attributes = object.__getattribute__(owner, "__dict__")
-    except Exception:
+    except Exception as error:
+        if is_interruption(error):
+            raise
         return None
     return attributes if type(attributes) is dict else None
 

@@ -18,6 +18,7 @@ from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
 # Stage 3's method that copies updated parameters to the places where they are used.
@@ -183,7 +184,11 @@ class UpdateHooks(TrainingHooks):
 
     def _before_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._update is not None and self._update.span is not None:
-            self._hook_guard.run(self._begin_inner, optimizer, self._update)
+            try:
+                self._hook_guard.run(self._begin_inner, optimizer, self._update)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
     def _begin_inner(self, optimizer: Any, update: _Update) -> None:
         recorder = self._probe.recorder
@@ -199,7 +204,11 @@ class UpdateHooks(TrainingHooks):
 
     def _after_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._inner_span is not None:
-            self._hook_guard.run(self._end_inner)
+            try:
+                self._hook_guard.run(self._end_inner)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
     def _end_inner(self) -> None:
         time_ns = now()

@@ -42,6 +42,8 @@ def _install_module(module: Any) -> None:
         _loop_hooks.install_hooks(module)
         PROBE.debug_modes.install_hooks()
         PROBE.cache_clearing.install_hooks()
+        PROBE.setting_lines.install_hooks()
+        PROBE.graph_replays.install_hooks()
 
 
 def attach(engine: Any, session: str | None = None) -> bool:

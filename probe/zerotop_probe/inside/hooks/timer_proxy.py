@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard
+from zerotop_probe.recording.interruptions import hide_frames
 
 Watchers = dict[str, tuple[Callable[[], None], Callable[[], None]]]
 
@@ -49,13 +50,21 @@ class _WatchedTimer:
         self._guard = guard
 
     def start(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._inner.start(*args, **kwargs)
-        self._guard.run(self._on_start)
-        return result
+        try:
+            result = self._inner.start(*args, **kwargs)
+            self._guard.run(self._on_start)
+            return result
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def stop(self, *args: Any, **kwargs: Any) -> Any:
-        self._guard.run(self._on_stop)
-        return self._inner.stop(*args, **kwargs)
+        try:
+            self._guard.run(self._on_stop)
+            return self._inner.stop(*args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerotop_probe.recording import launchers, redact
+from zerotop_probe.recording.interruptions import is_interruption
 
 # Variables that control memory, threads and devices, and hold no secrets.
 _RECORDED_VARIABLES = (
@@ -42,8 +43,9 @@ def find_rank(environment: Mapping[str, str]) -> int:
     try:
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank())
-    except (RuntimeError, ValueError):
-        pass
+    except (RuntimeError, ValueError) as error:
+        if is_interruption(error):
+            raise
     return launchers.read_number(environment, launchers.RANK) or 0
 
 
@@ -81,7 +83,9 @@ def _read_start_environment() -> dict[str, str]:
     try:
         with open("/proc/self/environ", "rb") as file:
             entries = file.read().decode("utf-8", "replace").split("\0")
-    except OSError:
+    except OSError as error:
+        if is_interruption(error):
+            raise
         return {}
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 

@@ -1,12 +1,15 @@
-"""Times Python's garbage collector, which stops a rank at whatever line it happens to run."""
+"""Times Python's garbage collector, which stops a rank at whatever line it happens to run.
+
+Only C code can do that without harm: a signal handler of the job may raise as soon as a callback in Python begins, and
+Python prints such an exception instead of passing it on. Without the C code collections are not timed.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
 from typing import NamedTuple
 
-from zerotop_probe.inside.guard import now
+from zerotop_probe.inside import native
 
 # Collections of the youngest objects take microseconds.
 _OLDER_GENERATION = 1
@@ -28,39 +31,29 @@ class CollectorClock:
     """Adds up collections, without those of the youngest objects."""
 
     def __init__(self) -> None:
-        self._collecting_since_ns = 0
-        self._done = CollectedTime()
+        code = native.counted_steps
+        self._timer = code.CollectionTimer() if code is not None else None
         self._records = 0
         self._next_record_ns = 0
+        if self._timer is not None:
+            self._timer.generation = _OLDER_GENERATION
 
     def start(self) -> None:
         """Listen to the collector from now on."""
-        if self._on_collection not in gc.callbacks:
-            gc.callbacks.append(self._on_collection)
+        if self._timer is not None and self._timer not in gc.callbacks:
+            gc.callbacks.append(self._timer)
 
     def stop(self) -> None:
-        if self._on_collection in gc.callbacks:
-            gc.callbacks.remove(self._on_collection)
+        if self._timer in gc.callbacks:
+            gc.callbacks.remove(self._timer)
 
     def take_collections(self, time_ns: int) -> CollectedTime | None:
         """Return the collections since the last record; None while they are not worth another one."""
-        done = self._done
-        if done.spent_ns < _LEAST_NS or time_ns < self._next_record_ns:
+        timer = self._timer
+        if timer is None or timer.spent_ns < _LEAST_NS or time_ns < self._next_record_ns:
             return None
-        self._done = CollectedTime()
+        done = CollectedTime(timer.begin_ns, timer.spent_ns, timer.collections)
+        timer.begin_ns = timer.spent_ns = timer.collections = 0
         self._records += 1
         self._next_record_ns = time_ns + (_INTERVAL_NS if self._records < _DENSE_RECORDS else _LATER_INTERVAL_NS)
         return done
-
-    def _on_collection(self, phase: str, info: Mapping[str, int]) -> None:
-        # Python calls this wherever it collects, also within the probe's own code: nothing is written here.
-        if info["generation"] < _OLDER_GENERATION:
-            return
-        time_ns = now()
-        if phase == "start":
-            self._collecting_since_ns = time_ns
-        elif self._collecting_since_ns:
-            begin_ns, spent_ns, count = self._done
-            passed_ns = time_ns - self._collecting_since_ns
-            self._done = CollectedTime(begin_ns or self._collecting_since_ns, spent_ns + passed_ns, count + 1)
-            self._collecting_since_ns = 0

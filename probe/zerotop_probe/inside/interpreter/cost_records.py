@@ -23,6 +23,7 @@ class CostRecords:
         self._last_ns = -_EVERY_NS
         self._collector = CollectorClock()
         self._compilations = CompilationCounter()
+        self._cost_ns = 0  # in the last record
         self.write_more: Callable[[int, int], None] = lambda time_ns, step: None
         """Records what else there is, by the time and the last finished step."""
 
@@ -39,7 +40,9 @@ class CostRecords:
         """Record the costs so far. ``lost_records``: of the whole process. ``last_step``: the last finished one, if any."""
         self._last_ns = time_ns
         meter = self._meter
-        self._writer.write(time_ns, meter.total_ns, meter.boundaries, lost_records, meter.errors, meter.one_time_ns)
+        # Within a hook its one-time work is subtracted already, and its own time not yet added.
+        self._cost_ns = max(self._cost_ns, meter.total_ns)
+        self._writer.write(time_ns, self._cost_ns, meter.boundaries, lost_records, meter.errors, meter.one_time_ns)
         if last_step is not None:
             self._write_collections(time_ns, last_step)
             self._write_compiled(time_ns, last_step)

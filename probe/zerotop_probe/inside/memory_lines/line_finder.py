@@ -76,8 +76,8 @@ class LineFinder:
         """Call a part of a hook, whose time counts as the hook's."""
         try:
             function(*arguments)
-        except Exception as error:
-            self._guard.switch_off(error)
+        except BaseException as error:
+            self._guard.settle(error)
             self._give_up()
 
     def _end_step(self, step: int, memory: StepMemory | None) -> None:

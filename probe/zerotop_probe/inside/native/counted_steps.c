@@ -251,17 +251,33 @@ static PyObject *prepend(PyObject *first, PyObject *args) {
     return all;
 }
 
-/* Tell Python that the original raised; the exception stays set, whatever note_failure() does. */
+/* Tell Python that the original raised. The exception stays set, unless note_failure() raises one of the job, as from a signal
+ * handler: then it is the context of that one, as where Python handles one exception while another arrives. */
 static void report_failure(Hook *self, PyObject *subject, PyObject *args, PyObject *kwargs) {
     PyObject *type, *value, *traceback, *result, *empty = NULL;
     if (PyErr_ExceptionMatches(PyExc_StopIteration)) return; /* the end of an iterator is how a loop is left */
     PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(value, traceback);
     if (kwargs == NULL) kwargs = empty = PyDict_New();
     result = kwargs != NULL ? PyObject_CallFunctionObjArgs(self->note_failure, subject, args, kwargs, NULL) : NULL;
-    if (result == NULL) PyErr_Clear();
-    Py_XDECREF(result);
     Py_XDECREF(empty);
-    PyErr_Restore(type, value, traceback);
+    if (result != NULL) {
+        Py_DECREF(result);
+        PyErr_Restore(type, value, traceback);
+        return;
+    }
+    PyObject *new_type, *new_value, *new_traceback;
+    PyErr_Fetch(&new_type, &new_value, &new_traceback);
+    PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
+    if (new_value != NULL && new_value != value) {
+        Py_XINCREF(value);
+        PyException_SetContext(new_value, value); /* takes the reference */
+    }
+    PyErr_Restore(new_type, new_value, new_traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
 }
 
 /* A function or method of the job, called as always in a counted step. */
@@ -289,7 +305,8 @@ static PyObject *bind_counted(PyObject *self, PyObject *object, PyObject *type) 
     return PyObject_CallFunctionObjArgs(method_type, self, object, NULL);
 }
 
-/* Return a new reference to the module whose call this is if it is the one of this hook and trains, else NULL without error. */
+/* Return a new reference to the module whose call this is if it is the one of this hook and trains, else NULL. There is an
+ * error only if code of the job has raised it, as a signal handler that ran in a property of the module. */
 static PyObject *find_training_module(Hook *self) {
     PyObject *locals = PyEval_GetLocals(); /* of Module._wrapped_call_impl(), borrowed */
     PyObject *module = locals != NULL ? PyObject_GetItem(locals, name_self) : NULL;
@@ -297,7 +314,9 @@ static PyObject *find_training_module(Hook *self) {
     if (module != NULL && (long long)(intptr_t)module == self->module) training = PyObject_GetAttr(module, name_training);
     if (training != Py_True) Py_CLEAR(module);
     Py_XDECREF(training);
-    if (module == NULL) PyErr_Clear();
+    if (module == NULL && PyErr_Occurred() &&
+        (PyErr_ExceptionMatches(PyExc_AttributeError) || PyErr_ExceptionMatches(PyExc_KeyError)))
+        PyErr_Clear();
     return module;
 }
 
@@ -310,6 +329,7 @@ static PyObject *call_forward(Hook *self, PyObject *args, PyObject *kwargs) {
         int64_t begin_ns = read_clock();
         module = find_training_module(self);
         counting->cost_ns += read_clock() - begin_ns;
+        if (module == NULL && PyErr_Occurred()) return NULL;
     }
     if (module == NULL) {
         all = prepend((PyObject *)self, args);
@@ -441,6 +461,47 @@ HOOK_TYPE(forward, "CountedForward", "The call of a module that is called as alw
 HOOK_TYPE(before, "BeforeUpdate", "Notes the begin of an update in a counted step.", 0, {Py_tp_call, call_before})
 HOOK_TYPE(after, "AfterUpdate", "Records the end of a counted step.", 0, {Py_tp_call, call_after})
 
+/* --- garbage collections ---------------------------------------------------------------------------------------------- */
+
+/* A member of gc.callbacks that times collections. It is in C because Python only prints what is raised in such a callback: an
+ * exception that a signal handler of the job raises, which is run as soon as a function in Python begins, would be lost. */
+typedef struct {
+    PyObject_HEAD
+    long long generation, since_ns, begin_ns, spent_ns, collections;
+} CollectionTimer;
+
+static PyObject *time_collection(CollectionTimer *self, PyObject *args, PyObject *kwargs) {
+    PyObject *phase = PyTuple_Size(args) == 2 ? PyTuple_GetItem(args, 0) : NULL;
+    PyObject *info = phase != NULL ? PyTuple_GetItem(args, 1) : NULL;
+    PyObject *number = info != NULL && PyDict_Check(info) ? PyDict_GetItemString(info, "generation") : NULL;
+    if (number != NULL && PyLong_Check(number) && PyUnicode_Check(phase) && PyLong_AsLongLong(number) >= self->generation) {
+        if (PyUnicode_CompareWithASCIIString(phase, "start") == 0) {
+            self->since_ns = read_clock();
+        } else if (self->since_ns) {
+            self->begin_ns = self->begin_ns ? self->begin_ns : self->since_ns;
+            self->spent_ns += read_clock() - self->since_ns;
+            self->collections++;
+            self->since_ns = 0;
+        }
+    }
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+static void timer_dealloc(PyObject *self) { free_object(self); }
+
+static PyMemberDef timer_members[] = {
+    {"generation", T_LONGLONG, offsetof(CollectionTimer, generation), 0, "The youngest generation that counts."},
+    {"begin_ns", T_LONGLONG, offsetof(CollectionTimer, begin_ns), 0, "Begin of the first collection."},
+    {"spent_ns", T_LONGLONG, offsetof(CollectionTimer, spent_ns), 0, "The time of all."},
+    {"collections", T_LONGLONG, offsetof(CollectionTimer, collections), 0, "Their number."},
+    {NULL}};
+static PyType_Slot timer_slots[] = {{Py_tp_doc, "Times garbage collections, as a member of gc.callbacks."},
+                                    {Py_tp_call, time_collection}, {Py_tp_members, timer_members},
+                                    {Py_tp_dealloc, timer_dealloc}, {0, NULL}};
+static PyType_Spec timer_spec = {"zerotop_probe.inside.native._counted_steps.CollectionTimer", sizeof(CollectionTimer), 0,
+                                 Py_TPFLAGS_DEFAULT, timer_slots};
+
 /* --- module ---------------------------------------------------------------------------------------------------------- */
 
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_counted_steps",
@@ -471,6 +532,7 @@ PyMODINIT_FUNC PyInit__counted_steps(void) {
         (counting_type = add_type(module, "StepCounting", &counting_spec)) == NULL ||
         add_type(module, "CountedCall", &call_spec) == NULL || add_type(module, "CountedForward", &forward_spec) == NULL ||
         add_type(module, "BeforeUpdate", &before_spec) == NULL || add_type(module, "AfterUpdate", &after_spec) == NULL ||
+        add_type(module, "CollectionTimer", &timer_spec) == NULL ||
         PyModule_AddIntConstant(module, "SPAN_BYTES", sizeof(SpanRecord)) < 0) {
         Py_XDECREF(module);
         return NULL;

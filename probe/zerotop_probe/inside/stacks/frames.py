@@ -67,7 +67,7 @@ class StackReader:
         key = id(code), frame.f_lasti
         known = self._frames.get(key)
         if known is None:
-            name = self._paths.name_file(code.co_filename)
+            name = self._paths.name_frame(frame)
             function = getattr(code, "co_qualname", code.co_name)
             found = PythonFrame(name.text, frame.f_lineno or 0, function, name.is_own) if name is not None else None
             known = self._frames[key] = code, found

@@ -31,7 +31,7 @@ class OwnLines:
             if frame is None:
                 break
             code = frame.f_code
-            name = self._names.name_file(code.co_filename)
+            name = self._names.name_frame(frame)
             if name is not None and name.is_own:
                 return CodePlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
             frame = frame.f_back

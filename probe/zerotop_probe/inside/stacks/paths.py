@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from types import FrameType
 from typing import NamedTuple
 
 _PROBE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+STDIN = "<stdin>"
+"""Python's name of a script that it reads from its input."""
 # Code that torch.compile has generated.
 _GENERATED = "torchinductor_"
 
@@ -23,8 +27,12 @@ class FileName(NamedTuple):
 class PathNames:
     """Shortens the paths of files: those below the script's folder become relative to it."""
 
-    def __init__(self, folder: str, import_folders: list[str]) -> None:
-        """``folder`` is that of the script; ``import_folders`` are searched for modules."""
+    def __init__(self, folder: str, import_folders: list[str], unnamed: str = "") -> None:
+        """``folder`` is that of the script; ``import_folders`` are searched for modules.
+
+        ``unnamed``: what Python calls a script without a file: STDIN or, with ``-c``, ``<string>``; "" otherwise.
+        """
+        self.unnamed = unnamed
         self._folder = os.path.join(os.path.abspath(folder), "")
         roots = {os.path.join(os.path.abspath(entry), "") for entry in import_folders if isinstance(entry, str)}
         self._roots = sorted(roots - {os.sep}, key=len, reverse=True)
@@ -33,7 +41,17 @@ class PathNames:
     def for_this_process(cls) -> PathNames:
         """Return names relative to this process's script, or to the working directory in a notebook."""
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        return cls(os.path.dirname(os.path.abspath(script)) if script else os.getcwd(), list(sys.path))
+        if script == STDIN:
+            return cls(os.getcwd(), list(sys.path), STDIN)
+        folder = os.path.dirname(os.path.abspath(script)) if script else os.getcwd()
+        return cls(folder, list(sys.path), "" if script else _find_unnamed())
+
+    def name_frame(self, frame: FrameType) -> FileName | None:
+        """Return the name of a frame's file; None for a frame of the probe. Libraries have code called ``<string>``, too."""
+        name = self.name_file(frame.f_code.co_filename)
+        if name is not None and name.text == self.unnamed and frame.f_globals.get("__name__") != "__main__":
+            return FileName(name.text, False)
+        return name
 
     def name_file(self, path: str) -> FileName | None:
         """Return the name of a code object's file; None for a file of the probe."""
@@ -45,7 +63,7 @@ class PathNames:
         if path.startswith(_PYTHON):
             return FileName(path[len(_PYTHON) :], False)
         if path.startswith("<"):
-            return FileName(path, False)
+            return FileName(path, path == self.unnamed)
         if path.startswith(self._folder):
             return FileName(path[len(self._folder) :], True)
         for root in self._roots:
@@ -53,3 +71,14 @@ class PathNames:
                 return FileName(path[len(root) :], True)
         parent, name = os.path.split(path)
         return FileName(os.path.join(os.path.basename(parent), name), _GENERATED not in path)
+
+
+def _find_unnamed() -> str:
+    """Return the name of the code in which the main thread began if that is no file; "" otherwise."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != "__main__":
+        return ""
+    path = frame.f_code.co_filename
+    return path if path.startswith("<") else ""

@@ -7,7 +7,6 @@ variables agree. Everything is read from /proc; no process is stopped.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -165,7 +164,7 @@ def read_zero_stage(job: FoundJob) -> int | None:
     for rank in job.ranks[:1]:
         for argument in procfs.read_command_line(rank.process.pid):
             path = argument.partition("=")[2] if argument.startswith("-") else argument
-            if path.endswith(".json"):
+            if path.endswith((".json", ".hjson")):
                 stage = _read_stage(f"/proc/{rank.process.pid}/root{os.path.join(job.working_directory, path)}")
                 if stage is not None:
                     return stage
@@ -174,7 +173,9 @@ def read_zero_stage(job: FoundJob) -> int | None:
 
 def _read_stage(path: str) -> int | None:
     try:
-        stage = json.loads(procfs.read_file(path, 1 << 20))["zero_optimization"]["stage"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        import hjson  # another node may not have it
+
+        stage = hjson.loads(procfs.read_file(path, 1 << 20).decode())["zero_optimization"]["stage"]
+    except (ImportError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return stage if isinstance(stage, int) else None

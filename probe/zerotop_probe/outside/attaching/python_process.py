@@ -5,6 +5,7 @@ The process is not stopped for this.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -18,6 +19,7 @@ from zerotop_probe.outside.attaching.ptrace import elf
 from zerotop_probe.outside.attaching.ptrace.aarch64 import Aarch64
 from zerotop_probe.outside.attaching.ptrace.arch import Machine
 from zerotop_probe.outside.attaching.ptrace.x86_64 import X8664
+from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.procfs import Process
 
 MIN_VERSION = (3, 9)
@@ -158,25 +160,25 @@ def _check_rights(pid: int, status: dict[str, str]) -> None:
     if os.geteuid() and owners != {str(os.geteuid())}:
         raise CannotEnter(f"Process {pid} belongs to another user. Run zerotop as that user or as root.")
     # The kernel checks the same permission for this file as for tracing, except for Yama's restriction.
-    if not os.access(f"/proc/{pid}/mem", os.R_OK | os.W_OK):
-        if os.geteuid() and _read_owner(f"/proc/{pid}/mem") == 0:
-            raise CannotEnter(
-                f"Process {pid} is not dumpable: it has changed its user, or called prctl(PR_SET_DUMPABLE, 0). Run "
-                "zerotop as root."
-            )
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC))
+    except PermissionError as error:
         raise CannotEnter(
-            f"The kernel denies access to process {pid}, which runs in a sandbox or may not be traced. "
+            f"The kernel denies access to process {pid}, which {_describe_protection(pid, owners)}. "
             "Run zerotop as root, or give the container CAP_SYS_PTRACE."
-        )
+        ) from error
+    except OSError as error:
+        raise CannotEnter(f"Process {pid} cannot be read: {describe_cause(error)}.") from error
     if danger := describe_danger(pid, status):
         raise CannotEnter(danger)
 
 
-def _read_owner(path: str) -> int:
-    try:
-        return os.stat(path).st_uid
-    except OSError:
-        return -1
+def _describe_protection(pid: int, owners: set[str]) -> str:
+    """Return why the kernel may deny access to a process of this user: one that is not dumpable has files of root's."""
+    with contextlib.suppress(OSError):
+        if str(os.stat(f"/proc/{pid}/mem").st_uid) not in owners:
+            return "is not dumpable (prctl, or a program that changed its user)"
+    return "runs in a sandbox, is not dumpable or may not be traced"
 
 
 def describe_not_up(pid: int) -> str:

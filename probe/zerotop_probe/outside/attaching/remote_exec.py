@@ -18,6 +18,7 @@ from zerotop_probe.outside.attaching.python_process import (
     describe_forbidden,
     describe_not_up,
 )
+from zerotop_probe.outside.causes import describe_cause
 
 # ``_Py_DebugOffsets``, at the beginning of _PyRuntime. The offset of its last part differs by version.
 _HEAD = struct.Struct("<8sQ")
@@ -52,7 +53,10 @@ def request_script(target: Target, path: str) -> None:
     except PermissionError as error:
         raise CannotEnter(describe_forbidden(pid)) from error
     except OSError as error:
-        raise CannotEnter(f"Process {pid} has ended.") from error
+        is_gone = not target.process.is_alive()
+        raise CannotEnter(
+            f"Process {pid} has ended." if is_gone else f"Process {pid} cannot be read: {describe_cause(error)}."
+        ) from error
     try:
         _write_request(target, memory, os.fsencode(path) + b"\0")
     except (OSError, OverflowError, struct.error) as error:

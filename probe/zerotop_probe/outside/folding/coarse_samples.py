@@ -36,6 +36,7 @@ _MAX_THREADS = 8  # of a process, the busiest
 # Of these the highest value remains, of memory that is free the lowest; of rates the mean, of all others the last value.
 _HIGHEST = {
     *("used_bytes", "rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes"),
+    *("held_bytes", "loader_private_bytes"),
     *("swap_used_bytes", "cgroup_used_bytes"),
 }
 _LOWEST = {"memory_available_bytes"}

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX, KEYS, CoarseTable
 from zerotop_probe.outside.folding.peaks import PeakSeries, read_series
-from zerotop_probe.outside.folding.step_history import StepHistory
+from zerotop_probe.outside.folding.step_history import SAMPLED_COLUMNS, StepHistory
 from zerotop_probe.outside.folding.table_files import Segment, TableFiles, find_tables
 from zerotop_probe.recording.directory import FULL_DETAIL_S, MAX_BYTES, SESSION_FILE
-from zerotop_probe.recording.tables import FOLDED, FOLDED_TABLES, GPU_PROCESSES, PROCESSES, SPANS
+from zerotop_probe.recording.tables import FOLDED, FOLDED_TABLES, SPANS
 
 # Shares of a session's size. The rest is for the job's output and for events.
 # More steps than these would take longer than a second to open: a million and a quarter of all ranks.
@@ -130,14 +130,13 @@ class _NodeFolder:
     def _fold_steps(self, until_ns: int) -> None:
         ends = [history.end_ns or 0 for history in self._histories.values()]
         begin_ns = min(ends, default=0)
-        resident = self._read_sampled(PROCESSES.name, "rss_bytes", begin_ns, until_ns)
-        device = self._read_sampled(GPU_PROCESSES.name, "used_bytes", begin_ns, until_ns)
+        sampled = [self._read_sampled(*column, begin_ns, until_ns) for column in SAMPLED_COLUMNS]
         none = PeakSeries([], [])
         for spans in self._spans:
             process, pid = spans.stem.removeprefix(SPANS.name), spans.writer["pid"]
             allocator = self._by_stem.get(f"allocator{process}")
-            samples = resident.get(pid, none), device.get(pid, none)
-            self._histories[process].fold_spans(spans, allocator, *samples, until_ns)
+            samples = [values.get(pid, none) for values in sampled]
+            self._histories[process].fold_spans(spans, allocator, samples, until_ns)
 
     def _read_sampled(self, table: str, column: str, begin_ns: int, until_ns: int) -> dict[int, PeakSeries]:
         return read_series([one for one in self._sampled if one.table.name == table], column, begin_ns, until_ns)

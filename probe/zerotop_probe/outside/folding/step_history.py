@@ -13,13 +13,20 @@ from zerotop_probe.outside.folding.peaks import PeakSeries, find_allocator_peaks
 from zerotop_probe.outside.folding.span_sums import FoldedStep, sum_steps
 from zerotop_probe.outside.folding.table_files import Record, TableFiles, append_records, replace_file
 from zerotop_probe.recording import segments
-from zerotop_probe.recording.tables import FOLDED, SPANS, UNKNOWN
+from zerotop_probe.recording.tables import FOLDED, GPU_PROCESSES, PROCESSES, SPANS, UNKNOWN
 
 # The first steps differ from all others: their detail is kept.
 _FIRST_STEPS = 50
 # A step is compared with this many before it, and is notable if its duration or memory differs by this factor.
 _STEPS_BEFORE = 32
 _DURATION_FACTOR, _PEAK_FACTOR = 1.5, 1.01
+
+SAMPLED_COLUMNS = (
+    (PROCESSES.name, "rss_bytes"),
+    (GPU_PROCESSES.name, "used_bytes"),
+    (PROCESSES.name, "held_bytes"),
+)
+"""Tables sampled from outside and their columns of which each step keeps the highest value, in this order."""
 
 _FIELD = {column.name: index for index, column in enumerate(FOLDED.fields)}
 _RECORD = FOLDED.record_struct
@@ -54,11 +61,10 @@ class StepHistory:
         self,
         spans: TableFiles,
         allocator: TableFiles | None,
-        resident: PeakSeries,
-        device: PeakSeries,
+        sampled: Sequence[PeakSeries],
         until_ns: int,
     ) -> None:
-        """Fold the steps that end until a time; ``resident`` and ``device``: sampled bytes of the process."""
+        """Fold the steps that end until a time; ``sampled``: the values of SAMPLED_COLUMNS for the process."""
         after_ns = -1 if self.end_ns is None else self.end_ns
         last_step = self[len(self) - 1][_FIELD["step"]] if len(self) else 0
         steps = sum_steps(spans.iter_records(after_ns, until_ns), self.end_ns, last_step)
@@ -66,7 +72,7 @@ class StepHistory:
             return
         peaks = find_allocator_peaks(allocator, steps)
         records = [
-            _make_record(step, (*pair, resident.find_highest(step), device.find_highest(step)))
+            _make_record(step, (*pair, *(values.find_highest(step) for values in sampled)))
             for step, pair in zip(steps, peaks, strict=True)
         ]
         append_records(self._path, self._header_line, FOLDED, records)
@@ -113,7 +119,8 @@ def _make_record(step: FoldedStep, bytes_of: tuple[int, ...]) -> Record:
     duration_ns = step.iteration_ns if step.is_complete else UNKNOWN
     times = (step.end_ns, step.begin_ns, *step.sums_ns, step.loading_ns, duration_ns, duration_ns)
     counts = (1, int(step.skipped), step.micro_steps, int(step.counted))
-    return (*times, step.rows, step.tokens, *bytes_of, step.step, *counts, 0)
+    *peaks, held_bytes = bytes_of
+    return (*times, step.rows, step.tokens, *peaks, step.step, *counts, 0, held_bytes)
 
 
 def _is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
@@ -131,7 +138,14 @@ def _is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
 _LAST = ("end_ns", "step")
 _FIRST = ("begin_ns", "loading_ns")
 _LOWEST = ("shortest_ns",)
-_HIGHEST = ("longest_ns", "allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
+_HIGHEST = (
+    "longest_ns",
+    "allocated_peak_bytes",
+    "reserved_peak_bytes",
+    "host_rss_bytes",
+    "nvml_process_bytes",
+    "host_held_bytes",
+)
 _KNOWN = ("rows", "tokens")  # sums, or unknown
 
 

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job import daemon, job_signals
 from zerotop_probe.outside.job import job as jobs
 from zerotop_probe.outside.job.daemon import AgentError, watch_in_background
@@ -20,6 +21,7 @@ from zerotop_probe.outside.job.job_control import CANNOT_WRITE, JobFacts, read_f
 from zerotop_probe.outside.job.outlets import (
     adopt_outlets,
     fill_standard_descriptors,
+    leave_outputs,
     open_background_outlet,
     open_outlets,
     release_standard_descriptors,
@@ -63,23 +65,33 @@ def run_in_foreground(
     *,
     grace_s: tuple[float, float] = GRACE_S,
     on_message: Callable[[str], None] | None = None,
+    record_output: bool = True,
 ) -> JobResult:
     """Run ``command`` in our terminal and process group; return how it ended.
 
+    Without ``record_output`` it has our standard descriptors itself, for programs that use the whole terminal.
     Its output is passed through byte for byte. Call this from the main thread of a process without other threads: signals
     are blocked and waited for. Once the job runs, our standard input and output are /dev/null and descriptors that we had
     inherited for it are closed: whoever is at their other ends sees it when the job closes them. ``on_message`` receives
     sentences for the user. Raises CommandError if the command cannot be executed, AgentError if its output cannot be read.
     """
     check_command(command)
-    passed_on = _list_inherited_descriptors()
-    closed = fill_standard_descriptors()
+    closed: list[int] = []
     # Those that our parent ignores, too: the job inherits that, but may have set a handler of its own since.
     signals = job_signals.list_signals()
     with _signals_blocked(signals) as mask:
-        outlets, writers = open_outlets(closed)
-        output = OutputRecording(session, Identity.for_this_process("node"), outlets)
-        job = _launch_job(session, command, output, writers, mask, own_session=False)
+        try:
+            passed_on = _list_inherited_descriptors()
+            fill_standard_descriptors(closed)
+            outlets, writers = open_outlets(closed) if record_output else leave_outputs(closed)
+            output = OutputRecording(session, Identity.for_this_process("node"), outlets)
+            job = _launch_job(session, command, output, writers, mask, own_session=False)
+        except (OSError, AgentError) as error:
+            for number in closed:
+                os.close(number)
+            if isinstance(error, (AgentError, CommandError)):
+                raise
+            raise AgentError(f"The job's output cannot be read: {describe_cause(error)}") from error
         release_standard_descriptors(passed_on)
         agent = Agent(session, job, output, foreground=True, grace_s=grace_s, on_message=on_message)
         agent.note_start(command)

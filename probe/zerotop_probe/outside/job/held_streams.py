@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import select
-import stat
 import sys
 import termios
 import threading
@@ -17,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 
 from zerotop_probe.outside.job.output_log import RECORDED, OutputLog
+from zerotop_probe.outside.job.terminal_modes import PERIOD_S, TerminalModes
 
 _CHUNK_BYTES = 1 << 18
 # After a little output the holder waits, so that a job that prints every word costs few of its cores' time: as long as a job
@@ -48,7 +48,8 @@ class Stream:
         self._copy, copy_target = os.pipe()
         self._capacity = _resize_pipe(self._copy, _find_pipe_size(self._stage))
         _resize_pipe(self._stage, self._capacity)  # the copy must not be the smaller one
-        source_size = self._capacity if stat.S_ISFIFO(os.fstat(self._source).st_mode) else _TERMINAL_BYTES
+        self._modes = TerminalModes(self._source, self._target) if os.isatty(self._source) else None
+        source_size = self._capacity if self._modes is None else _TERMINAL_BYTES
         self._pause_s = source_size / _FAST_RATE
         tee = ctypes.CDLL(None, use_errno=True).tee
         self._tee = partial(tee, self._staged, copy_target, _LARGE_PIPE_BYTES, 0)
@@ -88,7 +89,19 @@ class Stream:
         waiting = select.poll()
         waiting.register(self._source, select.POLLIN)
         waiting.register(self._target, 0)
-        return not any(descriptor == self._target for descriptor, _ in waiting.poll())
+        while not (ready := waiting.poll(None if self._modes is None else 1000 * PERIOD_S)):
+            self._copy_modes()
+        self._copy_modes()  # before the output that was written with them
+        return not any(descriptor == self._target for descriptor, _ in ready)
+
+    def renew_modes(self) -> None:
+        """Set the modes of the user's terminal again, if it is one, after the job was stopped."""
+        if self._modes is not None:
+            self._modes.renew()
+
+    def _copy_modes(self) -> None:
+        if self._modes is not None:
+            self._modes.copy_changes()
 
     def _take_output(self) -> int:
         """Move some output to the second pipe; return its bytes, 0 at the end."""

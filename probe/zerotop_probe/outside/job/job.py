@@ -50,6 +50,11 @@ def _find_errno(program: str) -> int:
     return errno.ENOENT
 
 
+def make_command_error(program: str, error: OSError | ValueError) -> CommandError:
+    """Return what an attempt to execute a program has raised as a sentence."""
+    return _make_error(program, getattr(error, "errno", None) or errno.EINVAL)
+
+
 def _make_error(program: str, number: int) -> CommandError:
     sentences = {
         errno.ENOENT: f"There is no command {program!r}" + ("" if "/" in program else " on the PATH"),
@@ -71,7 +76,7 @@ def build_environment(session: str, base: Mapping[str, str], *, unbuffered: bool
     path = base.get("PYTHONPATH")
     return {
         **({"PYTHONUNBUFFERED": "1"} if unbuffered else {}),
-        **base,
+        **{name: value for name, value in base.items() if name},  # Python cannot pass on one without a name
         SESSION_VARIABLE: session,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }
@@ -103,7 +108,7 @@ def spawn_job(
             setsid=own_session,
         )
     except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
-        raise _make_error(command[0], getattr(error, "errno", None) or errno.EINVAL) from error
+        raise make_command_error(command[0], error) from error
     stat = read_stat(pid)
     return ChildJob(Process(pid, stat.start if stat else 0))
 

@@ -37,6 +37,7 @@ class JobFacts:
     samplers: list[Process] = field(default_factory=list)
     job: Process | None = None
     ranks: list[Process] = field(default_factory=list)
+    without_probe: dict[Process, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
     # The pipes that the job's output goes through, by stream, and whether their reader passes output on.
     pipes: dict[str, str] = field(default_factory=dict)
     passes_on: bool = False
@@ -150,27 +151,45 @@ def _iter_events(path: str) -> Iterator[dict[str, Any]]:
 
 def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
     name = event.get("event")
-    if name in (events.ATTACHED, events.JOINED, events.DETACHED, events.PARTED):
-        facts.detached = name in (events.DETACHED, events.PARTED)
-    if name in (events.ATTACHED, events.JOINED):
-        facts.attached = True
-        facts.joined = name == events.JOINED
-        facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
+    _update_attached(facts, event, author)
     if name in (events.ATTACHED, events.JOINED, events.JOB_STARTED):
         facts.job = next(iter(author.keep_believable([_parse_process(event)])), facts.job)
     elif name == events.REACHED and author.is_trusted:
         _update_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
     elif name == events.RANK_FOUND:
         facts.ranks += author.keep_believable([_parse_process(event)])
+    elif name == events.PROBE_MISSING:
+        _update_without_probe(facts, event, author.keep_believable([_parse_process(event)]))
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:
-        facts.pipes = {str(stream): str(pipe) for stream, pipe in event.get("pipes", {}).items()}
-        facts.passes_on = bool(event.get("passes_on"))
+        _update_pipes(facts, event)
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
+
+
+def _update_attached(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
+    name = event.get("event")
+    if name in (events.DETACHED, events.PARTED):
+        facts.detached = True
+    elif name in (events.ATTACHED, events.JOINED):
+        facts.attached, facts.detached = True, False
+        facts.joined = name == events.JOINED
+        facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
+
+
+def _update_pipes(facts: JobFacts, event: dict[str, Any]) -> None:
+    facts.pipes = {str(stream): str(pipe) for stream, pipe in event.get("pipes", {}).items()}
+    facts.passes_on = bool(event.get("passes_on"))
+
+
+def _update_without_probe(facts: JobFacts, event: dict[str, Any], processes: Iterable[Process]) -> None:
+    for process in processes:
+        facts.without_probe.pop(process, None)
+        if event.get("is_rank"):
+            facts.without_probe[process] = event.get("rank")
 
 
 def _update_reached(facts: JobFacts, name: str, *, joined: bool) -> None:

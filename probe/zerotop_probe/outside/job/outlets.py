@@ -18,7 +18,7 @@ from zerotop_probe.recording.tables import STREAMS
 PIPE, TERMINAL, FILE = "pipe", "terminal", "file"
 # A slow reader stops the job after two of these and its own pipe.
 _PIPE_BYTES = 1 << 18
-_OUTPUT_FLAGS, _LOCAL_FLAGS = 1, 3  # positions in what tcgetattr returns
+_OUTPUT_FLAGS = 1  # the position in what tcgetattr returns
 
 
 @dataclass
@@ -92,6 +92,11 @@ def open_outlets(closed: Sequence[int] = ()) -> tuple[list[Outlet], list[int | N
     return outlets, writers
 
 
+def leave_outputs(closed: Sequence[int]) -> tuple[list[Outlet], list[int | None]]:
+    """Return no outlets, and our own standard output and error for the job."""
+    return [], [None if number in closed else number for number in (1, 2)]
+
+
 def open_background_outlet() -> Outlet:
     """Return an outlet for a job in the background, whose output is only recorded. Raises OSError."""
     return Outlet("output", PIPE, *_open_pipe(), _open_null(), stage=_open_pipe())
@@ -109,16 +114,14 @@ def adopt_outlets(root: Process, pipes: dict[str, str]) -> list[Outlet]:
     return outlets
 
 
-def fill_standard_descriptors() -> list[int]:
-    """Open /dev/null for each of the descriptors 0, 1 and 2 that our caller has closed, and return those.
+def fill_standard_descriptors(closed: list[int]) -> None:
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that our caller has closed, and add those to ``closed``.
 
-    Otherwise the first files that we open would take these numbers.
+    Otherwise the first files that we open would take these numbers. Raises OSError.
     """
-    closed = []
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         closed.append(descriptor)
     os.close(descriptor)
-    return closed
 
 
 def release_standard_descriptors(passed_on: Iterable[int]) -> None:
@@ -169,7 +172,6 @@ def _open_terminal(name: str, target: int) -> Outlet:
     source, writer = os.openpty()
     settings = termios.tcgetattr(target)
     settings[_OUTPUT_FLAGS] &= ~termios.OPOST
-    settings[_LOCAL_FLAGS] &= ~termios.ECHO
     termios.tcsetattr(writer, termios.TCSANOW, settings)
     outlet = Outlet(name, TERMINAL, source, writer, target, stage=_open_pipe())
     outlet.copy_window_size()

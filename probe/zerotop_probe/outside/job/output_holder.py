@@ -54,6 +54,10 @@ class Holder:
                 self._job = int(pid), start
             elif word == b"stopped":
                 self._watch_stopped_job()
+            elif word == b"continued":
+                for stream in self._streams:
+                    if isinstance(stream, Stream):
+                        stream.renew_modes()
             elif word == b"finish":
                 self._finish()
                 self._send(b"finished")

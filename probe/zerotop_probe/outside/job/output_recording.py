@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from zerotop_probe.outside import own_python
+from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job.daemon import AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
 from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
@@ -100,7 +101,7 @@ class OutputRecording:
                 pid = self._spawn_holder(theirs.fileno())
             except OSError as error:
                 ours.close()
-                raise AgentError(_CANNOT_START.format(reason=error.strerror)) from error
+                raise AgentError(_CANNOT_START.format(reason=describe_cause(error))) from error
         stat = read_stat(pid)
         self.holder = Process(pid, stat.start if stat else 0)
         self._socket = ours
@@ -138,12 +139,14 @@ class OutputRecording:
         """Read messages, continue a holder that was stopped, replace one that was killed; return whether it is new."""
         self._read_messages()
         stat = read_stat(self.holder.pid) if self.holder is not None else None
+        if self.holder is not None and stat is None and os.path.exists(f"/proc/{self.holder.pid}"):
+            return False  # it cannot be read: no descriptor is free
         if self.holder is not None and stat is not None and stat.start == self.holder.start and not stat.is_dead:
             if stat.state == "T":
                 self.holder.send_signal(signal.SIGCONT)
                 self._send(b"signal %d" % signal.SIGCONT)  # it takes ours, so that the next one counts
             return False
-        if not self._outlets or time.monotonic() < self._retry_s:
+        if (self._all_outlets and not self._outlets) or time.monotonic() < self._retry_s:
             return False
         self._drop_holder()
         try:

@@ -101,6 +101,7 @@ class HostSampler:
             *_read_swapped_bytes(),
             self._mhz,
             0,
+            memory.get(b"Shmem", UNKNOWN),
         )
 
     def _measure_cores(self) -> float:

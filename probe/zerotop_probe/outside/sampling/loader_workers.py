@@ -1,17 +1,21 @@
-"""Sampling a rank's DataLoader workers: whether they have enough cores, and whether they wait for a disk."""
+"""Sampling a rank's DataLoader workers: their private memory, their use of cores, and whether they wait for a disk."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
+from zerotop_probe.outside.sampling.private_memory import estimate_private_bytes
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS
 from zerotop_probe.recording.tables import UNKNOWN
 
 # PyTorch names its workers since version 2.6. Before, they have the name of every process that has loaded it.
 _WORKER_NAME, _OLD_NAME = b"pt_data_worker", b"pt_main_thread"
+# Time after which the private memory of a worker is measured again.
+_PRIVATE_NS = 5_000_000_000
 
 
 def list_workers(pid: int) -> list[int]:
@@ -27,6 +31,7 @@ class LoaderUse(NamedTuple):
     cores: float = math.nan
     waiting_cores: float = math.nan
     blocked: float = math.nan
+    private_bytes: int = UNKNOWN
 
 
 class _Counters(NamedTuple):
@@ -42,6 +47,7 @@ class LoaderWorkers:
         self._is_supported = os.path.exists(self._path)
         self._before: dict[int, _Counters] = {}
         self._before_ns = 0
+        self._private: dict[int, tuple[int, int]] = {}  # when it was measured, and bytes, by pid; longest ago first
 
     def measure_use(self, now_ns: int) -> LoaderUse:
         """Return the workers' use of cores since the last call.
@@ -64,9 +70,24 @@ class LoaderWorkers:
         before, elapsed_ns = self._before, now_ns - self._before_ns
         self._before, self._before_ns = counters, now_ns
         both = [(counters[pid], before[pid]) for pid in counters if pid in before]
+        private_bytes = self._measure_private(counters, now_ns)
         if not both or elapsed_ns <= 0:
-            return LoaderUse(len(counters))
+            return LoaderUse(len(counters), private_bytes=private_bytes)
         ran_ns = sum(now.cpu_ns - then.cpu_ns for now, then in both)
         # A worker waits for one core at a time. A few kernels add days if the clocks of two cores differ.
         waited_ns = sum(min(now.wait_ns - then.wait_ns, elapsed_ns) for now, then in both)
-        return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked))
+        return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked), private_bytes)
+
+    def _measure_private(self, workers: Collection[int], now_ns: int) -> int:
+        """Measure one worker if due, and return the private memory of all; those not measured yet count as the others."""
+        self._private = {pid: measured for pid, measured in self._private.items() if pid in workers}
+        new = next((pid for pid in workers if pid not in self._private), None)
+        oldest = next(iter(self._private), None)
+        due = new if new is not None else oldest
+        if due is not None and (due == new or now_ns - self._private[due][0] >= _PRIVATE_NS):
+            size = estimate_private_bytes(due)
+            self._private.pop(due, None)
+            if size is not None:
+                self._private[due] = now_ns, size
+        sizes = [size for _, size in self._private.values()]
+        return round(sum(sizes) / len(sizes) * len(workers)) if sizes else UNKNOWN

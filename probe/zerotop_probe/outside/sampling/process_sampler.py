@@ -40,6 +40,7 @@ _RESERVED_DESCRIPTORS = 256
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_FIELDS = (b"VmRSS:", b"RssShmem:", b"VmPin:", b"VmLck:", b"VmSwap:")
+_SHARED = _MEMORY_FIELDS.index(b"RssShmem:")
 
 
 class SampledMember(NamedTuple):
@@ -75,6 +76,7 @@ class ProcessReader:
         self._status_descriptor = budget.open(f"/proc/{pid}/status")
         self._statm_descriptor = budget.open(f"/proc/{pid}/statm")
         self._memory = [UNKNOWN] * len(_MEMORY_FIELDS)  # as last read
+        self._anonymous_bytes = UNKNOWN
         self._thread_count = UNKNOWN
         # The kernel's id of another process's CPU clock: see CPUCLOCK_SCHED in linux/posix-timers_types.h.
         self._clock_id = (~pid << 3) | 2
@@ -115,33 +117,39 @@ class ProcessReader:
             stat = procfs.read_stat(pid)
             self._major_faults = stat.major_faults if stat is not None else UNKNOWN
             self._loader_use = self._workers.measure_use(now_ns)
-        slow = self._major_faults, *self._loader_use
+        *loader_use, private_bytes = self._loader_use
+        held_bytes = self._anonymous_bytes + self._memory[_SHARED] if self._anonymous_bytes != UNKNOWN else UNKNOWN
+        slow = self._major_faults, *loader_use, held_bytes, private_bytes
         measured = (cpu_ns, ran_ns / elapsed_ns, waiting, self._thread_count, use.busy_threads)
         return (time_ns, *self._memory, *measured, pid, rank, *slow)
 
     def _update_memory(self, tick: int) -> bool:
         """Read the memory, the number of threads and the state if due; return whether the process still exists."""
         if tick % _TICKS_PER_STATUS:
-            resident = self._read_resident()
+            resident, of_files_or_shared = self._read_sizes()
             if resident and abs(resident - self._memory[0]) < _CHANGED_BYTES:
                 self._memory[0] = resident
+                if self._anonymous_bytes != UNKNOWN:
+                    self._anonymous_bytes = resident - of_files_or_shared
                 return True
         status = self._read_status()
         if b"\nVmRSS:" not in status:  # ended: a zombie has no memory
             return False
         self.is_stopped = b"\nState:\tT" in status
         self._memory = [_parse_bytes(status, name) for name in _MEMORY_FIELDS]
+        self._anonymous_bytes = _parse_bytes(status, b"RssAnon:")
         self._thread_count = _parse_number(status, b"\nThreads:")
         return True
 
-    def _read_resident(self) -> int:
-        """Return the resident bytes; 0 where they cannot be read."""
+    def _read_sizes(self) -> tuple[int, int]:
+        """Return the resident bytes, and those of files and shared memory among them; 0 where they cannot be read."""
         if self._statm_descriptor is None:
-            return 0
+            return 0, 0
         try:
-            return int(os.pread(self._statm_descriptor, 256, 0).split()[1]) * _PAGE_BYTES
-        except (OSError, IndexError):
-            return 0
+            _, resident, of_files_or_shared = map(int, os.pread(self._statm_descriptor, 256, 0).split()[:3])
+        except (OSError, ValueError):
+            return 0, 0
+        return resident * _PAGE_BYTES, of_files_or_shared * _PAGE_BYTES
 
     def _read_status(self) -> bytes:
         if self._status_descriptor is None:

@@ -13,6 +13,7 @@ import time
 from typing import Any, Union
 
 from zerotop_probe.recording import writer
+from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.drained_file import EVENTS_KIND, TABLE_KIND
 from zerotop_probe.recording.rings.ring_drainer import (
@@ -150,11 +151,18 @@ class RingTable:
             self.lost += 1
             self.last_error = files.explain_loss()
             return
-        files.position = slot = self._take_slot()
-        offset = SLOTS_AT + slot % self._slots * SLOT.size
+        slot = -1
         try:
+            files.position = slot = self._take_slot()
+            offset = SLOTS_AT + slot % self._slots * SLOT.size
             self._pack_into(self._memory, offset, *values, (slot + 1) << 8 | self.index)
-        except Exception as error:
+        except BaseException as error:
+            if is_interruption(error):
+                if slot < 0:  # whoever drains the ring skips the one that was taken
+                    files.position = slot = self._take_slot()
+                offset = SLOTS_AT + slot % self._slots * SLOT.size
+                self._pack_into(self._memory, offset, *values, (slot + 1) << 8 | self.index)
+                raise
             self.lost += 1
             self.last_error = type(error).__name__
             _void_slot(files.ring, slot)
@@ -177,7 +185,9 @@ class RingEvents:
             line = format_event(time_ns, event, facts)
             parts = [line[begin : begin + EVENT_PART_BYTES] for begin in range(0, len(line), EVENT_PART_BYTES)]
             self._write_parts(parts)
-        except Exception:
+        except Exception as error:
+            if is_interruption(error):
+                raise
             self.lost += 1
 
     def _write_parts(self, parts: list[bytes]) -> None:
@@ -238,6 +248,7 @@ def open_rank_files(session: str, identity: Identity) -> RankFiles:
         folder = shared_memory.find_folder(session)
         if folder is not None and shared_memory.is_private(folder):
             return RingFiles(session, identity, folder)
-    except (OSError, ValueError):
-        pass
+    except (OSError, ValueError) as error:
+        if is_interruption(error):
+            raise
     return DiskFiles(session, identity)

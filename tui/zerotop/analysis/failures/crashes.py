@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.failure import ERROR, SIGNAL, ByteFigure, Failure, describe_place
 from zerotop.analysis.failures.last_moments import (
     LastSpan,
@@ -16,7 +18,7 @@ from zerotop.analysis.failures.last_moments import (
 from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, read_printed_ends
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit, find_signal_name
+from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, find_signal_name
 from zerotop.analysis.script_terms import read_terms
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
@@ -142,6 +144,16 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
         final=True,
         memory=None,
     )
+
+
+def build_attempt_failure(session: Session, cursor_ns: int, attempt: Attempt) -> Failure:
+    """Return the failure of a job whose last attempt ended before it trained."""
+    process_exit = find_first_exit(session, cursor_ns) or ProcessExit("", attempt.known_ns)
+    process_exit = process_exit._replace(unix_ns=attempt.known_ns)
+    failure = build_error_failure(session, cursor_ns, process_exit, attempt.end)
+    rank = attempt.end.process.rank if attempt.end is not None else attempt.processes[0].rank
+    what = f"Rank {rank} failed in attempt {attempt.number} before its first step."
+    return replace(failure, what=what, why=failure.why if failure.last_words else f"It ended with {attempt.cause}.")
 
 
 def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from zerotop.analysis.failures.crashes import build_error_failure, build_signal_failure
+from zerotop.analysis.failures.attempts import read_attempts
+from zerotop.analysis.failures.crashes import build_attempt_failure, build_error_failure, build_signal_failure
 from zerotop.analysis.failures.failure import MEMORY, ByteFigure, Failure, describe_place
 from zerotop.analysis.failures.last_moments import has_worked_after
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
@@ -52,8 +53,14 @@ def find_failure(session: Session, cursor_ns: int) -> Failure | None:
     """Return the failure that had ended the job by the cursor."""
     if session.events_named("stop_sent", cursor_ns):
         return None
+    ended = session.events_named("job_ended", cursor_ns)
+    attempts = read_attempts(session, cursor_ns) if ended else []
+    if len(attempts) > 1 and ended[-1].facts.get("exit_code") == 0:
+        return None  # an earlier attempt failed
+    if len(attempts) > 1 and attempts[-1].step is None and attempts[-1].cause:
+        return build_attempt_failure(session, cursor_ns, attempts[-1])
     failure = _diagnose_failure(session, cursor_ns)
-    has_ended = bool(session.events_named("job_ended", cursor_ns))
+    has_ended = bool(ended)
     if failure is None or (not has_ended and _is_still_working(session, failure.unix_ns, cursor_ns)):
         return None
     return failure

@@ -159,6 +159,16 @@ def _measure_batches(spans: Any) -> Any:
     return np.maximum(spans["tokens"], spans["rows"])
 
 
+def find_failed_batch(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> dict[str, int]:
+    """Return the micro-batch of the forward that an error at a moment left, as recorded by the cursor; {} if unknown."""
+    source = find_table(session, "spans", process, cursor_ns)
+    if source is None:
+        return {}
+    rows = source.between(at_ns - 1, min(cursor_ns, at_ns + _UNWINDING_NS))
+    rows = rows[(rows["phase"] == PHASE_CODE["forward"]) & (rows["flags"] & FAILED != 0) & (rows["rows"] > 0)]
+    return _read_batch(rows[0], 1) if len(rows) else {}
+
+
 def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:
     """Return rows, sequence and tokens of the last micro-batch of known size; unknown values are left out."""
     rows = _read_spans(session, process, cursor_ns)[-_TAIL:]

@@ -57,6 +57,14 @@ class OomCase(MemoryFigures):
     settings: AllocatorSettings | None = None
     engine: Mapping[str, Any] = field(default_factory=dict)
 
+    changes: str = ""  # what changed in the training shortly before, as the end of a sentence
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the process may use only a part of the device."""
+        known = self.limit_bytes is not None and self.total_bytes is not None
+        return known and self.limit_bytes <= self.total_bytes * (1 - NOTABLE_SHARE)  # type: ignore[operator]
+
     @property
     def batch_ratio(self) -> float | None:
         """Size of the last micro-batch by training's largest before; None where sizes are not known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
@@ -33,7 +34,7 @@ class OomVerdict(NamedTuple):
 def choose_verdict(case: OomCase) -> OomVerdict:
     """Return the cause and the advice; they can be rendered in other units."""
     verdict = _judge_case(case)
-    return verdict._replace(cause=Text(verdict.cause), advice=Text(verdict.advice))
+    return verdict._replace(cause=Text(f"{verdict.cause}{_describe_difference(case)}"), advice=Text(verdict.advice))
 
 
 def _judge_case(case: OomCase) -> OomVerdict:
@@ -41,7 +42,7 @@ def _judge_case(case: OomCase) -> OomVerdict:
         return _judge_host(case)
     if case.kind != CUDA:
         return _judge_outside_pytorch(case)
-    for rule in (_check_fraction, _check_fragments, _check_others, _check_evaluation, _check_larger_batch):
+    for rule in (_check_larger_batch, _check_fraction, _check_fragments, _check_others, _check_evaluation):
         verdict = rule(case)
         if verdict is not None:
             return verdict
@@ -53,9 +54,7 @@ def _judge_case(case: OomCase) -> OomVerdict:
 
 
 def _check_fraction(case: OomCase) -> OomVerdict | None:
-    if case.limit_bytes is None or case.total_bytes is None or case.requested_bytes is None:
-        return None
-    if case.limit_bytes > case.total_bytes * (1 - NOTABLE_SHARE):
+    if not case.is_limited or case.limit_bytes is None or case.total_bytes is None or case.requested_bytes is None:
         return None
     if case.free_bytes is not None and case.requested_bytes > case.free_bytes + case.releasable_bytes:
         return None
@@ -118,18 +117,37 @@ def _check_evaluation(case: OomCase) -> OomVerdict | None:
 
 
 def _check_larger_batch(case: OomCase) -> OomVerdict | None:
-    ratio = case.batch_ratio
-    if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward"):
+    ratio, before = case.batch_ratio, case.largest_batch
+    if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward", ""):
         return None
-    cause, before = _describe_batch_request(case, f"{ratio:.1f} times the largest before"), case.largest_batch
+    cause = f"{_describe_batch_request(case, f'{ratio:.1f} times the largest before, {_describe_largest(case)}')}"
+    if case.is_limited:
+        cause += (
+            f" The process may use only {put_size(case.limit_bytes or 0)} of the device's {put_size(case.total_bytes or 0)}."
+        )
     longest, rows = before.get("sequence"), before.get("rows")
     if rows and case.rows and case.rows > rows and (case.sequence or 0) <= (longest or 0):
         terms = read_terms(case.engine)
         setting = terms["batch_size"]
         advice = f"Limit batches to {rows} rows, as before: lower {setting}."
         return OomVerdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
-    advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
-    return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest or 512}", 0.9)
+    if not longest:
+        return OomVerdict(cause, *advise_on_gpu(case), confidence=0.9)
+    if case.engine.get("library") == TRAINER:
+        advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
+        return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest}", 0.9)
+    # Whether a loop written by hand has a tokenizer is unknown.
+    advice = f"Cut sequences to at most {longest} tokens, as in the steps before."
+    return OomVerdict(cause, advice, "max_length", f"input_ids = input_ids[:, :{longest}]", 0.9)
+
+
+def _describe_difference(case: OomCase) -> str:
+    """Return a sentence about what was changed in the training shortly before; "" without a change."""
+    if not case.changes:
+        return ""
+    # Texts of a job may contain braces and brackets, which a template would read.
+    text = case.changes.translate(str.maketrans("{}[]", "()()"))
+    return f" Shortly before, {text}."
 
 
 def _describe_batch_request(case: OomCase, comparison: str = "") -> str:
@@ -159,6 +177,9 @@ def _describe_request(case: OomCase) -> str:
 
 def _describe_available(case: OomCase) -> str:
     parts = []
+    if case.is_limited and case.allocated_bytes is not None:
+        # Free memory of the device is of no use then.
+        return f"; {put_size(case.allocated_bytes)} of the {put_size(case.limit_bytes or 0)} that it may use were allocated"
     if case.free_bytes is not None:
         limit = f" of {put_size(case.limit_bytes)}" if case.limit_bytes else ""
         parts.append(f"{put_size(case.free_bytes)}{limit} were free")

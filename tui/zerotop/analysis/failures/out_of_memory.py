@@ -15,6 +15,7 @@ from zerotop.analysis.engine import add_library
 from zerotop.analysis.failures.last_moments import (
     FailureScene,
     LastSpan,
+    find_failed_batch,
     find_failed_spans,
     find_largest_batch,
     find_last_scene,
@@ -36,15 +37,18 @@ from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
-from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, read_exits_until
+from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS
+from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS, TRAINING_CHANGED
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
+# A change of the training in this time before a failure is worth a sentence.
+_JUST_BEFORE_NS = 10_000_000_000
 _TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
 
 
@@ -115,9 +119,9 @@ def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None
     return None if exits.find_exit_after(error.host, error.pid, error.unix_ns) is None else False
 
 
-def explain_at_error(session: Session, error: Event) -> PostMortem:
-    """Return the post-mortem as known when a rank recorded an ``out_of_memory`` event."""
-    return _explain_error(session, error, error.unix_ns, None, None, survived=None, failures=1)
+def explain_at_error(session: Session, error: Event, known_ns: int) -> PostMortem:
+    """Return the post-mortem as known at or soon after the time when a rank recorded an ``out_of_memory`` event."""
+    return _explain_error(session, error, known_ns, None, None, survived=None, failures=1)
 
 
 def _explain_error(
@@ -135,6 +139,8 @@ def _explain_error(
     phase = str(error.facts.get("phase") or "")
     outer_phase = find_outermost(session, process, error.unix_ns) or phase
     spans = read_last_spans(session, process, error.unix_ns, cursor_ns)
+    if "rows" not in facts:  # in a counted step
+        facts |= find_failed_batch(session, process, error.unix_ns, cursor_ns)
     if not phase and (failed := find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns])) is not None:
         phase, outer_phase = failed[0].phase, failed[1].phase  # in a counted step
     scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
@@ -241,7 +247,15 @@ def _build_case(found: _Found) -> OomCase:
         torch=str(hello[-1].facts.get("torch") or "") if hello else "",
         settings=read_settings(hello[-1].facts) if hello else None,
         engine=engine,
+        changes=_describe_changes(session, process, at_ns) if process is not None else "",
     )
+
+
+def _describe_changes(session: Session, process: RankProcess, at_ns: int) -> str:
+    """Return what changed in the training in the last seconds before a failure; "" without a change."""
+    spans = find_table(session, "spans", process, at_ns)
+    found = list_changes(read_events(session, TRAINING_CHANGED, process, at_ns), spans.offset_ns if spans is not None else 0)
+    return describe_changes(choose_changes(found, at_ns - _JUST_BEFORE_NS, at_ns, at_ns))
 
 
 def _find_total_bytes(engine: Mapping[str, Any]) -> int | None:
@@ -250,7 +264,7 @@ def _find_total_bytes(engine: Mapping[str, Any]) -> int | None:
 
 
 def _sum_model_states(session: Session, scene: FailureScene) -> int | None:
-    inventory = read_inventory(session, scene.process, scene.at_ns) if scene.process is not None else None
+    inventory = read_inventory(session, scene.process, scene.at_ns, at_failure=True) if scene.process is not None else None
     return sum(inventory.device.get(name, 0) for name in CATEGORIES) if inventory is not None else None
 
 

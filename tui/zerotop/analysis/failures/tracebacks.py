@@ -21,6 +21,9 @@ _MOST_LINES = 400
 # What torchrun and accelerate raise themselves when a rank has failed.
 _LAUNCHERS_OWN = ("ChildFailedError", "SignalException", "CalledProcessError")
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|/zerotop_probe/|^<")
+# The script of `python -` and of `python -c`.
+_UNNAMED = ("<stdin>", "<string>")
+_SPAWN = "/multiprocessing/spawn.py"
 # Failures of communication: another rank ended, and this one waited for it.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = re.compile(
@@ -63,14 +66,20 @@ class Traceback:
         """The exception in one line, as printed."""
         return f"{self.error}: {self.message}" if self.message else self.error
 
+    def _is_unnamed(self, frame: TracebackFrame) -> bool:
+        """Whether a frame is of a script without a file, in which the traceback begins; new processes begin in one, too."""
+        begin, *others = self.frames
+        is_begin = frame.path == begin.path and begin.path in _UNNAMED
+        return is_begin and not any(other.path.endswith(_SPAWN) for other in others[:1])
+
     @property
     def place(self) -> str:
         """The innermost line of the user's own code, as ``train.py:71 in save``; "" without frames."""
-        own = [frame for frame in self.frames if frame.is_own] or list(self.frames)
+        own = [frame for frame in self.frames if frame.is_own or self._is_unnamed(frame)] or list(self.frames)
         if not own:
             return ""
         path, folder = own[-1].path, os.path.dirname(own[0].path)
-        shown = os.path.relpath(path, folder) if path.startswith(f"{folder}/") else os.path.basename(path)
+        shown = os.path.relpath(path, folder) if folder and path.startswith(f"{folder}/") else os.path.basename(path)
         function = own[-1].function
         return f"{shown}:{own[-1].line}" + ("" if function == "<module>" else f" in {function}")
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.memory.ledger_rows import APART, BEFORE, DRIVER, FREE, JOB, OTHERS, OUTSIDE, REST, LedgerRow
+from zerotop.analysis.memory.ledger_rows import (
+    APART,
+    BEFORE,
+    DRIVER,
+    FREE,
+    JOB,
+    OTHER_RANKS,
+    OTHERS,
+    OUTSIDE,
+    REST,
+    LedgerRow,
+)
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory
 
 _NVML = "NVML, its last reading"
@@ -26,7 +37,7 @@ def build_device_rows(
     elif device.before_bytes is not None:
         rows.append(LedgerRow(BEFORE, device.before_bytes, "NVML's first reading"))
     if device.outside_bytes is not None:
-        rows.append(_build_outside_row(device))
+        rows += _build_outside_rows(device)
     elif device.job_bytes is None:
         rows.append(LedgerRow(OUTSIDE, max(0, device.used_bytes - reserved), "NVML's device less PyTorch's reserved"))
     return _fit_rows(rows, total, reserved)
@@ -55,7 +66,10 @@ def _fit_rows(rows: list[LedgerRow], total: int, reserved: int) -> list[LedgerRo
     return [*rows, LedgerRow(APART, missing, _LEFT, "PyTorch reports more memory than the device has.")]
 
 
-def _build_outside_row(device: DeviceMemory) -> LedgerRow:
+def _build_outside_rows(device: DeviceMemory) -> list[LedgerRow]:
     figure = "NVML's process" if device.job_bytes is not None else "NVML's device beyond its first reading,"
     note = "" if device.is_exact else "PyTorch's memory changed while NVML was read: a few blocks may be counted wrongly."
-    return LedgerRow(OUTSIDE, device.outside_bytes or 0, f"{figure} less PyTorch's reserved at that moment", note)
+    outside = device.outside_bytes or 0
+    by_others = min(outside, sum(size for _, size in device.by_other_ranks))
+    row = LedgerRow(OUTSIDE, outside - by_others, f"{figure} less PyTorch's reserved at that moment", note)
+    return [row, LedgerRow(OTHER_RANKS, by_others, "NVML's processes")] if by_others else [row]

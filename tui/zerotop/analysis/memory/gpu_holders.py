@@ -10,10 +10,16 @@ from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.memory.kept_memory import KeptMemory, read_kept_memory
 from zerotop.analysis.memory.tensor_inventory import TensorInventory, read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process, read_events
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import OUT_OF_MEMORY, TRAINING_CHANGED
+from zerotop_probe.recording.tables import END, PHASE_CODE
+
+_TAIL_ROWS = 4096  # readings to look back through
+# Memory after a step has changed by at least these bytes and this share: an output that is kept may vary.
+_LEAST_CHANGE, _CHANGE_SHARE = 32 << 20, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class GpuHolder:
     allocated_bytes: int
     inventory: TensorInventory | None
     kept: KeptMemory | None = None  # None at a peak, which is within a step
+    has_changed: bool = False  # memory after a step, or the training itself, since the inventory
 
 
 def find_holders(
@@ -48,10 +55,40 @@ def read_holder(session: Session, source: Source, cursor_ns: int) -> GpuHolder:
     """Return an allocator at its last reading, with the inventory of that time; it must have been read once."""
     last = source.until(cursor_ns)[-1]
     process, allocated = identify_process(source), max(0, int(last["allocated_bytes"]))
+    time_ns, reserved = int(last["time_ns"]) + source.offset_ns, int(last["reserved_bytes"])
+    failure = _find_failure(session, process, time_ns, cursor_ns)
+    if failure is not None:
+        allocated, reserved, time_ns = failure
     # A newer inventory would count other bytes.
-    inventory = read_inventory(session, process, int(last["time_ns"]) + source.offset_ns)
-    kept = read_kept_memory(source, cursor_ns)
-    return GpuHolder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, inventory, kept)
+    inventory = read_inventory(session, process, time_ns, at_failure=failure is not None)
+    kept = read_kept_memory(source, cursor_ns) if failure is None else None
+    has_changed = inventory is not None and _has_changed(session, process, source, inventory.counted_ns, cursor_ns)
+    return GpuHolder(process, source, max(allocated, reserved), allocated, inventory, kept, has_changed)
+
+
+def _find_failure(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> tuple[int, int, int] | None:
+    """Return allocated and reserved bytes, and the time, of an allocation that has failed since the last reading."""
+    for event in reversed(read_events(session, OUT_OF_MEMORY, process, cursor_ns)):
+        allocated, reserved = event.facts.get("allocated_bytes"), event.facts.get("reserved_bytes")
+        if event.unix_ns >= since_ns and allocated is not None and reserved is not None:
+            return allocated, reserved, event.unix_ns
+    return None
+
+
+def _has_changed(session: Session, process: RankProcess, source: Source, counted_ns: int, cursor_ns: int) -> bool:
+    """Return whether memory after a step, or the training, is another than when tensors were counted."""
+    if any(event.unix_ns > counted_ns for event in read_events(session, TRAINING_CHANGED, process, cursor_ns)):
+        return True
+    rows = source.until(cursor_ns)[-_TAIL_ROWS:]
+    ends = rows[(rows["edge"] == END) & (rows["phase"] == PHASE_CODE["step"])]
+    before = ends[ends["time_ns"] + source.offset_ns <= counted_ns]
+    if not len(before) and len(rows) == _TAIL_ROWS:
+        known = source.until(counted_ns)[-_TAIL_ROWS:]
+        before = known[(known["edge"] == END) & (known["phase"] == PHASE_CODE["step"])]
+    if not len(before) or not len(ends):
+        return False
+    then, now = int(before["allocated_bytes"][-1]), int(ends["allocated_bytes"][-1])
+    return abs(now - then) > max(_LEAST_CHANGE, _CHANGE_SHARE * then)
 
 
 def read_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, GpuKey]:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders, read_gpu_by_allocator
@@ -28,6 +29,10 @@ from zerotop.analysis.memory.ledger_rows import (
     ALLOCATED,
     CUBLAS,
     FREED,
+    HELD,
+    OTHER_RANKS,
+    OTHER_STREAMS,
+    PRIVATE,
     UNALLOCATED,
     UNATTRIBUTED,
     UNEXPLAINED,
@@ -35,12 +40,15 @@ from zerotop.analysis.memory.ledger_rows import (
     LedgerRow,
 )
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
-from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, TensorInventory
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Event, Session
 
+# Gradients are gone if this share of them does not fit beside what outlives a step.
+_FREED_SHARE = 0.9
+_MOST_HELD = 2  # variables that a note names
 _LEAST_KEPT = 1 << 24  # bytes that outlive a step; a loss and the like are less
 _ALLOCATOR = "PyTorch's allocator, its last reading"
 _ALLOCATOR_AT_PEAK = "PyTorch's allocator, at the peak"
@@ -129,8 +137,11 @@ def build_ledger(
     devices = _list_devices(engines, holders)
     total = device.total_bytes if device is not None else _find_capacity(devices, reserved)
     rows = build_device_rows(device, total, reserved, allocators_read=bool(holders))
+    if device is not None and device.by_other_ranks and any(row.key == OTHER_RANKS for row in rows):
+        note = _describe_contexts(session, host, device)
+        rows = [replace(row, note=note) if row.key == OTHER_RANKS else row for row in rows]
     if holders:
-        rows.append(LedgerRow(UNALLOCATED, reserved - allocated, _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR))
+        rows += _build_unallocated_rows(holders, reserved - allocated, at_peak=at_peak)
         rows += _build_allocated_rows(holders)
     notes = [_RELEASED_NOTE] if has_released else []
     notes += _iter_notes(device, holders, devices)
@@ -149,6 +160,17 @@ def build_ledger(
         unexplained_largest=_find_largest(holders[:1] if at_peak else holders),
         notes=tuple(notes),
     )
+
+
+def _describe_contexts(session: Session, host: str, device: DeviceMemory) -> Text:
+    """Return a sentence about the processes of the job that hold memory here and train on another GPU."""
+    known = {source.pid: source.rank for source in session.host_sources("begins", host)}
+    values: dict[str, Any] = {}
+    for number, (pid, size) in enumerate(device.by_other_ranks[:_MOST_HELD]):
+        who = f"rank {known[pid]}" if pid in known else f"process {pid} of the job"
+        values |= {f"size{number}": size, f"who{number}": who}
+    parts = [f"{{who{number}}} {{size{number}:size}}" for number in range(len(values) // 2)]
+    return Text(f"Held here by processes that train on other GPUs: {', '.join(parts)}.", values)
 
 
 # --- the device ----------------------------------------------------------------------------------------------------------
@@ -185,6 +207,28 @@ def _find_capacity(devices: Sequence[dict[str, Any]], reserved: int) -> int:
 # --- allocated -----------------------------------------------------------------------------------------------------------
 
 
+def _build_unallocated_rows(holders: Sequence[GpuHolder], unallocated: int, *, at_peak: bool) -> list[LedgerRow]:
+    """Return reserved memory without tensors: what any allocation can use, and what only a stream or a pool can."""
+    rows: list[LedgerRow] = []
+    left = unallocated
+    for key, is_meant in ((OTHER_STREAMS, _is_of_other_stream), (PRIVATE, _is_private)):
+        for inventory in (holder.inventory for holder in holders if holder.inventory is not None and not at_peak):
+            size = min(left, sum(pool.reserved - pool.allocated for pool in inventory.pools if is_meant(pool)))
+            if size > 0:
+                rows.append(LedgerRow(key, size, inventory.basis))
+                left -= size
+    merged = {row.key: replace(row, bytes=sum(other.bytes for other in rows if other.key == row.key)) for row in rows}
+    return [LedgerRow(UNALLOCATED, left, _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR), *merged.values()]
+
+
+def _is_of_other_stream(pool: Pool) -> bool:
+    return not pool.is_current and not pool.is_private
+
+
+def _is_private(pool: Pool) -> bool:
+    return pool.is_private
+
+
 def _build_allocated_rows(holders: Sequence[GpuHolder]) -> list[LedgerRow]:
     """Return allocated memory by category, over all ranks of a GPU."""
     rows: dict[str, LedgerRow] = {}
@@ -204,24 +248,46 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
         for name in inventory.categories
     ]
     left = allocated - sum(row.bytes for row in rows)
-    if left < 0 and inventory.may_free_gradients:
-        freed = min(-left, inventory.device.get(GRADIENTS, 0))
-        rows = [row if row.key != GRADIENTS else LedgerRow(row.key, row.bytes - freed, row.basis) for row in rows]
-        left += freed
+    freed = _find_freed_gradients(inventory, left)
+    rows = [replace(row, bytes=row.bytes - freed) if row.key == GRADIENTS else row for row in rows]
+    if holder.has_changed:
+        rows = [replace(row, is_outdated=True) for row in rows]
+    left += freed
     cublas = min(inventory.cublas_bytes, max(0, left))
-    unexplained = min(inventory.unclaimed_bytes, max(0, left - cublas))
-    temporary = LedgerRow(ACTIVATIONS, max(0, left - cublas - unexplained), _REST_OF_ALLOCATED)
+    held = min(inventory.held_bytes, max(0, left - cublas))
+    unexplained = min(inventory.unclaimed_bytes, max(0, left - cublas - held))
+    temporary = LedgerRow(ACTIVATIONS, max(0, left - cublas - held - unexplained), _REST_OF_ALLOCATED)
     if holder.kept is not None and temporary.bytes:
         kept = holder.kept
         is_kept = kept.is_between_steps and temporary.bytes >= _LEAST_KEPT
         temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes)
     rows.append(temporary)
+    rows.append(LedgerRow(HELD, held, inventory.basis, describe_held(inventory) if held else ""))
     rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))
     rows.append(LedgerRow(UNEXPLAINED, unexplained, inventory.basis))
     if left < 0:
         note = "Less is allocated than the inventory counted: some of it was moved away or freed since."
         rows.append(LedgerRow(FREED, left, _REST_OF_ALLOCATED, note))
     return rows
+
+
+def _find_freed_gradients(inventory: TensorInventory, left: int) -> int:
+    """Return the bytes of gradients that are gone: ``left`` bytes must hold what outlives a step."""
+    gradients = inventory.device.get(GRADIENTS, 0) if inventory.may_free_gradients else 0
+    lasting = inventory.cublas_bytes + inventory.held_bytes + inventory.unclaimed_bytes
+    # zero_grad() frees all of them.
+    if not inventory.has_gradients and lasting - left >= _FREED_SHARE * gradients:
+        return gradients
+    return min(max(0, -left), gradients)
+
+
+def describe_held(inventory: TensorInventory) -> Text:
+    """Return a sentence about the variables that keep the most device memory."""
+    values: dict[str, Any] = {}
+    for number, one in enumerate(inventory.held[:_MOST_HELD]):
+        values |= {f"size{number}": one.bytes, f"text{number}": one.text}
+    parts = [f"{{text{number}}} {{size{number}:size}}" for number in range(len(values) // 2)]
+    return Text(f"Kept by the script: {', '.join(parts)}.", values)
 
 
 def _is_opaque(allocated: int, inventory: TensorInventory) -> bool:

@@ -3,11 +3,12 @@
 ::
 
     resident = parameters + gradients + master weights + optimizer state + buffers
-               + the pinned allocator's memory beyond its tensors + rest
+               + the pinned allocator's memory beyond its tensors + pages of files + rest
 
-PyTorch's pinned allocator rounds requests up to powers of two and keeps freed blocks for reuse. The rest is Python,
-libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped out) make a row
-below zero.
+PyTorch's pinned allocator rounds requests up to powers of two and keeps freed blocks for reuse. Pages of files are libraries
+and mapped data; the kernel drops them when memory is short. The rest is Python, batches, shared memory. Tensors that are
+counted but not resident (never written to, swapped out, or of a mapped file) make a row below zero. DataLoader workers are
+processes of their own: their private memory is not in this sum.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ from zerotop.analysis.memory.tensor_inventory import (
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, read_events
 from zerotop.session.reader import Session
 
-PINNED_SPARE, REST, NOT_RESIDENT = "pinned_spare", "rest", "not_resident"
+PINNED_SPARE, FILES, REST, NOT_RESIDENT, WORKERS = "pinned_spare", "files", "rest", "not_resident", "workers"
 
 LABELS = {
     **CATEGORY_LABELS,
     PINNED_SPARE: "pinned beyond tensors",
-    REST: "Python, libraries, batches",
+    FILES: "pages of files",
+    REST: "Python, batches, other",
     NOT_RESIDENT: "counted but not resident",
+    WORKERS: "DataLoader workers, private",
 }
 
+WORKERS_BASIS = "not in the sum; estimated from a sample of pages"
 _KERNEL = "the kernel's figure less the rows above"
 # Samples to look back through for a process's last one: minutes, with a few ranks.
 _TAIL = 4096
@@ -76,6 +80,7 @@ class HostLedger:
     host: str
     pid: int
     resident_bytes: int
+    worker_bytes: int | None  # private to the rank's DataLoader workers, beyond resident_bytes; None if unknown or none
     shared_bytes: int  # the part in shared memory, pinned buffers among it
     locked_bytes: int  # pinned or locked, as the kernel counts it
     swap_bytes: int
@@ -108,11 +113,12 @@ def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> 
         host=process.host,
         pid=process.pid,
         resident_bytes=sample["rss_bytes"],
+        worker_bytes=sample["loader_private_bytes"] or None,
         shared_bytes=sample["shared_bytes"],
         locked_bytes=sample["pinned_bytes"] + sample["locked_bytes"],
         swap_bytes=sample["swap_bytes"],
         updated_parameters=updated,
-        rows=tuple(_build_rows(sample["rss_bytes"], inventory, pinned, updated)),
+        rows=tuple(_build_rows(sample["rss_bytes"], sample["held_bytes"], inventory, pinned, updated)),
         pinned=pinned,
         notes=tuple(filter(None, [_describe_inventory(inventory)])),
     )
@@ -123,12 +129,14 @@ def _describe_inventory(inventory: TensorInventory | None) -> str:
 
 
 def _build_rows(
-    resident: int, inventory: TensorInventory | None, pinned: PinnedMemory | None, updated: int | None
+    resident: int, held: int, inventory: TensorInventory | None, pinned: PinnedMemory | None, updated: int | None
 ) -> list[HostRow]:
     rows = [_build_row(name, inventory, updated) for name in inventory.categories] if inventory is not None else []
     if pinned is not None:
         spare = max(0, pinned.held_bytes - pinned.tensors_bytes)
         rows.append(HostRow(PINNED_SPARE, spare, spare, None, "PyTorch's pinned allocator less the pinned tensors"))
+    if held:
+        rows.append(HostRow(FILES, max(0, resident - held), 0, None, "given back when needed"))
     left = resident - sum(row.bytes for row in rows)
     rows.append(HostRow(REST, max(0, left), 0, None, _KERNEL))
     if left < 0:
@@ -165,7 +173,7 @@ def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns:
 def _find_last_sample(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int] | None:
     """Return the process's last record of PROCESSES, whichever sampler took it; unknown figures are 0."""
     best: tuple[int, dict[str, int]] | None = None
-    names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes")
+    names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes", "held_bytes", "loader_private_bytes")
     for source in session.host_sources("processes", process.host):
         tail = source.until(cursor_ns)[-_TAIL:]
         indices = np.flatnonzero(tail["pid"] == process.pid)
@@ -173,5 +181,5 @@ def _find_last_sample(session: Session, process: RankProcess, cursor_ns: int) ->
             row = tail[indices[-1]]
             time_ns = int(row["time_ns"]) + source.offset_ns
             if best is None or time_ns > best[0]:
-                best = time_ns, {name: max(0, int(row[name])) for name in names}
+                best = time_ns, {name: max(0, int(row[name])) if name in row.dtype.names else 0 for name in names}
     return best[1] if best is not None else None

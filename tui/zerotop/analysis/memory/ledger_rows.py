@@ -10,6 +10,7 @@ from zerotop.analysis.memory.tensor_inventory import CATEGORIES, CATEGORY_LABELS
 FREE, DRIVER, OTHERS, BEFORE, REST = "free", "driver", "other_processes", "before_the_job", "rest_of_device"
 JOB, OUTSIDE, UNALLOCATED = "this_job", "outside_pytorch", "reserved_unallocated"
 ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED = "activations", "cublas_workspaces", "unexplained", "unattributed"
+HELD, OTHER_STREAMS, PRIVATE, OTHER_RANKS = "held", "other_streams", "private_pools", "other_ranks"
 APART, FREED = "read_apart", "freed_since"
 
 LABELS = {
@@ -23,6 +24,10 @@ LABELS = {
     UNALLOCATED: "reserved, unallocated",
     **CATEGORY_LABELS,
     ACTIVATIONS: "activations, temporaries",
+    HELD: "kept by the script",
+    OTHER_STREAMS: "cached for other streams",
+    PRIVATE: "free in private pools",
+    OTHER_RANKS: "contexts of other ranks",
     CUBLAS: "cuBLAS workspaces",
     UNEXPLAINED: "unexplained",
     UNATTRIBUTED: "allocated, not divided",
@@ -30,7 +35,7 @@ LABELS = {
     FREED: "freed since counted",
 }
 _KEPT = "still alive"
-ALLOCATED = (*CATEGORIES, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
+ALLOCATED = (*CATEGORIES, HELD, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
 
@@ -42,6 +47,7 @@ class LedgerRow:
     note: str = ""  # a sentence about the figure, or ""
     is_kept: bool = False  # of ACTIVATIONS: no phase runs, these bytes outlived the step
     growth_bytes: int = 0  # of ACTIVATIONS: by which they grow in each step
+    is_outdated: bool = False  # of a category: memory has changed since it was counted
 
     def describe(self, units: ByteUnits = BINARY) -> str:
         """Return the row's name for readers: ``still alive, +24.0 MiB/step``."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from zerotop.analysis.formatting import BINARY, ByteUnits
 from zerotop.analysis.memory.expected.zero_model import Difference
-from zerotop.analysis.memory.host_ledger import HostLedger
+from zerotop.analysis.memory.host_ledger import LABELS as HOST_LABELS
+from zerotop.analysis.memory.host_ledger import WORKERS, WORKERS_BASIS, HostLedger
 from zerotop.analysis.memory.ledger_rows import (
     ALLOCATED,
     APART,
@@ -16,25 +17,28 @@ from zerotop.analysis.memory.ledger_rows import (
     FREE,
     JOB,
     LABELS,
+    OTHER_RANKS,
+    OTHER_STREAMS,
     OTHERS,
     OUTSIDE,
+    PRIVATE,
     REST,
     UNALLOCATED,
     UNEXPLAINED,
     GpuLedger,
     LedgerRow,
 )
-from zerotop.analysis.memory.tensor_inventory import AFTER_UPDATE, GRADIENTS, MOMENT_TEXTS, OPTIMIZER_STATE
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, OPTIMIZER_STATE, is_after_update
 
 SUM_ALLOCATED, SUM_RESERVED, SUM_JOB, SUM_DEVICE, SUM_RESIDENT = "allocated", "reserved", "job", "device", "resident"
 
-FREED, TO_COME = "freed", "to come"
+FREED, TO_COME, OUTDATED = "freed", "to come", "outdated"
 
 # From the innermost sum to the device; each sum holds the ones before it.
 _SUMS = (
     (ALLOCATED, SUM_ALLOCATED, "allocated"),
-    ((UNALLOCATED,), SUM_RESERVED, "reserved"),
-    ((OUTSIDE, JOB), SUM_JOB, "this job"),
+    ((UNALLOCATED, OTHER_STREAMS, PRIVATE), SUM_RESERVED, "reserved"),
+    ((OUTSIDE, OTHER_RANKS, JOB), SUM_JOB, "this job"),
     ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "total"),
 )
 
@@ -53,7 +57,8 @@ class MemoryLine:
     per_parameter: float | None = None  # bytes, of a host's row
     basis: str = ""  # the source of the figure, in a few words
     row: LedgerRow | None = None  # of a GPU now
-    absence_reason: str = ""  # why expected bytes are not there now: FREED until the next backward, or TO_COME
+    # Why the difference says nothing: FREED until the next backward, TO_COME, or OUTDATED by a change since the count.
+    absence_reason: str = ""
 
     def describe(self, units: ByteUnits = BINARY) -> str:
         """Return the line's name for readers."""
@@ -94,7 +99,8 @@ def _build_line(
         return None
     basis = row.basis if row is not None else ""
     line = MemoryLine(key, LABELS[key], size, at_peak, expected, basis=basis, row=row)
-    return replace(line, absence_reason=_explain_absence(difference, basis))
+    is_outdated = row is not None and row.is_outdated and expected is not None
+    return replace(line, absence_reason=OUTDATED if is_outdated else _explain_absence(difference, basis))
 
 
 def _explain_absence(difference: Difference | None, basis: str) -> str:
@@ -103,11 +109,11 @@ def _explain_absence(difference: Difference | None, basis: str) -> str:
         return ""
     if difference.note:
         return FREED
-    return TO_COME if difference.key in (GRADIENTS, OPTIMIZER_STATE) and MOMENT_TEXTS[AFTER_UPDATE] not in basis else ""
+    return TO_COME if difference.key in (GRADIENTS, OPTIMIZER_STATE) and not is_after_update(basis) else ""
 
 
 def build_host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
-    """Return the lines of one rank's host memory; the last is its resident memory."""
+    """Return the lines of one rank's host memory: rows, their sum, and the memory of DataLoader workers beyond it."""
     by_key = {difference.key: difference for difference in differences}
     expected = {key: difference.expected_bytes for key, difference in by_key.items()}
     lines = [
@@ -126,4 +132,7 @@ def build_host_lines(now: HostLedger, differences: Sequence[Difference]) -> tupl
         if row.bytes or expected.get(row.key)
     ]
     pinned = sum(row.pinned_bytes for row in now.rows)
-    return (*lines, MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))
+    lines.append(MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))
+    if now.worker_bytes is not None:
+        lines.append(MemoryLine(WORKERS, HOST_LABELS[WORKERS], now.worker_bytes, None, basis=WORKERS_BASIS))
+    return tuple(lines)

@@ -39,6 +39,9 @@ class DeviceMemory:
     before_bytes: int | None  # in use when the recording began; replaces the two above where job_bytes is None
     outside_bytes: int | None  # by the job's processes beyond their allocators' figures
     is_exact: bool  # the allocators did not change around that reading
+    # Bytes of the job's processes that have no allocator here, such as contexts of ranks that train on another GPU, by
+    # process id; a part of job_bytes and of outside_bytes.
+    by_other_ranks: tuple[tuple[int, int], ...] = ()
     has_given_back: bool = False  # the job uses less than its allocators held at their last, outdated reading
 
 
@@ -78,7 +81,18 @@ def read_device_memory(
     outside, is_exact = _measure_outside(chain(((time_ns, job) for time_ns in unchanged), earlier), allocators, cursor_ns)
     others, job_now = _sum_used(latest, None) - job, job + used - used_then
     has_given_back = _has_given_back(allocators, cursor_ns, job_now, int(now["time_ns"]) + readings.offset_ns)
-    return DeviceMemory(total, used, job_now, others, used_then - others - job, None, outside, is_exact, has_given_back)
+    by_other_ranks = _list_other_ranks(latest, pids, allocators)
+    rest = used_then - others - job
+    return DeviceMemory(total, used, job_now, others, rest, None, outside, is_exact, by_other_ranks, has_given_back)
+
+
+def _list_other_ranks(tick: Any, pids: set[int], allocators: Sequence[Source]) -> tuple[tuple[int, int], ...]:
+    """Return the job's processes on a GPU whose allocators are elsewhere; none if no process with an allocator is shown."""
+    own = {source.pid for source in allocators}
+    sizes = dict(zip(tick["pid"].tolist(), tick["used_bytes"].tolist(), strict=True))
+    if not own & sizes.keys():
+        return ()
+    return tuple(sorted((pid, size) for pid, size in sizes.items() if pid in pids - own and size > 0))
 
 
 def _has_given_back(allocators: Sequence[Source], cursor_ns: int, job: int, device_read_ns: int) -> bool:

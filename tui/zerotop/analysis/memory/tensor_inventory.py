@@ -1,14 +1,17 @@
 """The inventory of a rank's tensors that applies at a cursor: its bytes by category.
 
 A rank takes inventories when its engine is created, before its first forward, before its first update, and after its first
-real update. Between two of them only gradients come and go: they exist from the end of a step's first backward to the end of
-its update. In a loop without DeepSpeed they exist until zero_grad(): another inventory, at the forward after that update,
-shows whether it was called by then. One more, before the first backward, has the parameters that FSDP has gathered.
+real update; later after steps whose memory has changed, and while an allocation fails. Between two of them only gradients
+come and go: they exist from the end of a step's first backward to the end of its update. In a loop without DeepSpeed they
+exist until zero_grad(): another inventory, at the forward after that update, shows whether it was called by then. One more,
+before the first backward, has the parameters that FSDP has gathered.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.session.reader import Event, Session
+from zerotop_probe.recording.event_values import AGAIN, FAILURE
 from zerotop_probe.recording.events import ENGINE, TENSORS
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
@@ -54,15 +58,22 @@ MOMENT_TEXTS = {
     BEFORE_UPDATE: "before the first update",
     AFTER_UPDATE: "after the first update",
     NEXT_FORWARD: "before the forward after the first update",
+    AGAIN: "after the update",
+    FAILURE: "while the allocation failed",
 }
 # When permanent tensors were counted, best first.
-_STATIC_MOMENTS = (AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
+_STATIC_MOMENTS = (AGAIN, AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
 # Bytes that PyTorch allocates for each stream of cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 x 8 KiB from
 # Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
 # Spans to look back through for the last backward; an evaluation in between has many.
 _TAIL = 4096
 _FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHASE_CODE["step"]
+
+
+def is_after_update(basis: str) -> bool:
+    """Whether the words for a moment say that an update had been done."""
+    return any(MOMENT_TEXTS[when] in basis for when in (AFTER_UPDATE, AGAIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,31 @@ class OptimizerBytes:
     name: str  # of its class
     device_bytes: int
     host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensors:
+    """Device memory that a variable of the script keeps."""
+
+    name: str  # ``seen``, or ``Trainer.seen`` for an attribute
+    text: str  # in a sentence: ``the list seen in main() (train.py)``
+    bytes: int
+    count: int  # tensors in it
+    keeps_graph: bool
+    shape: tuple[int, ...]  # of the tensor with the largest block
+    view_of: tuple[int, ...]  # the shape whose block that tensor keeps, if it is a small view; else empty
+    line: str  # the only line that adds to it, ``train.py:97``; else empty
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Segments of one rank's allocator that only one stream, or one CUDA graph or MemPool, can use. Bytes."""
+
+    is_private: bool  # of a CUDA graph or a MemPool
+    is_current: bool  # of the stream that trains
+    reserved: int
+    allocated: int
+    sparse: int  # unused, in segments that a few small blocks keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +121,7 @@ class TensorInventory:
     basis: str  # words: when all but gradients were counted
     gradients_basis: str  # words: when gradients were counted
     may_free_gradients: bool  # of a loop: zero_grad() may have freed them since ``gradients_basis``
+    has_gradients: bool  # a backward has ended since the last update
     gradients_alive: int  # bytes of gradients on its GPU before the first update; 0 before that
     cublas_bytes: int  # on the GPU, in no category, in blocks of the size of cuBLAS's workspaces
     unclaimed_bytes: int  # on the GPU, in no category, in other blocks
@@ -92,6 +129,13 @@ class TensorInventory:
     pinned_allocator: dict[str, int] | None  # allocated_bytes, active_bytes; None where this torch does not count them
     blocks_bytes: int | None  # all blocks in use at that moment; None without CUDA
     optimizer_states: tuple[OptimizerBytes, ...] = ()  # parts of the optimizer state, of a loop with several optimizers
+    counted_ns: int = 0  # when all but gradients were counted
+    held: tuple[HeldTensors, ...] = ()  # what variables of the script keep, the most first; no part of unclaimed_bytes
+    pools: tuple[Pool, ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(one.bytes for one in self.held)
 
     def describe_optimizer_states(self, *, on_device: bool) -> str:
         """Return ``Optimizer state: 1.20 GiB of AdamW, 0.01 GiB of SGD.``; "" with one optimizer, or without state there."""
@@ -101,14 +145,20 @@ class TensorInventory:
         return f"Optimizer state: {', '.join(f'{format_bytes(size)} of {name}' for size, name in parts)}."
 
 
-def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> TensorInventory | None:
-    """Return the inventory that applies at the cursor; None before the first."""
+def read_inventory(
+    session: Session, process: RankProcess, cursor_ns: int, *, at_failure: bool = False
+) -> TensorInventory | None:
+    """Return the inventory that applies at the cursor; None before the first.
+
+    ``at_failure``: the cursor is at an out-of-memory error, whose inventory was taken then and there.
+    """
     engines = read_events(session, ENGINE, process, cursor_ns)
     takeovers = find_takeovers(engines)
     by_engine: dict[int, list[Event]] = {}
     for event in read_events(session, TENSORS, process, cursor_ns):
         number = event.facts.get("engine") or 0
-        if event.unix_ns >= takeovers.get(number, 0):
+        is_failure = event.facts.get("when") == FAILURE
+        if event.unix_ns >= takeovers.get(number, 0) and (at_failure or not is_failure):
             by_engine.setdefault(number, []).append(event)
     if not by_engine:
         return None
@@ -119,10 +169,16 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Te
     by_others = sum(sum(_read_sizes(static, "device").values()) for static, _ in chosen if static is not latest)
     unclaimed = max(0, (latest.facts.get("unclaimed_bytes") or 0) - by_others)
     largest = latest.facts.get("unclaimed_largest") or ()
-    cublas = min(unclaimed, sum(size for size in largest if size in _CUBLAS_WORKSPACES))
-    unexplained = _limit_unexplained(by_engine, unclaimed - cublas)
+    # In the middle of a step activations may be of that size, or hide them.
+    settled = [event for events in by_engine.values() for event in events if event.facts.get("when") != FAILURE]
+    of_cublas = (settled[-1] if settled else latest).facts.get("unclaimed_largest") or ()
+    cublas = min(unclaimed, sum(size for size in of_cublas if size in _CUBLAS_WORKSPACES))
+    held = _read_held(settled, unclaimed - cublas)
+    held_bytes = sum(one.bytes for one in held)
+    unexplained = min(_limit_unexplained(by_engine, unclaimed - cublas), unclaimed - cublas - held_bytes)
     largest = largest if unexplained == unclaimed - cublas else ()
     unclaimed = unexplained + cublas
+    with_pools = next((event for event in reversed(settled) if event.facts.get("pools")), None)
     before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
     for number, events in by_engine.items():
@@ -140,6 +196,7 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Te
         basis=_describe_moment(latest),
         gradients_basis=_describe_moment(max((gradients for _, gradients in chosen), key=lambda event: event.unix_ns)),
         may_free_gradients=loops,
+        has_gradients=any(has_gradients(session, process, engine, cursor_ns) for engine in by_engine),
         gradients_alive=sum(_read_sizes(event, "device").get(GRADIENTS, 0) for event in before_update),
         cublas_bytes=cublas,
         unclaimed_bytes=unclaimed - cublas,
@@ -150,6 +207,58 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Te
             OptimizerBytes(str(state.get("class")), state.get("device") or 0, state.get("host") or 0)
             for state in latest.facts.get("optimizer_states") or ()
         ),
+        counted_ns=latest.unix_ns,
+        held=held,
+        pools=read_pools(with_pools.facts) if with_pools is not None else (),
+    )
+
+
+def _read_held(events: list[Event], unclaimed: int) -> tuple[HeldTensors, ...]:
+    """Return what variables kept when that was last searched, as far as there is still as much in no category."""
+    searched = next((event.facts["held"] for event in reversed(events) if event.facts.get("held") is not None), ())
+    held: list[HeldTensors] = []
+    for one in read_held(searched):
+        size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
+        held += [replace(one, bytes=size)] if size > 0 else []
+    return tuple(held)
+
+
+def read_held(entries: Iterable[Mapping[str, Any]]) -> list[HeldTensors]:
+    """Return the entries of ``held`` of a ``tensors`` event."""
+    texts = ("name", "owner", "file", "kind", "added_file")
+    return [_read_holder(one) for one in entries if all(str(one.get(name) or "").isprintable() for name in texts)]
+
+
+def _read_holder(facts: Mapping[str, Any]) -> HeldTensors:
+    name, scope, owner, file = (str(facts[key]) for key in ("name", "scope", "owner", "file"))
+    place = f" ({file})" if file else ""
+    where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
+    kind = "tensor" if facts["kind"] in ("Tensor", "Parameter") else facts["kind"]
+    where = where or f"{name} of {file or owner}"
+    return HeldTensors(
+        name=f"{owner}.{name}" if scope == "attribute" else name,
+        text=f"a {kind} within {where}" if facts.get("levels") else f"the {kind} {where}",
+        bytes=facts["bytes"],
+        count=facts["count"],
+        keeps_graph=facts.get("keeps_graph") is True,
+        shape=tuple(facts.get("shape") or ()),
+        view_of=tuple(facts.get("view_of") or ()),
+        line=f"{facts['added_file']}:{facts['added_line']}" if facts.get("added_file") and facts.get("added_line") else "",
+    )
+
+
+def read_pools(facts: Mapping[str, Any]) -> tuple[Pool, ...]:
+    """Return the pools of a ``tensors`` event."""
+    stream = facts.get("stream") or 0
+    return tuple(
+        Pool(
+            is_private=pool["private"],
+            is_current=pool["stream"] == stream,
+            reserved=pool["reserved"],
+            allocated=pool["allocated"],
+            sparse=pool.get("sparse") or 0,
+        )
+        for pool in facts.get("pools") or ()
     )
 
 
@@ -173,12 +282,18 @@ def _choose_events(
 ) -> tuple[Event, Event]:
     """Return one engine's inventory for permanent tensors, and that for gradients."""
     by_moment = {str(event.facts.get("when")): event for event in events}
+    if FAILURE in by_moment and by_moment[FAILURE] is events[-1]:
+        return events[-1], events[-1]
     static = next((by_moment[when] for when in _STATIC_MOMENTS if when in by_moment), events[-1])
+    # A loop's gradients are alive after an update, an engine's are not.
+    again = by_moment.get(AGAIN)
+    newest = again if again is not None and _read_sizes(again, "device").get(GRADIENTS) else None
     if BEFORE_UPDATE in by_moment and has_gradients(session, process, engine, cursor_ns):
-        return static, by_moment[BEFORE_UPDATE]
+        return static, newest or by_moment[BEFORE_UPDATE]
     if NEXT_FORWARD in by_moment and is_in_forward(session, process, engine, cursor_ns):
-        return static, by_moment[NEXT_FORWARD]
-    return static, by_moment.get(AFTER_UPDATE, by_moment.get(INIT, static))
+        is_kept = bool(_read_sizes(by_moment[NEXT_FORWARD], "device").get(GRADIENTS))
+        return static, newest if newest is not None and is_kept else by_moment[NEXT_FORWARD]
+    return static, newest or by_moment.get(AFTER_UPDATE, by_moment.get(INIT, static))
 
 
 def _is_gathered(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:

@@ -1,4 +1,7 @@
-"""Memory that the job may use on a host: the control group's where its limit is below the host's memory."""
+"""Memory that the job may use on a host: the control group's where its limit is below the host's memory.
+
+And the part of a process's memory that the kernel cannot drop when memory is short.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,16 @@ def measure_limit_bytes(rows: Rows) -> Ints:
     """Return ``limit_bytes`` of records of HOSTS."""
     total, limit = rows["memory_total_bytes"], rows["cgroup_limit_bytes"]
     return np.where(_is_confined(total, limit), limit, total)
+
+
+def measure_held_bytes(rows: Rows, prefix: str = "") -> Ints:
+    """Return the anonymous and shared memory in records of PROCESSES or FOLDED; all resident memory where it is unknown.
+
+    Pages of files are left out: the kernel reads them again after it has dropped them. ``prefix``: of the columns' names.
+    """
+    resident: Ints = rows[f"{prefix}rss_bytes"]
+    held = rows[f"{prefix}held_bytes"] if f"{prefix}held_bytes" in (rows.dtype.names or ()) else 0
+    return np.where(held > 0, held, resident)
 
 
 def _is_confined(total_bytes: Any, limit_bytes: Any) -> Any:

@@ -21,6 +21,7 @@ _LOST_ONCE = {
     "long_pause": "pause_s",
     "rank_stopped": "stopped_s",
     "stuck_at_start": "silent_s",
+    "restarted": "lost_s",
 }
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
@@ -120,6 +121,7 @@ def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Ro
     seconds = _compute_seconds(finding, findings, steps, end_ns)
     size, on_host = _compute_bytes(finding)
     is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
+    is_unfinished |= finding.name == "restarted"  # mostly time in which nothing trained
     return FindingCost(
         finding,
         finding.ranks,

@@ -11,6 +11,7 @@ from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.watching_cost import describe_share
 from zerotop.session.reader import Session
 
 
@@ -63,7 +64,7 @@ def _describe_cost(view: LiveView) -> list[str]:
     if math.isnan(cost.probe_share):
         return []
     once = "" if math.isnan(cost.one_time_s) else f", and {cost.one_time_s:.2f} s once"
-    return [f"watching costs {cost.probe_share:.2%} of the time{once}; {cost.records} records, {cost.lost_records} lost"]
+    return [f"watching costs {describe_share(cost.probe_share)}{once}; {cost.records} records, {cost.lost_records} lost"]
 
 
 def _describe_gpus(view: LiveView) -> list[str]:

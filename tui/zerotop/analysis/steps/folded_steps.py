@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, add_times
 from zerotop.analysis.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases
 from zerotop.session.reader import Source
@@ -29,7 +30,7 @@ def fill_rows(rows: Rows, folded: Rows, previous_ns: int, process: Source) -> No
     sums = {column: folded[f"{column[:-2]}_ns"] for column in DURATION_COLUMNS}
     add_times(rows, ends - begins, folded["loading_ns"], sums)
     for name in (*COUNT_COLUMNS, *MEMORY_COLUMNS):
-        rows[name] = folded[name]
+        rows[name] = measure_held_bytes(folded, "host_") if name == "host_held_bytes" else folded[name]
     rows["iteration_s"][folded["longest_ns"] == UNKNOWN] = np.nan
     steps = rows["steps"] = folded["steps"]
     phased = steps - _count_counted(folded)

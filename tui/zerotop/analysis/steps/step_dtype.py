@@ -39,6 +39,7 @@ STEP_DTYPE = np.dtype(
         ("allocated_peak_bytes", "<i8"),
         ("reserved_peak_bytes", "<i8"),
         ("host_rss_bytes", "<i8"),  # the highest sampled
+        ("host_held_bytes", "<i8"),  # likewise, without pages of files; as host_rss_bytes in older recordings
         ("nvml_process_bytes", "<i8"),  # the highest sampled
         ("begin_unix_ns", "<i8"),
         ("end_unix_ns", "<i8"),
@@ -49,7 +50,10 @@ STEP_DTYPE = np.dtype(
     ]
 )
 
-MEMORY_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
+MEMORY_COLUMNS = (
+    *("allocated_peak_bytes", "reserved_peak_bytes"),
+    *("host_rss_bytes", "host_held_bytes", "nvml_process_bytes"),
+)
 """The columns of bytes."""
 PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s", "optimizer_s")
 """The columns that are NaN in a counted step."""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
+
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Rows, Windows, iter_samples, merge_columns
+from zerotop.session.samples import Ints, Rows, Windows, iter_samples
 from zerotop_probe.recording.tables import BEGIN, FRESH_NS, TICK, UNKNOWN
 
 # Records read before the first step, so that a step shorter than a tick has the sample before.
 _EARLIER_ROWS = 512
-# (table, its column, the steps' column) of values sampled from outside the process.
-_SAMPLED_COLUMNS = (
-    ("processes", "rss_bytes", "host_rss_bytes"),
-    ("gpu_processes", "used_bytes", "nvml_process_bytes"),
-)
+# The steps' columns of values sampled from outside the process, by table, and how to read each from its records.
+_SAMPLED_COLUMNS: dict[str, dict[str, Callable[[Rows], Ints]]] = {
+    "processes": {"host_rss_bytes": itemgetter("rss_bytes"), "host_held_bytes": measure_held_bytes},
+    "gpu_processes": {"nvml_process_bytes": itemgetter("used_bytes")},
+}
 
 
 def add_memory(session: Session, process: Source, rows: Rows) -> None:
@@ -26,12 +30,16 @@ def add_memory(session: Session, process: Source, rows: Rows) -> None:
     for source in session.process_sources("allocator", process.host, process.pid):
         if source.rank == process.rank:
             add_allocator(rows, source)
-    for table, column, step_column in _SAMPLED_COLUMNS:
+    for table, columns in _SAMPLED_COLUMNS.items():
         sources = session.host_sources(table, process.host)
         window = int(begins[0]), int(ends[-1])
         parts = list(iter_samples(sources, *window, "pid", process.pid, rows_before=_EARLIER_ROWS))
-        times, columns = merge_columns(parts, (column,))
-        rows[step_column] = Windows(times, begins, ends, max_age_ns=FRESH_NS).find_highest(columns[column])
+        times = np.concatenate([np.empty(0, np.int64), *(part.times for part in parts)])
+        order = np.argsort(times, kind="stable")
+        windows = Windows(times[order], begins, ends, max_age_ns=FRESH_NS)
+        for step_column, measure in columns.items():
+            values = np.concatenate([np.empty(0, np.int64), *(measure(part.rows) for part in parts)])
+            rows[step_column] = windows.find_highest(values[order])
 
 
 def add_allocator(rows: Rows, source: Source) -> None:

@@ -12,6 +12,7 @@ from zerotop.session.samples import Floats, Ints
 
 BLOCK_COLUMNS = 256  # columns read at once
 _MOST_BLOCKS = 512  # of one source
+_MOST_BASE_COLUMNS = 100_000
 # Columns beyond the end are read too: they stay valid until more is recorded.
 _COLUMNS_AHEAD = 64
 
@@ -91,6 +92,8 @@ class ColumnCache:
             return cached.table if cached is not None else self._source.make_blank(BLOCK_COLUMNS)
         was_complete, self.is_complete = self.is_complete, True
         base = self._source.choose_base(column_ns)
+        if self._count_begun(base, end_ns) > max(record_count, _MOST_BASE_COLUMNS):  # most of them would be blank
+            base = column_ns
         if base != column_ns:
             tables = [self._merge_block(column_ns, base, index, end_ns, until_s)]
         else:  # columns that were not final are read again, together with those of the next block

@@ -15,7 +15,10 @@ from zerotop_probe.recording.tables import PHASE_CODE
 
 # More optimizers than these are not named.
 _MOST_NAMED = 4
-_TRAINED_NOTHING = "No rank trained: none created a DeepSpeed engine, or called backward() and stepped a PyTorch optimizer."
+_TRAINED_NOTHING = (
+    "No training was recorded: no process with the probe created a DeepSpeed engine, or called backward() and stepped a"
+    " PyTorch optimizer."
+)
 # An optimizer that has not stepped after this many backwards is worth a notice; accumulation over more is rare. These are
 # searched in the first records.
 _MANY_BACKWARDS, _FIRST_SPANS = 100, 2000
@@ -27,7 +30,8 @@ def describe_training(session: Session, cursor_ns: int) -> list[str]:
     """Return the sentences that hold at a moment in unix time."""
     engine = read_first_engine(session, cursor_ns)
     if not engine:
-        return [_TRAINED_NOTHING] if _has_ended_untrained(session, cursor_ns) else []
+        is_known = _has_ended_untrained(session, cursor_ns) and not session.events_named(events.PROBE_MISSING, cursor_ns)
+        return [_TRAINED_NOTHING] if is_known else []
     if engine.get("kind") != LOOP:
         return []
     if not engine.get("optimizer"):

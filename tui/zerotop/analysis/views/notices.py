@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from zerotop.analysis.formatting import format_bytes, format_ranks
+from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
@@ -24,6 +25,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     """Return the notices at a moment in unix time, one sentence each."""
     notices = [str(e.facts["gpu_notice"]) for e in session.events_named("node", cursor_ns) if e.facts.get("gpu_notice")]
     notices += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in session.events_named("rank_silent", cursor_ns)]
+    notices += describe_missing_probes(session, cursor_ns)
     notices += [str(event.facts.get("text")) for event in session.events_named("attached", cursor_ns)]
     notices += _describe_not_reached(session, cursor_ns)
     notices += _describe_not_entered(session, cursor_ns)

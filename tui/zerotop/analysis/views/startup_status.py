@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from zerotop.analysis.formatting import format_long_time
+from zerotop.analysis.processes.missing_probe import find_missing_probes
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
 _ENGINE = "Waiting for the training to begin."
+_ENTER = " E, or zerotop attach {pid} --enter, loads it while they run."
 # Of a job that may only infer: nothing says that it will train.
-_UNTRAINED = "No rank has trained in the first {duration}. A program that only infers has no steps."
+_UNTRAINED = "No rank has reported a step in the first {duration}. A program that only infers has no steps."
 _UNTRAINED_S = 60.0
 _COMPILERS = "Compiling {what} for {duration}: 1 to 2 minutes, on the first run only."
 _OPERATORS = "DeepSpeed's operators"
@@ -21,6 +23,9 @@ _LOCK = (
 
 def describe_wait(session: Session, cursor_ns: int) -> str:
     """Return a sentence, by the latest event."""
+    if missing := find_missing_probes(session, cursor_ns):
+        pid = missing[0].events[0].facts.get("pid")
+        return " ".join(f"{one.sentence}." for one in missing) + _ENTER.format(pid=pid)
     compiling, locked = (session.events_named(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
         paths = list(dict.fromkeys(event.facts["path"] for event in locked))

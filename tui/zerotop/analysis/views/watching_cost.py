@@ -9,6 +9,16 @@ from zerotop.analysis.live_view import Cost
 from zerotop.analysis.views.job_exit import Losses
 from zerotop.session.reader import Session
 
+# What the probe's work delays otherwise, as by its use of the processor's caches, is not in its measurement.
+_LEAST_SHARE = 0.001
+
+
+def describe_share(share: float) -> str:
+    """Return the share of the time that watching takes, in words."""
+    if share < _LEAST_SHARE:
+        return f"less than {_LEAST_SHARE * 100:.1f} % of the time, below what can be measured"
+    return f"{share * 100:.2f} % of the time"
+
 
 def measure_cost(session: Session, cursor: int, losses: Losses) -> Cost:
     """Return the cost at a cursor in unix time."""
@@ -20,7 +30,7 @@ def measure_cost(session: Session, cursor: int, losses: Losses) -> Cost:
             errors += int(last["errors"])
             span = int(last["time_ns"]) - int(first["time_ns"])
             if span > 0:
-                shares.append((int(last["cost_ns"]) - int(first["cost_ns"])) / span)
+                shares.append(max(0, int(last["cost_ns"]) - int(first["cost_ns"])) / span)  # older probes recorded less
             if "one_time_ns" in (source.array.dtype.names or ()):
                 once_s.append(int(last["one_time_ns"]) / 1e9)
     return Cost(

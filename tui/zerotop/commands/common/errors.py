@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from zerotop_probe.outside.causes import describe_cause
+
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
@@ -21,7 +23,8 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "There is too little memory. Raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return f"{error.strerror}: zerotop needs about 20 at once. Raise the limit (ulimit -n)"
+        cause = describe_cause(error)
+        return f"{cause[0].upper()}{cause[1:]}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}{_describe_folder(error)}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__

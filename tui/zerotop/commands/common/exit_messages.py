@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, events
 
 if TYPE_CHECKING:
     from zerotop.analysis.views.job_exit import Ending
@@ -45,10 +45,33 @@ def describe_rank_losses(path: str) -> list[str]:
     return [text for text in (count_losses(session).loss_sentence, describe_missing_steps(session)) if text]
 
 
+def describe_missing_probe(path: str) -> list[str]:
+    """Return sentences about ranks in which the probe was not loaded."""
+    files = Path(path).glob("events-node*")
+    if not any(f'"{events.PROBE_MISSING}"'.encode() in _read_bytes(file) for file in files):
+        return []  # NumPy need not be imported
+    from zerotop.analysis.processes.missing_probe import describe_missing_probes
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        session = Session.open(Path(path))
+    except SessionError:
+        return []
+    return describe_missing_probes(session, session.last_written_ns)
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
+
+
 def describe_place(path: str | Path) -> str:
     """Return a sentence about the recording's place, or the reason why there is none."""
     if directory.has_recording(str(path)):
-        return f"recorded in {path}"
+        why = directory.read_session_info(str(path)).get(directory.ELSEWHERE)
+        return f"recorded in {path}" + (f" instead: {why}" if why else "")
     is_there = (Path(path) / directory.SESSION_FILE).is_file()
     reason = "nothing could be written to it" if is_there else "it was moved or removed while the job ran"
     return f"not recorded in {path}: {reason}"

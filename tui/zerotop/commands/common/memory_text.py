@@ -8,7 +8,7 @@ from zerotop.analysis.failures.out_of_memory import PostMortem
 from zerotop.analysis.formatting import MIB, format_gib, format_ranks
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.expected.zero_model import Difference
-from zerotop.analysis.memory.host_ledger import HostLedger
+from zerotop.analysis.memory.host_ledger import LABELS, WORKERS, WORKERS_BASIS, HostLedger
 from zerotop.analysis.memory.ledger_rows import UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.phase_peaks import BEFORE, RankPeaks
 from zerotop.analysis.reports.memory import MemoryReport
@@ -115,6 +115,8 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
             "from the kernel; its shared memory counts as pinned",
         )
     )
+    if host.worker_bytes is not None:
+        rows.append((f"  {LABELS[WORKERS]}", format_gib(host.worker_bytes), "", "", "", "", WORKERS_BASIS))
     if host.swap_bytes:
         rows.append(("  swapped out", format_gib(host.swap_bytes), "", "", "", "", ""))
     notes = [*(difference.note for difference in differences), *host.notes]

@@ -60,6 +60,8 @@ def _describe_entry(entry: Entry, number: int | None) -> str:
 def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
     """Return the ranks of a session's job on this node; the number is None where unknown."""
     facts = job_control.read_facts(str(path))
+    if not facts.attached:  # the others load the probe themselves
+        return [(number, process) for process, number in facts.without_probe.items() if process.is_alive()]
     job = find_job(facts.job.pid) if facts.job is not None and facts.job.is_alive() else None
     ranks: list[tuple[int | None, Process]] = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
     listed = {process for _, process in ranks}
@@ -69,11 +71,12 @@ def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
 
 
 def can_enter(path: Path) -> bool:
-    """Whether the job was attached to and has running ranks without the probe on this node."""
+    """Whether running ranks of this node lack the probe: those of a job that was attached to, or that did not load it."""
     facts = job_control.read_facts(str(path))
-    if not facts.attached or facts.detached:
+    if facts.detached:
         return False
-    return any(process.is_alive() and not _is_entered(path, process.pid) for process in dict.fromkeys(facts.ranks))
+    ranks = facts.ranks if facts.attached else facts.without_probe
+    return any(process.is_alive() and not _is_entered(path, process.pid) for process in dict.fromkeys(ranks))
 
 
 def _is_entered(path: Path, pid: int) -> bool:

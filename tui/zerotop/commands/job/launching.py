@@ -5,33 +5,54 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.exit_messages import write_messages
+from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job.agent import AgentError, CommandError, check_command
+from zerotop_probe.outside.job.job import make_command_error
+from zerotop_probe.outside.job.job_signals import PYTHON_IGNORES
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
 
 # As shells, env and timeout have it.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+# A recording in a temporary folder takes this share of what is free there, if at least so many bytes are.
+_SHARE_OF_ROOM = 0.1
+_LEAST_ROOM = 2 * directory.MIN_BYTES
+
+
+class NotRecorded(Problem):
+    """Nothing can be recorded, and nothing was started. The text says why; ``advice`` is a sentence or empty."""
+
+    advice = ""
 
 
 @contextmanager
-def make_session(command: Sequence[str], path: str | None, **facts: Any) -> Iterator[str]:
+def make_session(command: Sequence[str], path: str | None, *, elsewhere: bool = False, **facts: Any) -> Iterator[str]:
     """Create a session directory for ``command`` and remove it again if the command cannot be started.
 
-    ``facts`` become part of the session file, see ``directory.create_session``. Raises Problem for a command that cannot be
-    executed or a directory that cannot be created.
+    ``elsewhere``: in a temporary folder if it cannot be created, which a message says. ``facts`` become part of the session
+    file, see ``directory.create_session``. Raises Problem for a command that cannot be executed, NotRecorded if there is no
+    place for a recording, or the agent cannot be started.
     """
     try:
         check_command(command)
     except CommandError as error:
         raise _describe_command_error(error) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
-    session = _create_session(command, path, facts)
+    try:
+        session = _create_session(command, path, facts)
+    except NotRecorded as error:
+        session, existed = _create_elsewhere(command, facts, error) if elsewhere else "", False
+        if not session:
+            raise
     try:
         yield session
     except CommandError as error:
@@ -39,7 +60,18 @@ def make_session(command: Sequence[str], path: str | None, **facts: Any) -> Iter
         raise _describe_command_error(error) from error
     except AgentError as error:
         _discard_session(Path(session), keep_folder=existed)
-        raise Problem(str(error)) from error
+        raise NotRecorded(str(error)) from error
+
+
+def run_unrecorded(command: Sequence[str], why: NotRecorded) -> None:
+    """Become the job, after a message. Raises Problem if the command cannot be executed."""
+    write_messages(f"{why}. The job runs without zerotop, and nothing is recorded")
+    for number in PYTHON_IGNORES:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], tuple(command))
+    except OSError as error:
+        raise _describe_command_error(make_command_error(command[0], error)) from error
 
 
 def _describe_command_error(error: CommandError) -> Problem:
@@ -48,18 +80,36 @@ def _describe_command_error(error: CommandError) -> Problem:
 
 
 def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
-    folder = directory.find_default_root() if path is None else path
+    folder = directory.find_default_root() if path is None else os.path.abspath(path)
     try:
         return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
+        reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else describe_cause(error)
         if error.errno is None:  # the folder is not empty or another user's; the error says so
-            raise
-        reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else str(error.strerror)
-        raise _make_problem(folder, reason) from error
+            reason = str(error)
+        problem = NotRecorded(f"Cannot record to {folder}: {reason}")
+        problem.advice = "Choose another folder with --session DIR"
+        raise problem from error
 
 
-def _make_problem(folder: str, reason: str) -> Problem:
-    return Problem(f"Not started: cannot record to {folder}: {reason}. Choose another folder with --session DIR")
+def _create_elsewhere(command: Sequence[str], facts: dict[str, Any], why: NotRecorded) -> str:
+    """Create the session in a temporary folder, after a message; return "" if that is impossible, too."""
+    for root in dict.fromkeys((os.environ.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp", "/dev/shm")):
+        with suppress(OSError, NotRecorded):
+            free = shutil.disk_usage(root).free
+            if free < _LEAST_ROOM:
+                continue
+            # It may be memory, which the job needs.
+            limit = min(facts.get("max_bytes") or directory.MAX_BYTES, max(directory.MIN_BYTES, int(free * _SHARE_OF_ROOM)))
+            folder = tempfile.mkdtemp(prefix=f"zerotop-{directory.find_script_name(command)}-", dir=root)
+            try:
+                session = _create_session(command, folder, {**facts, "max_bytes": limit, directory.ELSEWHERE: str(why)})
+            except NotRecorded:
+                os.rmdir(folder)
+                raise
+            write_messages(f"{why}. Recording to {session} instead")
+            return session
+    return ""
 
 
 def _discard_session(session: Path, *, keep_folder: bool) -> None:

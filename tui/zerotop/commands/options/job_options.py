@@ -26,13 +26,22 @@ def _add_start(add_command: AddCommand) -> None:
         "start a job and watch it",
         "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
-        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
-        " [--no-stacks] [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] [--] COMMAND ...",
+        usage="%(prog)s [-h] [--session DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
+        " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
+        " [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
+    run.add_argument(
+        "--require-recording", action="store_true", help="do not start the job if nothing can be recorded in the folder"
+    )
     run.add_argument("--redact-output", action="store_true", help="replace secrets in the recorded output, too")
+    run.add_argument(
+        "--no-record-output",
+        action="store_true",
+        help="without the screen; leave the output and the terminal to the job, as a pager or debugger needs it",
+    )
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
     _add_no_stacks(run)
     run.add_argument(

@@ -24,7 +24,7 @@ def build_config(
     """
     config = _change_config(base, settings) if base else _read_ready_config(settings, dtype)
     for key in _OFFLOAD_KEYS:
-        offload = config["zero_optimization"].get(key, {})
+        offload = config["zero_optimization"].get(key) or {}
         if offload.get("device") == "nvme" and nvme_path:
             offload["nvme_path"] = nvme_path
     if has_batch:
@@ -35,7 +35,7 @@ def build_config(
 def _change_config(base: Mapping[str, Any], settings: Mapping[str, Value]) -> dict[str, Any]:
     """Return the user's own configuration with the stage and offload mode of the settings."""
     config = copy.deepcopy(dict(base))
-    zero = config.setdefault("zero_optimization", {})
+    config["zero_optimization"] = zero = config.get("zero_optimization") or {}
     if STAGE in settings:
         zero["stage"] = settings[STAGE]
         if settings[STAGE] != 3:  # "auto" would stay as it is, and DeepSpeed refuses it

@@ -98,7 +98,9 @@ def _run_job(
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     session = attempt.session
     environment = {**own_python.build_environment(), **job.environment}
-    command = own_python.build_command("zerotop.cli", "run", "--headless", "--session", str(session), "--", *job.command)
+    command = own_python.build_command(
+        "zerotop.cli", "run", "--headless", "--require-recording", "--session", str(session), "--", *job.command
+    )
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,

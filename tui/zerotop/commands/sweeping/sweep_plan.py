@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.sweeps import settings as names
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
+from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.model_config import find_longest_sequence
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
@@ -29,7 +28,7 @@ def build_plan(options: argparse.Namespace) -> Plan:
     settings = _read_settings(options)
     if not settings:
         raise Problem("Nothing varies: give values, for example --stage 2,3 --seq-length 128:2048:128", USAGE)
-    config = _read_config(options.config) if options.config else {}
+    config = read_deepspeed_config(options.config) if options.config else {}
     if options.warmup >= options.steps - 1:
         raise Problem(
             f"--steps {options.steps} leaves no interval to measure after {options.warmup} steps of warm-up", USAGE
@@ -115,15 +114,3 @@ def _parse(option: str, text: str, parse: Callable[[str], list[Any]]) -> list[Va
         return parse(text)
     except ValueError as error:
         raise Problem(f"{option}: {error}", USAGE) from error
-
-
-def _read_config(path: str) -> Mapping[str, Any]:
-    try:
-        content = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise Problem(f"Cannot read the DeepSpeed config {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise Problem(f"The DeepSpeed config {path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not content:
-        raise Problem(f"The DeepSpeed config {path} is not a JSON object with settings")
-    return content

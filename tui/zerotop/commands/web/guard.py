@@ -26,14 +26,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RequestGuard:
     """A middleware that answers 403, with a sentence, to requests without the token or its cookie."""
 
-    def __init__(self, token: str, *, port: int) -> None:
+    def __init__(self, token: str) -> None:
         self._token = token
         self._one_time_token = secrets.token_urlsafe(32)
-        # Cookies ignore ports: the name keeps servers on one machine apart.
-        self._cookie_name = f"zerotop-{port}"
         self._cookie_value = secrets.token_urlsafe(32)
         # Each is for the one page that a redirect leads to.
-        self._admission_name = f"{self._cookie_name}-admission"
         self._admissions: deque[str] = deque(maxlen=_MAX_ADMISSIONS)
         self._window_key = secrets.token_urlsafe(32)
 
@@ -47,7 +44,7 @@ class RequestGuard:
         """Pass a request on to its handler, or refuse it."""
         if not _is_same_origin(request):
             raise _make_refusal("Requests from other web pages are refused.")
-        if _is_equal(request.cookies.get(self._cookie_name, ""), self._cookie_value):
+        if _is_equal(request.cookies.get(_name_cookie(request), ""), self._cookie_value):
             return await handler(request)
         token = request.query.get("token", "")
         if _is_equal(token, self._token):
@@ -65,15 +62,15 @@ class RequestGuard:
         answer = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(query))})
         self._admissions.append(secrets.token_urlsafe(32))
         for name, value, age in (
-            (self._cookie_name, self._cookie_value, None),
-            (self._admission_name, self._admissions[-1], _ADMISSION_S),
+            (_name_cookie(request), self._cookie_value, None),
+            (_name_admission(request), self._admissions[-1], _ADMISSION_S),
         ):
             answer.set_cookie(name, value, max_age=age, httponly=True, samesite="Strict", path="/")
         return answer
 
     def take_window_key(self, request: web.Request) -> str:
         """Return the key of windows for the page after a visit with the token; "" for a page that has only the cookie."""
-        value = request.cookies.get(self._admission_name, "")
+        value = request.cookies.get(_name_admission(request), "")
         for admission in self._admissions:
             if _is_equal(value, admission):
                 self._admissions.remove(admission)
@@ -84,6 +81,16 @@ class RequestGuard:
         """Refuse the websocket of a page that does not have the key."""
         if not _is_equal(request.match_info.get("key", ""), self._window_key):
             raise _make_refusal("Open the address that zerotop serve printed, with its token.")
+
+
+def _name_cookie(request: web.Request) -> str:
+    """Return a name that keeps the servers of one machine apart: cookies ignore ports."""
+    address = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    return f"zerotop-{address[1] if address else 0}"
+
+
+def _name_admission(request: web.Request) -> str:
+    return f"{_name_cookie(request)}-admission"
 
 
 def _is_equal(value: str, secret: str) -> bool:

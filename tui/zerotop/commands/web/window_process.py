@@ -121,9 +121,10 @@ class WindowProcess(AppService):
 def parse_size(text: str | None, default: int) -> float:
     """Return a size of a query: the default if it is missing or no number."""
     try:
-        return float(text or "")
+        size = float(text or "")
     except ValueError:
         return default
+    return default if size != size else size
 
 
 def _clamp(size: Any, limit: int) -> int:

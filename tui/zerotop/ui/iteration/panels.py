@@ -117,14 +117,15 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
         )
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
     # While a job starts, its processes are there before their engines are.
-    if not frame.view.ranks or frame.view.job.state is JobState.STARTING:
+    missing = next((notice for notice in frame.view.job.notices if notice.startswith("The probe was not loaded")), "")
+    if not missing and (not frame.view.ranks or frame.view.job.state is JobState.STARTING):
         return (
             ("Waiting for the training to begin.", "text"),
             ("Iterations appear when the first ones are finished.", "muted"),
         )
     command = f"zerotop attach {pid} --enter" if pid is not None else "zerotop run -- COMMAND"
     return (
-        ("Phases and iterations are recorded inside the ranks, and the probe is not in them.", "text"),
+        (missing or "Phases and iterations are recorded inside the ranks, and the probe is not in them.", "text"),
         (f"To see its phases: {command}", "value"),
         ("Jobs started with zerotop run have the probe from the start.", "muted"),
     )

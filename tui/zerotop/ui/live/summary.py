@@ -11,6 +11,7 @@ from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.analysis.reports.verdict import describe_memory
+from zerotop.analysis.views.watching_cost import describe_share
 from zerotop.ui.base.findings import choose_style, describe_finding, wrap_sentence
 from zerotop.ui.drawing.formatting import is_known
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -96,4 +97,4 @@ def _describe_watching(view: LiveView) -> str:
         return ""
     once = f", and {cost.one_time_s:.1f} s once" if is_known(cost.one_time_s) and cost.one_time_s >= 0.05 else ""
     lost = f"; {cost.lost_records} records were lost" if cost.lost_records else ""
-    return f"Watching cost {cost.probe_share * 100:.2f} % of the time{once}{lost}."
+    return f"Watching cost {describe_share(cost.probe_share)}{once}{lost}."

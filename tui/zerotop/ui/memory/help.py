@@ -85,6 +85,16 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Reduce the micro-batch size, or set expandable_segments:True.",
     ),
     (
+        "pages of files",
+        "Of the rank's host memory: libraries, and data it has mapped, such as memmap, Arrow or safetensors files.\n"
+        "The kernel gives these pages back when memory is short, so they are no leak.",
+    ),
+    (
+        "DataLoader workers",
+        "Memory that only these processes have, beyond the resident sum. Forked workers share the rank's pages at first,\n"
+        "and get a copy of each page in which they touch an object.",
+    ),
+    (
         "pinned beyond tensors",
         "PyTorch rounds each pinned allocation up to a power of two, and keeps freed blocks.\n"
         "pin_memory: false in the offload section avoids this, but makes copies slower.",

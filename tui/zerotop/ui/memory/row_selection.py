@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count
+from zerotop.analysis.memory.host_ledger import WORKERS
 from zerotop.analysis.memory.memory_table import SUM_DEVICE, SUM_RESIDENT, MemoryLine
 
-EXTRA_KEYS = ("estimate", "rule")
+EXTRA_KEYS = ("estimate", "rule", WORKERS)
 """Lines after the ledger that do not count in its sums."""
 _LAST_SUMS = (SUM_DEVICE, SUM_RESIDENT)
 

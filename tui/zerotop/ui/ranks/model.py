@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import JobState
+from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrices, RankMatrix
 from zerotop.analysis.ranks.outliers import (
@@ -285,12 +286,14 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobS
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    is_outside = not session.events_named("job_started") or bool(session.events_named("rank_silent"))
-    if is_outside and state is not JobState.STARTING and any(len(source.array) for source in session.sources["processes"]):
+    if missing := describe_missing_probes(session, session.last_written_ns):
+        return " ".join(missing)
+    is_outside = not session.events_named("job_started") and state is not JobState.STARTING
+    if is_outside and any(len(source.array) for source in session.sources["processes"]):
         return (
             "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"
             " or inject the probe with zerotop attach --enter."
         )
     if state.is_over:
-        return "No rank trained: there is nothing to compare."
+        return "No rank finished a step: there is nothing to compare."
     return "No rank trains yet: ranks are compared from their first finished step on."

@@ -117,7 +117,7 @@ def _describe_end(recording: Recording, overview: Overview) -> str:
 
 def _describe_training(overview: Overview, glyphs: Glyphs) -> str:
     if not overview.has_begun:
-        return "No rank trained: only memory, CPU and output were recorded."
+        return "No steps were recorded: only memory, CPU and output."
     size_text = f" of {format_number(overview.parameters)} parameters" if overview.parameters else ""
     offload = format_offload(overview, glyphs)
     precision = "" if overview.is_loop else overview.precision_text  # the setup of a loop contains it

@@ -47,11 +47,14 @@ class IterationRule:
 
     def finish_step(self, number: int, backwards: int) -> bool:
         """Count a step of an optimizer after this number of ``backwards``; return whether it ends an iteration."""
-        self.step_counts[number] += 1
+        is_only = len(self.step_counts) == 1
         if backwards and self._last_backward.get(number) == backwards:
+            self.step_counts[number] += 1
             return False
+        # Without calls: after each of them a signal handler of the job may raise.
+        self.step_counts[number] += 1
         self._last_backward[number] = backwards
-        if len(self.step_counts) == 1:
+        if is_only:
             self.counting = {number}
             return True
         if number in self._older:

@@ -125,6 +125,8 @@ class Loop(TrainingHooks):
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
+        watch = self.probe.watch
+        watch.list_parts, watch.count_tensors, watch.record_facts = self._list_parts, self._count_again, self._record_again
         self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
             recorder.write_event(now(), events.TOTAL_STEPS, steps=planned, source="trainer")
@@ -144,8 +146,8 @@ class Loop(TrainingHooks):
             own = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
             if len(optimizers) != 1 or not parameters.issuperset(own):
                 return
-        self._has_facts = True
         self._guard.run_once(record_loop, self.probe, state, modules, optimizers)
+        self._has_facts = True
         if not at_update:
             self.count_tensors("init")
 
@@ -157,6 +159,27 @@ class Loop(TrainingHooks):
             self._guard.run_once(
                 functools.partial(record_loop_tensors, **more), self.probe, state, modules, optimizers, when
             )
+
+    def _list_parts(self) -> tuple[list[Any], list[Any]]:
+        """Return the models, and the optimizers without those that a newer one of the same parameters has replaced."""
+        updated: set[int] = set()
+        current = []
+        for optimizer in reversed(self.list_optimizers().values()):
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if not own <= updated:
+                current.append(optimizer)
+            updated |= own
+        return self.finder.list_modules(), current[::-1]
+
+    def _count_again(self, when: str, step: int) -> None:
+        if self._has_facts and (state := self.probe.engines.loop) is not None:
+            optimizers = list(self.list_optimizers().values())  # a replaced one may keep its state
+            record_loop_tensors(self.probe, state, self.finder.list_modules(), optimizers, when, step)
+
+    def _record_again(self) -> None:
+        if self._has_facts and (state := self.probe.engines.loop) is not None:
+            library = self.probe.library.find_mixed_precision()
+            record_loop(self.probe, state, *self._list_parts(), autocast=library or self.probe.watch.autocast or None)
 
     # --- iterations -----------------------------------------------------------------------------------------
 
@@ -192,14 +215,12 @@ class Loop(TrainingHooks):
         self.count_tensors("before_update")
 
     def finish_iteration(self, recorder: Recorder, span: Span, time_ns: int) -> None:
-        """After the step that ends an iteration."""
+        """After the step that ended an iteration, and was counted."""
         state: LoopState | None = self.probe.engines.loop
         if state is None:
             return
         can_count = self.can_count and self.settled is state and not self.probe.leaving
         recorder.end_step(span, time_ns, state, can_count=can_count)
-        state.finished_steps += 1
-        state.backward_count = 0
         if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:
             self.count_tensors("after_update")
             self._expects_tensors = True

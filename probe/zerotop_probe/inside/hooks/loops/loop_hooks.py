@@ -24,6 +24,7 @@ from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 _BACKWARD_FUNCTION = "_engine_run_backward"
@@ -103,7 +104,11 @@ class LoopHooks:
         @functools.wraps(wrapper)
         def call_original(*args: Any, **kwargs: Any) -> Any:
             is_counted = counting.is_on
-            result = wrapper(*args, **kwargs)
+            try:
+                result = wrapper(*args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
             if is_counted:
                 counting.backwards += 1  # what an update needs to know
             return result
@@ -121,6 +126,7 @@ class LoopHooks:
             return
         self._wake()
         self._loop.find_number(optimizer)
+        self._probe.setting_lines.note(time_ns, ("optimizers", "optimizer_objects"))
         if self._probe.entered_late:
             self._install_others()
             self._loop.note_update(optimizer)
@@ -212,6 +218,8 @@ class LoopHooks:
             return
         if span.batch is not None:
             self._classify_forward(recorder, span)
+        if self._probe.watch.wants_autocast and not span.flags & EVAL:
+            self._probe.watch.note_autocast()
         recorder.end_span(span, time_ns, flags)
         if span.flags & EVAL:
             if self._probe.evaluation is not None:

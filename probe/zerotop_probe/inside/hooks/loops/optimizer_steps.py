@@ -14,6 +14,7 @@ from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.interruptions import hide_frames, is_interruption
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
 
 _STEP = PHASE_CODE["step"]
@@ -56,28 +57,36 @@ class OptimizerStepHooks:
         before_step, after_step, finish_update = self._before_step, self._after_step, self._finish_update
 
         def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if (
-                counting.loop is not None
-                and counting.optimizer == id(optimizer)
-                and not counting.update_ns
-                and len(args) == 1
-                and not kwargs
-            ):
-                counting.update_backwards = counting.backwards
-                counting.update_ns = now()
-            else:
-                before_step(optimizer, args, kwargs)
+            try:
+                if (
+                    counting.loop is not None
+                    and counting.optimizer == id(optimizer)
+                    and not counting.update_ns
+                    and len(args) == 1
+                    and not kwargs
+                ):
+                    counting.update_backwards = counting.backwards
+                    counting.update_ns = now()
+                else:
+                    before_step(optimizer, args, kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not counting.update_ns or counting.optimizer != id(optimizer):
-                after_step(optimizer, args, kwargs)
-                return
-            time_ns = now()
             try:
-                finish_update(time_ns, optimizer)
-            except Exception as error:
-                guard.switch_off(error)
-            counting.cost_ns += now() - time_ns
+                if not counting.update_ns or counting.optimizer != id(optimizer):
+                    after_step(optimizer, args, kwargs)
+                    return
+                time_ns = now()
+                try:
+                    finish_update(time_ns, optimizer)
+                except BaseException as error:
+                    guard.settle(error)
+                counting.cost_ns += now() - time_ns
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         return before, after
 
@@ -93,22 +102,31 @@ class OptimizerStepHooks:
                     begin_ns, optimizer, len(args) > 1 or bool(kwargs)
                 ):
                     self._begin_step(begin_ns, optimizer, args, kwargs)
-            except Exception as error:
-                self._guard.switch_off(error)
+            except BaseException as error:
+                self.step = None
+                self._guard.settle(error, begin_ns)
             self._meter.cost_ns += now() - begin_ns
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
-            begin_ns = now()
+            begin_ns, step = now(), self.step
             try:
-                step = self.step
                 if step is not None and step.begin_ns and not step.is_scaled:
                     self._end_counted(begin_ns, optimizer, step)
                 else:
                     self._end_step(begin_ns, optimizer)
-            except Exception as error:
-                self._guard.switch_off(error)
+            except BaseException as error:
+                if step is not None and self.step is step and is_interruption(error):
+                    self._guard.run(self._end_again, optimizer, step, begin_ns)  # the update is done, and counts
+                span, self.step = step.span if step is not None else None, None
+                self._guard.settle(error, span.begin_ns if span is not None else begin_ns)
             self._meter.cost_ns += now() - begin_ns
+
+    def _end_again(self, optimizer: Any, step: StepInProgress, time_ns: int) -> None:
+        if step.begin_ns and not step.is_scaled:
+            self._end_counted(time_ns, optimizer, step)
+        else:
+            self._end_step(time_ns, optimizer)
 
     def _begin_step(self, time_ns: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._counting.update_ns = self._counting.depth = 0  # an exception has ended it
@@ -183,10 +201,11 @@ class OptimizerStepHooks:
 
     def _end_counted(self, time_ns: int, optimizer: Any, step: StepInProgress) -> None:
         if step.owner == id(optimizer):
-            step.depth -= 1
-            if not step.depth:
-                self.step = None
+            if step.depth > 1:
+                step.depth -= 1
+            else:
                 self.finish_counted(step.begin_ns, time_ns, optimizer, 0)
+                self.step = None
 
     def _finish_update(self, time_ns: int, optimizer: Any) -> None:
         """Record the end of a counted step after an update of the only optimizer."""
@@ -209,6 +228,7 @@ class OptimizerStepHooks:
         """Record the end of a counted step if this update ends it; ``flags`` is SKIPPED if nothing was updated."""
         recorder, state = self._probe.recorder, self._probe.engines.loop
         if recorder is not None and state is not None and self.counter.finish_step(optimizer):
+            self.step = None
             step = state.finished_steps
             state.finished_steps = step + 1
             state.backward_count = 0
@@ -248,21 +268,28 @@ class OptimizerStepHooks:
             self.loop.note_update(optimizer)
         if step is None or recorder is None or step.owner != id(optimizer):
             return
-        step.depth -= 1
-        if step.depth > 0 or step.is_scaled:
+        if step.depth > 1 or step.is_scaled:
+            step.depth -= 1
             return
-        self.step = None
         if step.span is None:  # the closure called the model, but no backward() followed
             step.span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True))
         if step.span in recorder.stack:
             if not step.span.is_confirmed:
                 recorder.confirm_span(step.span, step.span.begin_ns)
             self.finish_step(recorder, step.span, optimizer, time_ns, 0)
+        self.step = None
 
     def finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
-        ends_iteration = self.counter.finish_step(optimizer)
-        recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
+        ends_iteration, state = self.counter.finish_step(optimizer), self._probe.engines.loop
+        # No calls up to the end of the iteration: after each of them a signal handler of the job may raise.
+        if ends_iteration and state is not None:
+            state.finished_steps += 1
+            state.backward_count = 0
+            flags |= BOUNDARY
+        span.flags |= flags
+        self.step = None
+        recorder.end_span(span, time_ns)
         if ends_iteration:
             self.loop.finish_iteration(recorder, span, time_ns)
 
@@ -272,7 +299,13 @@ class OptimizerStepHooks:
             return
         self.stepped_in_backward = False
         self.loop.record_facts(at_update=True)
-        span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True)
+        span, state = (
+            recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True),
+            self._probe.engines.loop,
+        )
+        if state is not None:
+            state.finished_steps += 1
+            state.backward_count = 0
         recorder.end_span(span, time_ns, BOUNDARY)
         self.loop.finish_iteration(recorder, span, time_ns)
 

@@ -27,6 +27,7 @@ from zerotop_probe.inside.guard import (
     wrap_method,
 )
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.recording.interruptions import hide_frames
 
 # A script that calls ``model.forward()`` directly shows its layers as roots. A few are a loop of several models.
 MAX_ROOTS = 8
@@ -56,19 +57,23 @@ class RootCall:
         self._call_counted = wrap_function(call_original, "forward", before, after, finder.meter, finder.counting)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._counting.is_on:  # then the finder is not armed
+        try:
+            if self._counting.is_on:  # then the finder is not armed
+                caller = sys._getframe(1).f_locals["self"]
+                if caller.training and caller is self._reference():
+                    return self._call_counted(caller, *args, **kwargs)
+            if self._is_compiling():
+                return self._call_original(self._reference(), *args, **kwargs)
+            # Replicas of DataParallel, and modules that copy their attributes, have taken this object along.
             caller = sys._getframe(1).f_locals["self"]
-            if caller.training and caller is self._reference():
-                return self._call_counted(caller, *args, **kwargs)
-        if self._is_compiling():
-            return self._call_original(self._reference(), *args, **kwargs)
-        # Replicas of DataParallel, and modules that copy their attributes, have taken this object along.
-        caller = sys._getframe(1).f_locals["self"]
-        if caller is not self._reference():
-            return sys.modules["torch"].nn.Module._call_impl(caller, *args, **kwargs)
-        if not self._finder.is_armed:
-            return self._call(caller, *args, **kwargs)
-        return self.call_between_hooks(caller, *args, **kwargs)
+            if caller is not self._reference():
+                return sys.modules["torch"].nn.Module._call_impl(caller, *args, **kwargs)
+            if not self._finder.is_armed:
+                return self._call(caller, *args, **kwargs)
+            return self.call_between_hooks(caller, *args, **kwargs)
+        except BaseException as error:
+            hide_frames(error)
+            raise
 
     def call_between_hooks(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the module, for which this object was made."""
@@ -77,8 +82,8 @@ class RootCall:
         if module.training:
             self._finder.end_evaluation()
         # Modules within a root are none: their calls need not be seen.
-        self._finder.hide_calls()
         try:
+            self._finder.hide_calls()
             return self._call(module, *args, **kwargs)
         finally:
             self._finder.show_calls()
@@ -135,9 +140,13 @@ class RootFinder:
 
     def _make_call(self) -> Callable[..., Any]:
         def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
-            is_root = not sys.modules["torch"].compiler.is_compiling() and self._guard.run(self._add_root, module)
-            call = module.__dict__[_ATTRIBUTE].call_between_hooks if is_root else sys.modules["torch"].nn.Module._call_impl
-            return call(module, *args, **kwargs)
+            try:
+                is_root = not sys.modules["torch"].compiler.is_compiling() and self._guard.run(self._add_root, module)
+                own = module.__dict__[_ATTRIBUTE].call_between_hooks if is_root else None
+                return (own or sys.modules["torch"].nn.Module._call_impl)(module, *args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
         return call_module
 
@@ -173,7 +182,7 @@ class RootFinder:
 
     def note_root(self, module: Any) -> None:
         """Remember a module that was called outside of any other."""
-        if not any(root() is module for root in self.roots):
+        if id(module) not in [id(root()) for root in self.roots]:
             self.roots = [root for root in self.roots if root() is not None]
             self.roots.append(weakref.ref(module))
 

@@ -21,8 +21,9 @@ from zerotop_probe.outside.sampling.process_sampler import SampledMember
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
+from zerotop_probe.outside.sampling.ranks.missing_probe import ProbelessProcesses, has_imported_torch
 from zerotop_probe.outside.sampling.stuck.start_watch import Found
-from zerotop_probe.recording import clock, events, launchers
+from zerotop_probe.recording import clock, events, launchers, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
 from zerotop_probe.recording.writer import EventWriter
 
@@ -48,7 +49,7 @@ class SeenRank(NamedTuple):
 
 
 class RankFinder:
-    """Tracks the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT, COMPILING and BUILD_LOCKED."""
+    """Tracks the ranks of one job; writes RANK_FOUND, RANK_GONE, RANK_SILENT, PROBE_MISSING, COMPILING, BUILD_LOCKED."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class RankFinder:
         self._process_by_file: dict[str, Process] = {}
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
+        self._probeless = ProbelessProcesses(session)
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
         # A program may have ended before its name can be read.
@@ -115,7 +117,7 @@ class RankFinder:
         return [Found(0, self._root.pid)]
 
     def _may_train(self, pid: int) -> bool:
-        return not find_launcher(procfs.read_command_line(pid)) and _has_imported_torch(pid)
+        return not find_launcher(procfs.read_command_line(pid)) and has_imported_torch(pid)
 
     def has_alive_rank(self) -> bool:
         """Whether any rank still runs."""
@@ -134,6 +136,8 @@ class RankFinder:
         self._drop_ended()
         self._find_reported(now_s)
         self._find_below_root(now_s)
+        if not self._attached:
+            self._report_missing_probes(now_s)
         self._report_late(now_s)
 
     def _drop_ended(self) -> None:
@@ -167,7 +171,8 @@ class RankFinder:
         is_root_alive = self._root_ended_s is None
         candidates = [self._root.pid] if is_root_alive or self._attached else self._find_orphans()
         for pid in candidates:
-            if pid not in self.rank_by_pid and not self._add_if_rank(pid, now_s):
+            is_rank = pid in self.rank_by_pid or self._add_if_rank(pid, now_s)
+            if not is_rank or self._probeless.is_guess(pid):
                 candidates.extend(children.get(pid, ()))
         if self._root_ended_s is not None:
             self.has_outlived_root = self.has_alive_rank() or any(map(self._may_lead_to_ranks, candidates))
@@ -204,7 +209,7 @@ class RankFinder:
         if self._is_root_python or not silent_ranks.is_python(arguments) or self._root_ended_s is None:
             return False
         is_early = time.monotonic() - self._root_ended_s < _IMPORT_S
-        return is_early or _has_imported_torch(pid)
+        return is_early or has_imported_torch(pid)
 
     def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[SeenRank | None, str]:
         """Return a rank that compiles operators, and the name of its extension, "" if unknown.
@@ -234,14 +239,26 @@ class RankFinder:
         environment = procfs.read_environment(pid)
         rank = self._find_number(environment, launchers.RANK)
         process = Process.from_pid(pid)
+        if process is not None and not self._attached:
+            self._probeless.add_process(process, rank, arguments, environment)
         if rank is None or process is None:
             self._add_launcher(pid)
             return False
         self._add_rank(SeenRank(process, rank, self._find_number(environment, launchers.LOCAL_RANK), now_s))
-        why = silent_ranks.explain_blind(arguments, carries_session=environment.get(SESSION_VARIABLE) == self._session)
-        if why is not None and not self._attached:
-            self._report_silent(self.rank_by_pid[pid], why)
         return True
+
+    def _report_missing_probes(self, now_s: float) -> None:
+        for found, is_rank in self._probeless.find_new(now_s):
+            (pid, start), (reason, by) = found.process, found.missing
+            if found.process in self._reported_s:
+                continue
+            if is_rank and pid not in self.rank_by_pid:
+                self._add_rank(SeenRank(found.process, 0, None, now_s))
+            program, by = redact.redact_text(found.program), redact.redact_text(by)
+            self._write_event(
+                events.PROBE_MISSING, rank=found.rank, pid=pid, start=start, is_rank=is_rank, program=program, reason=reason,
+                by=by,
+            )  # fmt: skip
 
     def _find_number(self, environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
         return launchers.read_number(environment, names, inherited=self._inherited)
@@ -276,10 +293,6 @@ class RankFinder:
 
     def _write_event(self, name: str, **facts: object) -> None:
         self._writer.write(time.monotonic_ns(), name, **facts)
-
-
-def _has_imported_torch(pid: int) -> bool:
-    return b"libtorch" in procfs.read_file(f"/proc/{pid}/maps", 1 << 22)
 
 
 def _read_parent_environment(root: Process) -> Mapping[str, str]:

@@ -2,11 +2,8 @@
 
 A rank reports when it creates its engine, which may be an hour after its start (downloads, tokenizing, a queue), or never if
 the job does not use DeepSpeed. So silence alone means nothing, and no time limit would be right. It is explained once per
-rank:
-
-1. At once, if the rank cannot report: it runs Python with ``-E``, ``-I`` or ``-S``, or its launcher did not pass on the
-   variables that the probe needs. Its command line and environment show this.
-2. If other ranks reported at least ``PEERS_S`` ago: creating an engine is a collective operation, so ranks report together.
+rank, if other ranks reported at least ``PEERS_S`` ago: creating an engine is a collective operation, so ranks report
+together. A rank without the probe never reports, see ``missing_probe``.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ PEERS_S = 30.0
 # Python options that take the next argument, and those after which the program's own arguments begin.
 _VALUE_OPTIONS = ("W", "X")
 _LAST_OPTIONS = ("c", "m")
-_BLIND_OPTIONS = {"E": "ignores PYTHONPATH", "I": "ignores PYTHONPATH", "S": "does not load site modules"}
+_BLIND_OPTIONS = "EIS"
 
 
 def is_python(arguments: Sequence[str]) -> bool:
@@ -43,16 +40,6 @@ def find_blind_option(arguments: Sequence[str]) -> str | None:
                 position += not argument[index + 2 :]
                 break
         position += 1
-    return None
-
-
-def explain_blind(arguments: Sequence[str], *, carries_session: bool) -> str | None:
-    """Return why this process can never report, as a clause; None if it can."""
-    option = find_blind_option(arguments)
-    if option is not None:
-        return f"it runs python {option}, which {_BLIND_OPTIONS[option[1]]}, so only its system metrics are recorded"
-    if not carries_session:
-        return "its launcher did not pass on PYTHONZEROTOP_SESSION, so only its system metrics are recorded"
     return None
 
 

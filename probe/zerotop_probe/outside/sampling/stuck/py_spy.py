@@ -51,11 +51,11 @@ def read_dump(threads: list[dict[str, Any]], pid: int) -> dict[str, Any] | None:
     others = [thread for thread in threads if thread["os_thread_id"] != pid]
     if not main or not any(_is_python(frame) for frame in main[0]["frames"]):
         return None
-    folder = _find_script_folder(main[0]["frames"])
+    folder, unnamed = _find_script_folder(main[0]["frames"]), _find_unnamed(main[0]["frames"])
     numbers: dict[_Frame, int] = {}
     stacks = []
     for thread in [*main, *others[: _MOST_THREADS - 1]]:
-        frames = [_name_frame(frame, folder) for frame in _choose_frames(thread["frames"])]
+        frames = [_name_frame(frame, folder, unnamed) for frame in _choose_frames(thread["frames"])]
         call = frames.pop(0).function if frames and not frames[0].line else ""
         indexes = [numbers.setdefault(frame, len(numbers)) for frame in frames]
         stack: dict[str, Any] = {"count": 1, "call": call, "frames": indexes}
@@ -85,6 +85,12 @@ def _find_script_folder(frames: list[dict[str, Any]]) -> str:
     return os.path.join(os.path.dirname(scripts[-1]), "") if scripts else ""
 
 
+def _find_unnamed(frames: list[dict[str, Any]]) -> str:
+    """Return the name of the code in which the stack begins if that is no file: ``<stdin>``, or ``<string>`` with ``-c``."""
+    begin = next((str(frame["filename"]) for frame in reversed(frames) if _is_python(frame)), "")
+    return begin if begin in ("<stdin>", "<string>") else ""
+
+
 def _shorten_name(function: str) -> str:
     """Leave out the parts in brackets of a long C++ name."""
     return function if len(function) <= _LONGEST_NAME else function.partition("<")[0].partition("(")[0][:_LONGEST_NAME]
@@ -94,12 +100,12 @@ def _is_own(path: str) -> bool:
     return not any(mark in path for mark in _INSTALLED) and _PYTHON not in path and not path.startswith("<")
 
 
-def _name_frame(frame: dict[str, Any], folder: str) -> _Frame:
+def _name_frame(frame: dict[str, Any], folder: str, unnamed: str) -> _Frame:
     path, function = str(frame["filename"]), str(frame["name"])
     if not _is_python(frame):
         return _Frame(os.path.basename(str(frame["module"])), 0, _shorten_name(function), False)
     line = int(frame["line"])
-    if _is_own(path):
+    if _is_own(path) or path == unnamed:
         short = path[len(folder) :] if folder and path.startswith(folder) else os.path.basename(path)
         return _Frame(short, line, function, True)
     for mark in _INSTALLED:

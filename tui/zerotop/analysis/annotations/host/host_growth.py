@@ -1,6 +1,6 @@
 """A rank's host memory grows steadily while it trains, and when it will run out.
 
-Read from the resident memory that samplers saw in each step. Pages of files that the process maps count too.
+Read from the memory that samplers saw in each step. Pages of files do not count: the kernel drops them when memory is short.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -29,10 +30,15 @@ _KIND = FindingKind(
     ),
     details=(
         "Rank {rank}'s memory grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[;"
-        " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]]."
+        " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]].[ {shared_bytes:bytes} of the growth are shared"
+        " memory.]"
     ),
     advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
     fix="losses.append(loss.item())",
+)
+# Most of the growth is shared memory: tensors of share_memory_() and from DataLoader workers, files on /dev/shm.
+_SHARED = _KIND.with_changes(
+    advice="Batches from DataLoader workers are shared memory: keep none in lists. Delete files on /dev/shm after use.",
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
@@ -77,6 +83,8 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
                 last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
                 continue
             known_ns = _find_end(process, rise)
+            if not _is_memory_new(process, rise):
+                continue
             ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
             last.ranks = [rank for rank in ranks if rank != process.rank]
             last.begin_ns, last.end_ns = begin_ns, known_ns
@@ -90,9 +98,28 @@ def _find_rises(process: Process) -> Iterable[Rise]:
     skipped = count_skipped_first(process)
     if skipped >= len(process.steps):
         return ()
-    values, begin = process.steps["host_rss_bytes"], skipped + SETTLED_STEPS
+    values, begin = process.steps["host_held_bytes"], skipped + SETTLED_STEPS
     finder = process.get_state(_new_trend_finder)
     return finder.find_rises(values, begin, share=HOST_GROWTH_SHARE, least=HOST_GROWTH_BYTES)
+
+
+def _measure_shared(process: Process, rise: Rise) -> int:
+    """Return the growth of the rank's shared memory in the steps of a rise."""
+    before = process.host_samples.read_last(int(process.steps["end_unix_ns"][rise.begin]))
+    after = process.host_samples.read_last(_find_end(process, rise))
+    return int(after["shared_bytes"]) - int(before["shared_bytes"]) if before is not None and after is not None else 0
+
+
+def _is_memory_new(process: Process, rise: Rise) -> bool:
+    """Whether the node uses more memory: pages of shared memory that another process has filled cost nothing to map."""
+    shared = _measure_shared(process, rise)
+    if shared <= (rise.high - rise.low) / 2:
+        return True
+    records = process.recording.get_records("hosts", process.host)
+    begin_ns, end_ns = int(process.steps["end_unix_ns"][rise.begin]), _find_end(process, rise)
+    rows = records.read_window(begin_ns, end_ns).rows
+    sizes = read_column(rows, "shared_bytes")
+    return len(sizes) < 2 or not sizes[-1] - sizes[0] < shared / 2  # NaN: an older recording
 
 
 def _find_end(process: Process, rise: Rise) -> int:
@@ -107,7 +134,7 @@ def _rises_alike(other: Process, process: Process, rise: Rise, known_ns: int) ->
     rows = rows[rows["step"] >= process.steps["step"][rise.begin]]
     if len(rows) < 2 or other.host != process.host:
         return False
-    grown = int(rows["host_rss_bytes"][-1]) - int(rows["host_rss_bytes"][0])
+    grown = int(rows["host_held_bytes"][-1]) - int(rows["host_held_bytes"][0])
     return bool((rise.high - rise.low) / 2 < grown < (rise.high - rise.low) * 2)
 
 
@@ -122,6 +149,7 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int],
     node_ranks = len(group.processes_on(process.host))
     free = memory.limit_bytes - memory.used_bytes if memory is not None else None
     last_step = float(rows["step"][-1]) + max(0, free) / (rise.slope * node_ranks) if free is not None else None
+    is_shared = (shared_bytes := _measure_shared(process, rise)) > (rise.high - rise.low) / 2
     evidence = {
         "bytes_per_step": rise.slope,
         "grown_bytes": rise.high - rise.low,
@@ -129,11 +157,12 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int],
         "steps": len(rows),
         "free_bytes": free,
         "last_step": last_step,
+        "shared_bytes": shared_bytes if is_shared else None,
     }
-    shared = node_ranks if node_ranks > 1 else None
-    container = held.container
-    kind = container.name_in(_KIND) if container is not None else _KIND
+    sharers = node_ranks if node_ranks > 1 else None
+    kind, container = _SHARED if is_shared else _KIND, held.container
+    kind = container.name_in(kind) if container is not None else kind
     values = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
     if not count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])):
         values["worker_count"] = None
-    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, **values)
+    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=sharers, **values)

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, WindowSamples
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
-from zerotop.analysis.processes.host_memory import measure_limit_bytes, measure_used_bytes
+from zerotop.analysis.processes.host_memory import measure_held_bytes, measure_limit_bytes, measure_used_bytes
 
 _SHORT = FindingKind(
     name="host_memory_short",
@@ -106,11 +106,12 @@ def _check_swap(group: Group, host: str, state: _State, samples: WindowSamples) 
 
 
 def _sum_rank_bytes(group: Group, host: str, times: Ints) -> Ints:
-    """Return the resident memory of a node's ranks at each time."""
+    """Return the memory of a node's ranks, without pages of files, at each time."""
     total = np.zeros(len(times), np.int64)
     for process in group.processes_on(host):
         before = process.host_samples.read_last(int(times[0]))
         samples = process.host_samples.read_window(int(times[0]), int(times[-1]))
-        sizes = [[before["rss_bytes"] if before is not None else 0], samples.rows["rss_bytes"] if len(samples) else []]
+        first = int(measure_held_bytes(before)) if before is not None else 0
+        sizes = [[first], measure_held_bytes(samples.rows) if len(samples) else []]
         total += np.concatenate(sizes).astype(np.int64)[np.searchsorted(samples.times, times, "right")]
     return total

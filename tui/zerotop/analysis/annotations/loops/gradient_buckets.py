@@ -37,4 +37,5 @@ def _find_buckets(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), peaks.highest_bytes
     if buckets > _LEAST_SHARE * peak:
         evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}
-        yield _KIND.at_steps(group, peaks.steps, evidence, share=buckets / peak)
+        kind = group.keep_saving_advice(_KIND, int(peaks.steps["end_unix_ns"][-1]))
+        yield kind.at_steps(group, peaks.steps, evidence, share=buckets / peak)

@@ -45,4 +45,5 @@ def _find_gathered(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     is_noticed = gathered > _LEAST_SHARE * peaks.highest_bytes
     if is_noticed and not sharding.get("reshards", True) and parallelism in _SETTINGS:
         evidence = {"gathered_bytes": gathered, "counted_bytes": sum(sizes.values()) - gathered}
-        yield _KIND.at_steps(group, peaks.steps, evidence, reshard=_SETTINGS[parallelism])
+        kind = group.keep_saving_advice(_KIND, int(peaks.steps["end_unix_ns"][-1]))
+        yield kind.at_steps(group, peaks.steps, evidence, reshard=_SETTINGS[parallelism])

@@ -110,5 +110,6 @@ def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator
     }
     is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
+    kind = group.keep_saving_advice(kind, look.known_ns)
     values = {"default": _DEFAULT if is_default else "", "lines": _name_lines(look.look, lead) or None}
     yield kind.at_steps(group, peaks.steps, evidence, known_ns=look.known_ns, **values)

@@ -49,7 +49,7 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
     evidence = {"activation_bytes": activations, "backward_peak_bytes": peak}
     trainable, parameters = engine.get("trainable_parameters") or 0, engine.get("parameters") or 0
     kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if engine.get("activation_checkpointing") else _KIND
-    yield kind.at_steps(
+    yield group.keep_saving_advice(kind, int(peaks.steps["end_unix_ns"][-1])).at_steps(
         group,
         peaks.steps,
         evidence | {f"{b.width}_{b.item_bytes}_bytes": b.total_bytes for b in named},

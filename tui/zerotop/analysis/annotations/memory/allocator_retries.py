@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, WindowSamples
+from zerotop.analysis.annotations.support.thresholds import USED_SHARE
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
 
@@ -24,6 +25,10 @@ _KIND = FindingKind(
     ),
     advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+)
+_LIMITED_ADVICE = (
+    "The device has more memory: see whether torch.cuda.set_per_process_memory_fraction, or another process, keeps it from"
+    " this one."
 )
 _EXPANDABLE = _KIND.with_changes(
     details=_KIND.details.replace("are off", "are on"),
@@ -64,6 +69,8 @@ def _build_finding(process: Process, samples: WindowSamples, index: int, last: t
         "device_bytes": process.device_bytes,
     }
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
+    if process.device_bytes and evidence["reserved_peak_bytes"] < USED_SHARE * process.device_bytes:
+        kind = kind.with_changes(advice=_LIMITED_ADVICE, fix="")
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
     # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1

@@ -16,7 +16,18 @@ from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_setup, parse_setup
-from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, CUBLAS, OUTSIDE, UNALLOCATED, UNATTRIBUTED, UNEXPLAINED
+from zerotop.analysis.memory.ledger_rows import (
+    ACTIVATIONS,
+    CUBLAS,
+    HELD,
+    OTHER_RANKS,
+    OTHER_STREAMS,
+    OUTSIDE,
+    PRIVATE,
+    UNALLOCATED,
+    UNATTRIBUTED,
+    UNEXPLAINED,
+)
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 
 _KIND = FindingKind(
@@ -41,9 +52,9 @@ _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
 )
 _LEDGER_ROWS = {
     _STATES: _MODEL_STATES,
-    _ACTIVATIONS: (ACTIVATIONS, UNATTRIBUTED, UNEXPLAINED),
-    _RESERVED: (UNALLOCATED,),
-    _CONTEXT: (OUTSIDE, CUBLAS),
+    _ACTIVATIONS: (ACTIVATIONS, HELD, UNATTRIBUTED, UNEXPLAINED),
+    _RESERVED: (UNALLOCATED, OTHER_STREAMS, PRIVATE),
+    _CONTEXT: (OUTSIDE, OTHER_RANKS, CUBLAS),
 }
 # Advice and fix by what differs most.
 _ADVICE = {

@@ -21,6 +21,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 )
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
+from zerotop.analysis.processes.host_memory import measure_held_bytes
 
 _KIND = FindingKind(
     name="first_real_step",
@@ -106,12 +107,12 @@ def _is_notable(process: Process, state: dict[str, int], time_ns: int) -> bool:
 
 
 def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | None:
-    """Return the growth of the lead's resident memory in the step; None if it was not sampled."""
+    """Return the growth of the lead's host memory in the step; None if it was not sampled."""
     samples = group.lead.host_samples
     before, after = samples.read_last(begin_ns), samples.read_window(begin_ns, end_ns)
     if before is None or not len(after):
         return None
-    return float(int(after.rows["rss_bytes"].max()) - int(before["rss_bytes"]))
+    return float(measure_held_bytes(after.rows).max() - measure_held_bytes(before))
 
 
 def _choose_advice(engine: dict[str, Any]) -> tuple[str, str]:

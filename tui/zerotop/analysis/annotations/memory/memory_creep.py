@@ -13,12 +13,16 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
-from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.memory.looks import await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.steps.onsets import find_growth_onset
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.analysis.memory.block_lines import Look
+from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
 from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.event_values import CREEP
 
 _KIND = FindingKind(
@@ -30,8 +34,7 @@ _KIND = FindingKind(
         "Each of {steps:.0f} steps left more memory allocated than the one before: {grown_bytes:bytes} in all,"
         " {held_bytes:bytes} now."
     ),
-    advice="Keep numbers instead of tensors where losses or outputs are collected.",
-    fix="losses.append(loss.item())",
+    advice="Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss.",
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,
@@ -40,8 +43,20 @@ _LINE_KIND = _KIND.with_changes(
     advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
 )
 _NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
-# The part of the leaked memory that a line must have allocated.
-_LINE_SHARE = 0.5
+_HELD_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="{holder} keeps {bytes_per_step:bytes} more a step on {concerned:ranks}[; full near step {last_step:.0f}]",
+    details=f"{_KIND.details} {{held_by}}[ It was allocated at {{line}}.]",
+    advice="Keep numbers, or copies on the host, in {holder}; or clear it.",
+    fix="{clearing}",
+)
+_VIEW_KIND = _HELD_KIND.with_changes(
+    details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
+    advice="Keep a copy of the view: .clone() lets the block go.",
+    fix="{cloning}",
+)
+# The part of the leaked memory that a line must have allocated, or a variable hold in this many tensors.
+_LINE_SHARE, _LEAST_HELD = 0.5, 3
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
@@ -91,6 +106,14 @@ class _Stretch(NamedTuple):
     @property
     def end_ns(self) -> int:
         return int(self.rows["end_unix_ns"][-1])
+
+
+class _Found(NamedTuple):
+    """A look at the leaked blocks, the variable that holds them, and when both are known (unix nanoseconds)."""
+
+    look: Look | None
+    known_ns: int
+    holder: HeldTensors | None
 
 
 class _Creep(NamedTuple):
@@ -160,8 +183,8 @@ def _find_creeps(group: Group) -> Iterator[_Creep]:
             yield _Creep(stretch, last.ranks)
 
 
-def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
-    """Return the look at the leaked blocks from the first rank that has one; None while one may still come."""
+def _await_look(group: Group, creep: _Creep) -> _Found | None:
+    """Return the look at the leaked blocks from the first rank that has one; None while it or the holder may still come."""
     stretch = creep.stretch
     patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
     found = [
@@ -172,7 +195,31 @@ def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
     known = [one for one in found if one is not None and one.look is not None]
     if not known and None in found:
         return None
-    return min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
+    look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
+    deadline_ns = find_deadline(stretch.process, stretch.end_ns, patience_ns)
+    holder, holder_ns = _find_holder(stretch, deadline_ns)
+    if holder is None and stretch.process.recording.cursor_ns < deadline_ns and _counts_again(stretch.process):
+        return None
+    return _Found(look.look, max(look.known_ns, holder_ns), holder)
+
+
+def _counts_again(process: Process) -> bool:
+    """Whether the probe may name the variable that holds the memory."""
+    has_stacks = process.recording.session.info.get(STACKS_SETTING) is True
+    return has_stacks and any(event.facts.get("pools") for event in process.events_named(events.TENSORS))
+
+
+def _find_holder(stretch: _Stretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
+    """Return the variable that holds most of what has been left, and when that was known."""
+    for event in stretch.process.events_named(events.TENSORS):
+        allocated = event.facts.get("allocated_bytes")
+        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.facts.get("held") or allocated is None:
+            continue
+        grown = allocated - int(stretch.held[0])
+        holder = max(read_held(event.facts["held"]), key=lambda one: one.bytes, default=None)
+        if holder is not None and holder.count >= _LEAST_HELD and holder.bytes >= _LINE_SHARE * grown:
+            return holder, event.unix_ns
+    return None, 0
 
 
 def _read_stretches(process: Process) -> list[_Stretch]:
@@ -234,7 +281,7 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
     state.rises = tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())
 
 
-def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
+def _build_finding(creep: _Creep, found: _Found) -> Annotation:
     (process, _, rows, held), ranks = creep.stretch, creep.ranks
     onset = find_growth_onset(np.concatenate([[creep.stretch.before_step], rows["step"]]), held, creep.stretch.slope)
     begin, end = np.searchsorted(process.steps["step"], [onset, rows["step"][-1]])
@@ -246,9 +293,30 @@ def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
         "last_step": creep.stretch.last_step,
     }
     kind, values = _choose_kind(found.look)
+    if found.holder is not None:
+        kind, values = _name_holder(found.holder, values)
     # A full device ends the job, and the training since the last checkpoint is lost.
     steps, known_ns = process.steps[begin : end + 1], found.known_ns
     return kind.at_steps(process, steps, evidence, known_ns=known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
+
+
+def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKind, dict[str, str]]:
+    """Return the kind of finding with the variable that keeps the memory, and the values of its templates."""
+    added = f", and {holder.line} adds to it" if holder.line else ""
+    graph = ", with the graphs that computed them" if holder.keeps_graph else ""
+    values = values | {
+        "holder": holder.name,
+        "held_by": f"{holder.text[:1].upper()}{holder.text[1:]} keeps {holder.count:,} tensors{graph}{added}.",
+    }
+    # An attribute is named by its class: what the script calls the object is unknown.
+    variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
+    is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
+    values["cloning"] = f"{variable}[:] = [one.clone() for one in {variable}]" if is_list else ""
+    values["clearing"] = f"{variable}.clear()" if is_list else ""
+    if not holder.view_of:
+        return _HELD_KIND, values
+    view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
+    return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
 
 
 def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:

@@ -16,6 +16,7 @@ from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
@@ -30,7 +31,12 @@ _ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the st
 _LENGTH = _KIND.with_changes(
     confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
 )
+_TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
+
+
+# By how many steps a change may be off.
+_STEPS_OFF = 2
 
 
 class _Step(NamedTuple):
@@ -94,6 +100,8 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
     }
     before_bytes, after_bytes = medians["allocated_peak_bytes"]
     kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
+    if kind not in (_ROWS, _LENGTH) and (changed := _describe_training(group.lead, step, found.known_ns)):
+        kind, cause = _TRAINING, changed
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
@@ -105,6 +113,15 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
     lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
     values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
+
+
+def _describe_training(lead: Process, step: _Step, known_ns: int) -> str:
+    """Return a sentence about what changed in the training at the rise; empty if nothing did."""
+    off_ns = round(_STEPS_OFF * 1e9 * float(np.nanmedian(step.after["iteration_s"])))
+    earliest_ns, latest_ns = int(step.before["end_unix_ns"][-1]) - off_ns, int(step.after["end_unix_ns"][0]) + off_ns
+    found = lead.find_changes(earliest_ns, latest_ns, known_ns)
+    text = describe_changes([change for change in found if change.effect >= 0])
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:

@@ -7,9 +7,12 @@ error.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.failures.failure import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop.session.reader import Event
@@ -37,6 +40,10 @@ _NUMBER_FIELDS = (
 )
 
 
+# In a counted step the micro-batch is recorded after the error, with the forward that failed (ns).
+_PATIENCE_NS = 2_000_000_000
+
+
 class _State:
     events_read = 0
 
@@ -44,19 +51,36 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
     for group in recording.groups:
-        errors: list[Event] = []
-        for process in group.processes:
-            state = process.get_state(_State)
-            errors += process.events_named("out_of_memory")[state.events_read :]
-            state.events_read = len(process.events_named("out_of_memory"))
-        for event in sorted(errors, key=lambda error: error.unix_ns):
+        errors = sorted(_read_errors(group), key=lambda error: error[1].unix_ns)
+        for (_, event), known in await_each(group, _KIND.name, errors, lambda error: _await_batch(*error)):
             key = _KIND.name, event.facts.get("step")
             if key not in group.reported:
                 group.reported.add(key)
-                yield _build_finding(group, event, explain_at_error(recording.session, event))
+                yield _build_finding(
+                    group, event, known.known_ns, explain_at_error(recording.session, event, known.known_ns)
+                )
 
 
-def _build_finding(group: Group, event: Event, post_mortem: PostMortem) -> Annotation:
+def _read_errors(group: Group) -> Iterator[tuple[Process, Event]]:
+    for process in group.processes:
+        state, errors = process.get_state(_State), process.events_named("out_of_memory")
+        yield from ((process, error) for error in errors[state.events_read :])
+        state.events_read = len(errors)
+
+
+class _Known(NamedTuple):
+    known_ns: int
+
+
+def _await_batch(process: Process, event: Event) -> _Known | None:
+    """Return when all that is recorded about a failure is known; None while its micro-batch may still come."""
+    if event.facts.get("rows") is not None:
+        return _Known(event.unix_ns)
+    deadline_ns = find_deadline(process, event.unix_ns, _PATIENCE_NS)
+    return _Known(deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+
+
+def _build_finding(group: Group, event: Event, known_ns: int, post_mortem: PostMortem) -> Annotation:
     step = post_mortem.step
     evidence = {name: size for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
     if post_mortem.reserved_bytes is not None and post_mortem.allocated_bytes is not None:
@@ -65,7 +89,8 @@ def _build_finding(group: Group, event: Event, post_mortem: PostMortem) -> Annot
         group,
         event.unix_ns,
         event.unix_ns,
-        evidence | {"evaluating": post_mortem.outer_phase == "eval"},
+        known_ns=known_ns,
+        evidence=evidence | {"evaluating": post_mortem.outer_phase == "eval"},
         step=step if step is not None and step >= 0 else None,
         ranks=[event.rank],
         place=describe_place(post_mortem.phase, post_mortem.outer_phase, step),

@@ -1,6 +1,6 @@
 """Evaluation needs more host memory than training did, and releases it: if memory is short, the kernel kills a rank then.
 
-Read from the sampled resident memory. Memory that stays in use afterwards was loaded once, and is not counted.
+Read from the sampled memory without pages of files. Memory that stays in use afterwards was loaded once, and is not counted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from zerotop.analysis.annotations.support.memory.evaluation_batches import (
     measure_batches,
 )
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
+from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FAILED
 
 _KIND = FindingKind(
@@ -47,7 +48,7 @@ _HIGHER = 1.25
 
 
 class _Peak(NamedTuple):
-    """An evaluation of a rank, and its resident memory in bytes."""
+    """An evaluation of a rank, and its host memory in bytes."""
 
     begin_ns: int
     end_ns: int
@@ -93,19 +94,20 @@ def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
         state.evaluations_read += 1
         known_ns = int(after.times[_AFTER - 1])
         state.before = max(state.before, _find_highest(lead, state.until_ns, begin_ns)[0])
-        highest, left = _find_highest(lead, begin_ns, end_ns), int(after.rows["rss_bytes"][:_AFTER].min())
+        highest, left = _find_highest(lead, begin_ns, end_ns), int(measure_held_bytes(after.rows)[:_AFTER].min())
         state.until_ns = max(state.until_ns, known_ns)
         if not span["flags"] & FAILED:
             yield _Peak(begin_ns, end_ns, known_ns, int(span["step"]), state.before, *highest, left)
 
 
 def _find_highest(process: Process, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """Return the highest resident memory in a time window, and its time."""
+    """Return the highest host memory in a time window, and its time."""
     samples = process.host_samples.read_window(begin_ns, end_ns)
     if not len(samples):
         return 0, end_ns
-    at = int(samples.rows["rss_bytes"].argmax())
-    return int(samples.rows["rss_bytes"][at]), int(samples.times[at])
+    held = measure_held_bytes(samples.rows)
+    at = int(held.argmax())
+    return int(held[at]), int(samples.times[at])
 
 
 def _is_notable(lead: Process, peak: _Peak) -> bool:

@@ -54,7 +54,7 @@ _ENDED = FindingKind(
         "[step() takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. ]Step {step} was the first real one"
         " ({iteration_first_real_s:seconds}), after {skipped_steps:count skipped step}[ in which the loss scale fell from"
         " {first_scale:.0f} to {last_scale:.0f}][; the allocated peak grew from {allocated_before:bytes} to"
-        " {allocated_after:bytes}][; each rank's host memory grew from {host_rss_before:bytes} to {host_rss_after:bytes}]"
+        " {allocated_after:bytes}][; each rank's host memory grew from {host_held_before:bytes} to {host_held_after:bytes}]"
         "[; {state_bytes:bytes} of it is optimizer state]. Nothing went wrong: these are the true time and memory."
     ),
     advice=_SKIPPING.advice,
@@ -144,7 +144,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
         **_measure_update(usual, real[1:]),
     }
     growth: dict[str, int] = {}
-    for column in ("allocated_peak_bytes", "host_rss_bytes", "nvml_process_bytes"):
+    for column in ("allocated_peak_bytes", "host_held_bytes", "nvml_process_bytes"):
         before, after = int(usual[column].max()), int(real[column][1:].max())
         if before > 0 and after > 0:
             name = column.removesuffix("_bytes").removesuffix("_peak")

@@ -12,6 +12,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Proce
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
+from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -43,7 +44,7 @@ _VANISHED_KILLED = _KILLED.with_changes(headline=_KIND.headline, details=f"{_OUT
 _SENT = _SIGNALLED.with_changes(
     details=(
         "The kernel killed no process of its control group for lack of memory: another process sent the signal.["
-        " Its host memory had grown by {grown_bytes:bytes} to {host_rss_bytes:bytes} since its last step.] "
+        " Its host memory had grown by {grown_bytes:bytes} to {host_held_bytes:bytes} since its last step.] "
         f"{_SIGNALLED.details}"
     ),
     advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script. The kernel's"
@@ -192,7 +193,7 @@ def _build_finding(
     kills = _count_kills(recording, process, ended_ns, known_ns)
     evidence = {
         "finished_steps": finished,
-        "host_rss_bytes": sample["rss_bytes"] if sample is not None else None,
+        "host_held_bytes": int(measure_held_bytes(sample)) if sample is not None else None,
         "grown_bytes": _measure_growth(process, ended_ns),
         "oom_kills": kills or None,
         "signal_number": end.signal_number,
@@ -237,10 +238,10 @@ def _find_end(recording: Evidence, process: Process) -> int:
 
 
 def _measure_growth(process: Process, ended_ns: int) -> int | None:
-    """Return the growth of its resident memory after its last step; None if it was small."""
+    """Return the growth of its host memory after its last step; None if it was small."""
     steps, last = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
     before = process.host_samples.read_last(int(steps["end_unix_ns"][-1])) if len(steps) else None
-    grown = int(last["rss_bytes"]) - int(before["rss_bytes"]) if before is not None else 0
+    grown = int(measure_held_bytes(last) - measure_held_bytes(before)) if before is not None else 0
     return grown if grown >= HOST_GROWTH_BYTES else None
 
 

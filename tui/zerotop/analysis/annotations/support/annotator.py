@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop.analysis.annotations.support.annotation import Annotation
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded
+from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded, settle_attempts
 from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
@@ -26,6 +26,8 @@ class Annotator:
         self._detectors = list(detectors)
         self._findings: dict[_FindingKey, Annotation] = {}
         self._ordered_findings: tuple[Annotation, ...] = ()
+        self._settled: tuple[tuple[Annotation, ...], tuple[Annotation, ...]] = (), ()  # those known at a cursor, and shown
+        self._attempt_begins: tuple[int, ...] = ()
         self._until_ns = -1
         self.is_behind = True
         """Whether there is more to search than the last search did."""
@@ -51,6 +53,7 @@ class Annotator:
         self.is_behind = self._until_ns < end_ns
         if len(self._findings) == before:
             return False
+        self._attempt_begins = tuple(group.lead.source.created_ns for group in self._evidence.groups)
         self._ordered_findings = drop_repeats(
             sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
         )
@@ -66,4 +69,8 @@ class Annotator:
             if finding.known_ns > cursor_ns:
                 break
             latest[finding.event] = finding
-        return drop_superseded(tuple(latest.values()))
+        findings, (known, settled) = tuple(latest.values()), self._settled
+        if findings != known:
+            settled = drop_superseded(settle_attempts(findings, self._attempt_begins))
+            self._settled = findings, settled
+        return settled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
@@ -58,6 +59,10 @@ class Group(DetectorState):
             if not process.device_bytes or reserved < 0 or reserved >= USED_SHARE * process.device_bytes:
                 return True
         return False
+
+    def keep_saving_advice(self, kind: FindingKind, time_ns: int) -> FindingKind:
+        """Return a kind of finding without its advice if that saves device memory of which there is plenty."""
+        return kind if self.is_memory_short(time_ns) else kind.with_changes(advice="", fix="")
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the lead's step in progress at a time; None before the first step has finished."""

@@ -5,7 +5,10 @@ A finding is linked to another only if their ranks agree, and their steps or num
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
@@ -17,6 +20,8 @@ _SAME_CHANGE_STEPS = 3
 _TOGETHER_NS = 60 * 10**9
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth")
+# A number of a headline, with its unit. The number of a line is none: it follows a colon.
+_NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
 
 class LinkedFinding(NamedTuple):
@@ -49,6 +54,33 @@ def drop_repeats(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:
             for at in _select_agreeing(effect, link, findings, by_name)
         )
     )
+
+
+def settle_attempts(findings: Sequence[Annotation], attempt_begins: Sequence[int]) -> tuple[Annotation, ...]:
+    """Return the findings without those that only repeat, for another attempt of the job, what is said already.
+
+    Once a job was started again, its restarts tell how the attempts before failed; errors in these are no longer the job's.
+
+    Args:
+        findings: known at a moment, in order.
+        attempt_begins: when the processes of each attempt began to train (unix nanoseconds), in order.
+    """
+    restarts = [finding for finding in findings if finding.name == "restarted"]
+    begin_ns = restarts[-1].begin_ns if restarts else 0
+    settled: list[Annotation] = []
+    seen: dict[tuple[str, tuple[int, ...], str], int] = {}  # the attempt of a finding, by what it says without its numbers
+    for finding in findings:
+        attempt = bisect_right(attempt_begins, finding.begin_ns)
+        subject = finding.name, finding.ranks, _NUMBER.sub("", str(finding.headline))
+        is_over = finding.begin_ns < begin_ns
+        is_older = finding.name == "restarted" and finding is not restarts[-1]
+        if is_older or (is_over and finding.name == "dead_rank"):
+            continue
+        if finding.severity is Severity.ERROR:
+            settled.append(replace(finding, severity=Severity.WARNING) if is_over else finding)
+        elif seen.setdefault(subject, attempt) == attempt:
+            settled.append(finding)
+    return tuple(settled)
 
 
 def drop_superseded(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:

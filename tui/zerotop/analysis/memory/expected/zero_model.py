@@ -41,15 +41,14 @@ from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import RankPeaks
 from zerotop.analysis.memory.tensor_inventory import (
-    AFTER_UPDATE,
     CATEGORIES,
     FROZEN_PARAMETERS,
     GRADIENTS,
     MASTER_WEIGHTS,
-    MOMENT_TEXTS,
     OPTIMIZER_STATE,
     PARAMETERS,
     TensorInventory,
+    is_after_update,
 )
 from zerotop.session.reader import Event
 
@@ -237,7 +236,7 @@ def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> t
         if row.key not in CATEGORIES:
             continue
         total = sizes[row.key] * ranks if row.key in sizes else None
-        is_freed = row.key == GRADIENTS and 2 * row.bytes < (total or 0) and MOMENT_TEXTS[AFTER_UPDATE] in row.basis
+        is_freed = row.key == GRADIENTS and 2 * row.bytes < (total or 0) and is_after_update(row.basis)
         differences.append(Difference(row.key, total, row.bytes, _FREED if is_freed else ""))
     return tuple(differences)
 

@@ -19,6 +19,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     measure_collecting,
     measure_compiling,
 )
+from zerotop.analysis.annotations.support.causes.training_causes import check_training
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import (
@@ -158,8 +159,8 @@ def _check_late_rank(change: StepChange) -> Cause | None:
 
 
 def _check_growth(change: StepChange) -> Cause | None:
-    """Return the cause that resident memory grew by the size of a list that each step may iterate over."""
-    before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
+    """Return the cause that host memory grew by the size of a list that each step may iterate over."""
+    before, after = int(change.before["host_held_bytes"].min()), int(change.after["host_held_bytes"].max())
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
     text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
@@ -200,6 +201,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
     batch_causes.check_batch,
     batch_causes.check_other_batches,
+    check_training,
     _check_data,
     _check_retries,
     check_modes,

@@ -18,8 +18,10 @@ from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, list_changes
 from zerotop.session.reader import Event, Source
 from zerotop.session.samples import Ints, Rows
+from zerotop_probe.recording.events import TRAINING_CHANGED
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
@@ -99,6 +101,11 @@ class Process(DetectorState):
         """The environment variables for memory and threads with which it was started."""
         recorded = [event.facts.get("environment") for event in self.events_named("hello")]
         return {str(k): str(v) for k, v in recorded[0].items()} if recorded and isinstance(recorded[0], dict) else {}
+
+    def find_changes(self, earliest_ns: int, latest_ns: int, known_ns: int) -> list[TrainingChange]:
+        """Return the changes of the training between two times, as known at a third one, the most telling first."""
+        found = list_changes(self.events_named(TRAINING_CHANGED), self.source.offset_ns)
+        return choose_changes(found, earliest_ns, latest_ns, known_ns)
 
     @property
     def has_expandable_segments(self) -> bool:

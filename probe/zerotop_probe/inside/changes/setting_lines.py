@@ -1,0 +1,113 @@
+"""The lines of the job's own code that changed the training: noted where they call PyTorch, else found by their names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from zerotop_probe.inside.changes.training_settings import Change
+from zerotop_probe.inside.guard import CostMeter, wrap_method
+from zerotop_probe.inside.stacks import code_positions
+from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
+from zerotop_probe.inside.stacks.paths import PathNames
+
+# What a call of a method of Module changes, by the method. Such calls are rare once the training has begun.
+_METHODS = {
+    "_apply": ("dtypes", "devices"),
+    "requires_grad_": ("trained_parameters",),
+    "register_forward_hook": ("hooks",),
+    "register_forward_pre_hook": ("hooks",),
+    "register_full_backward_hook": ("hooks",),
+    "register_full_backward_pre_hook": ("hooks",),
+}
+# The names in code that sets what has no such method: of attributes and keys that are set, and of functions.
+_NAMES = {
+    "trained_parameters": ("requires_grad", "requires_grad_()"),
+    "autocast": ("autocast()",),
+    "cudnn.enabled": ("enabled",),
+    "cudnn.benchmark": ("benchmark",),
+    "cudnn.deterministic": ("deterministic",),
+    "matmul_precision": ("set_float32_matmul_precision()", "allow_tf32", "fp32_precision"),
+    "deterministic_algorithms": ("use_deterministic_algorithms()",),
+    "anomaly_mode": ("set_detect_anomaly()", "detect_anomaly()"),
+    "flash_attention": ("enable_flash_sdp()", "sdpa_kernel()"),
+    "efficient_attention": ("enable_mem_efficient_sdp()", "sdpa_kernel()"),
+    "threads": ("set_num_threads()",),
+    "compiled": ("compile()",),
+    "attention": ("set_attn_implementation()", "_attn_implementation"),
+    "module.training": ("train()", "eval()"),
+    "module.gradient_checkpointing": (
+        "gradient_checkpointing",
+        "gradient_checkpointing_enable()",
+        "gradient_checkpointing_disable()",
+    ),
+    "parameter_hooks": ("register_hook()", "register_post_accumulate_grad_hook()"),
+}
+_OPTIMIZER, _MODULE = "optimizer.", "module."
+_OPPOSITES = {"gradient_checkpointing_disable": False, "eval": False}
+
+
+class SettingLines:
+    """Notes the lines that call PyTorch's methods while a job trains."""
+
+    def __init__(self, meter: CostMeter) -> None:
+        self._meter = meter
+        self._own_lines = OwnLines()
+        self._noted: dict[str, tuple[int, CodePlace]] = {}  # time and line of the last call, by setting
+        self.is_on = False
+        """Whether the training has begun, and lines may be named."""
+        self.has_noted = False
+        """Whether a method was called since the last look."""
+
+    def install_hooks(self) -> None:
+        """Wrap the methods of PyTorch's modules. Without effect before PyTorch is loaded."""
+        owner = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
+        for method, names in _METHODS.items() if owner is not None else ():
+            wrap_method(owner, method, self._make_note(names), _do_nothing, self._meter)
+
+    def _make_note(self, names: tuple[str, ...]) -> Callable[..., None]:
+        def note(time_ns: int, module: Any, args: Any, kwargs: Any) -> None:
+            # Calls for the modules within follow at once: the line is that of the first.
+            if self.is_on and time_ns - self._noted.get(names[0], (0, None))[0] > 1_000_000:
+                self.note(time_ns, names)
+
+        return note
+
+    def note(self, time_ns: int, names: tuple[str, ...]) -> None:
+        """Note the line of the job's own code beneath which these settings may change now."""
+        self.has_noted = True
+        place = self._own_lines.find_place(sys._getframe()) if self.is_on else None
+        for name in names if place is not None else ():
+            self._noted[name] = time_ns, place  # type: ignore[assignment]
+
+    def find_place(self, change: Change, since_ns: int, frame: FrameType | None) -> tuple[int | None, CodePlace | None]:
+        """Return when a setting changed, if that is known, and the line; ``since_ns``: the last look."""
+        name = change.name
+        noted = self._noted.get("optimizers" if name.startswith(_OPTIMIZER) else name)
+        if noted is not None and noted[0] >= since_ns:
+            return noted
+        wanted = _NAMES.get(name) or ((name.partition(".")[2],) if name.startswith((_OPTIMIZER, _MODULE)) else ())
+        if not wanted:
+            return None, None
+        value = _find_direction(change)
+        uses = code_positions.find_uses(wanted, frame, PathNames.for_this_process())
+        uses = [one._replace(value=_OPPOSITES[one.name]) if one.name in _OPPOSITES else one for one in uses]
+        if name.startswith(_MODULE):  # the modules were there before
+            uses = [one for one in uses if one.place.function.rpartition(".")[2] != "__init__"]
+        return None, code_positions.choose_place(uses, value)
+
+
+def _find_direction(change: Change) -> bool | None:
+    """Return whether a setting was switched on or off, or rose or fell; None if it is no such setting."""
+    before, after = change.before, change.after
+    if isinstance(before, str) and isinstance(after, str):
+        before, after = (True if one == "True" else False if one == "False" else None for one in (before, after))
+    if isinstance(after, bool):
+        return after
+    return after > before if isinstance(before, int) and isinstance(after, int) else None
+
+
+def _do_nothing(token: Any, time_ns: int, flags: int, result: Any) -> None:
+    pass

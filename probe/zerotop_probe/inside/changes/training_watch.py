@@ -1,0 +1,244 @@
+"""Look for changes in the training itself where time or memory shifts, and rarely otherwise, and count tensors again.
+
+Between two looks a step costs the comparison of two numbers. Looks take no more than a part of the probe's budget.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from types import FrameType
+from typing import Any
+
+from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.changes.held_tensors import describe_held
+from zerotop_probe.inside.changes.setting_lines import SettingLines
+from zerotop_probe.inside.changes.training_settings import list_changes, read_settings
+from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.stacks.code_positions import find_calls_without
+from zerotop_probe.inside.stacks.own_lines import CodePlace
+from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import AGAIN, FAILURE
+
+NAME = "training settings"
+"""The name in the probe's errors."""
+
+# Memory after a step has shifted if it differs by this share and these bytes from that at the last count, and that of its
+# peak from the one before; time, if the last two durations both differ by this share from the median of those before.
+_MEMORY_SHARE, _MEMORY_BYTES = 0.02, 32 << 20
+_PEAK_SHARE, _PEAK_BYTES = 0.05, 64 << 20
+_TIME_SHARE, _USUAL, _LAST = 0.08, 8, 2
+# The part of the budget that looks may use, the part that those without a reason may use, and the time for which it is
+# advanced (ns).
+_PART, _RARE_PART, _ADVANCE_NS = 0.15, 0.05, 60_000_000_000
+# Time between two looks without a reason, and after a shift of the time without a change, which doubles each time (ns).
+_RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 60_000_000_000
+_MOST_CHANGES = 100
+# Bytes in no category whose holders are searched, and the time between two searches, which doubles each time (ns).
+_LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
+_WORKSPACES = (33_554_432, 8_519_680)  # of cuBLAS
+_DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+class TrainingWatch:
+    """The looks of one rank."""
+
+    def __init__(self, meter: CostMeter, lines: SettingLines) -> None:
+        self._meter = meter
+        self._lines = lines
+        self._guard = Guard(NAME, meter)
+        self._share = read_budget()
+        self.list_parts: Callable[[], tuple[list[Any], list[Any]]] = lambda: ([], [])
+        """Returns the models and optimizers that train."""
+        self.count_tensors: Callable[[str, int], None] = lambda when, step: None
+        """Counts the tensors at a moment (``when`` of the event ``tensors``) of a step, and records them."""
+        self.record_facts: Callable[[], None] = lambda: None
+        """Records the facts of a loop again."""
+        self.find_thread: Callable[[], int] = lambda: 0
+        """Returns the number of the thread that trains."""
+        self.autocast = ""
+        """The dtype of autocast in the last forward that was asked; empty without autocast."""
+        self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
+
+    def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
+        """Take changes for another recording from now on; ``names_lines``: with lines of the job's code."""
+        self._write_event, self._names_lines = write_event, names_lines
+        self._settings: dict[str, Any] | None = None
+        self._begin_ns = self._looked_ns = self._counted_ns = 0
+        self._looked_step = -1
+        self._look_ns = self._count_ns = 0  # what one takes
+        self._spent_ns = 0
+        self._pause_ns = _PAUSE_NS
+        self._changes_left = _MOST_CHANGES
+        self._last: tuple[int, int] | None = None  # time and step of the last call
+        self._durations: deque[float] = deque(maxlen=_USUAL)
+        self._counted_bytes = -1  # held after the step at the last count
+        self._wants_look = self._wants_count = False
+        self._looked_bytes = -1  # the peak of a step at the last look
+        self.read_memory: Callable[[], tuple[int, int]] = lambda: (-1, -1)
+        """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
+        self.wants_autocast = True
+        """Whether the next forward should say whether autocast is on."""
+        self._loading_line: list[CodePlace] | None = None
+        self._lines.is_on = False
+        self._held_bytes = 0  # in no category, when their holders were last searched
+        self._held_ns, self._held_pause_ns = -_HELD_PAUSE_NS, _HELD_PAUSE_NS
+        self._search_ns = 0  # what searches have taken
+
+    def is_due(self, time_ns: int) -> bool:
+        """Whether it is on; it judges by itself what to do."""
+        return self._guard.is_on
+
+    def end_step(self, time_ns: int, step: int) -> None:
+        """Compare time and memory after a step, and look if there is a reason."""
+        try:
+            self._follow(time_ns, step)
+        except Exception as error:
+            self._guard.switch_off(error)
+
+    def _follow(self, time_ns: int, step: int) -> None:
+        self._begin_ns = self._begin_ns or time_ns
+        self.wants_autocast = True
+        has_shifted = self._follow_time(time_ns, step)
+        held, peak = self.read_memory()
+        if abs(peak - self._looked_bytes) > max(_PEAK_BYTES, _PEAK_SHARE * peak):
+            self._wants_look, self._looked_bytes = True, peak
+        if held >= 0 and abs(held - self._counted_bytes) > max(_MEMORY_BYTES, _MEMORY_SHARE * held):
+            # What the first steps make is counted by the hooks.
+            self._wants_count = self._counted_bytes >= 0
+            self._wants_look |= self._wants_count
+            self._counted_bytes = self._counted_bytes if self._wants_count else held
+        if self._settings is None or self._lines.has_noted or (has_shifted and time_ns - self._looked_ns >= self._pause_ns):
+            self._wants_look = True
+        is_old = time_ns - self._looked_ns >= _RARE_NS
+        part = _PART if self._wants_look else _RARE_PART
+        if (self._wants_look or is_old) and self._fits(self._look_ns, part, time_ns):
+            self._look(time_ns, step)
+        is_old = time_ns - self._counted_ns >= 2 * _RARE_NS
+        part = _PART if self._wants_count else _RARE_PART
+        if self._counted_ns == 0:
+            self._counted_ns = time_ns
+        elif (self._wants_count or is_old) and self._fits(self._count_ns, part, time_ns):
+            self._count(step, held)
+
+    def _follow_time(self, time_ns: int, step: int) -> bool:
+        """Return whether the last steps take another time than those before."""
+        last, self._last = self._last, (time_ns, step)
+        if last is None or step <= last[1]:
+            return False
+        self._durations.append((time_ns - last[0]) / (step - last[1]))
+        known = list(self._durations)
+        usual, fresh = known[:-_LAST], known[-_LAST:]
+        if len(usual) < _LAST:
+            return False
+        level = median(usual)
+        return min(fresh) > (1 + _TIME_SHARE) * level or max(fresh) < (1 - _TIME_SHARE) * level
+
+    def _fits(self, cost_ns: int, part: float, time_ns: int) -> bool:
+        granted_ns = part * self._share * (time_ns - self._begin_ns + _ADVANCE_NS)
+        return self._spent_ns + cost_ns <= granted_ns or (not self._looked_ns and self._share > 0)
+
+    def _look(self, time_ns: int, step: int) -> None:
+        modules, optimizers = self.list_parts()
+        if not modules:
+            return
+        begin_ns, self._wants_look, self._lines.has_noted = now(), False, False
+        before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
+        self._settings = settings = read_settings(modules, optimizers, self.autocast)
+        self._looked_ns, self._looked_step = time_ns, step
+        self._lines.is_on = self._names_lines
+        self._look_ns = self._spend(begin_ns)
+        changes = list_changes(before, settings) if before is not None else []
+        if not changes or not self._changes_left:
+            self._pause_ns = min(_LONGEST_PAUSE_NS, 2 * self._pause_ns)
+            return
+        self._changes_left -= 1
+        self._pause_ns = _PAUSE_NS
+        self._wants_count = True
+        begin_ns = now()
+        self._guard.run_once(self._record, changes, since_ns, since_step, step)
+        self._guard.run_once(self.record_facts)
+        self._durations.clear()
+
+    def _record(self, changes: list[Any], since_ns: int, since_step: int, step: int) -> None:
+        frame = sys._getframe() if self._names_lines else None
+        described = []
+        for change in changes:
+            changed_ns, place = self._lines.find_place(change, since_ns, frame) if self._names_lines else (None, None)
+            facts = {"name": change.name, "before": _format_value(change.before), "after": _format_value(change.after)}
+            if change.name == "optimizer_objects":  # addresses say nothing
+                facts |= {"before": "", "after": ""}
+            facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
+            described.append({**facts, **(place._asdict() if place is not None else {})})
+        facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
+        self._write_event(now(), events.TRAINING_CHANGED, step=step, **facts)
+
+    def _count(self, step: int, held: int) -> None:
+        begin_ns, searched_ns, self._wants_count = now(), self._search_ns, False
+        self._counted_ns, self._counted_bytes = begin_ns, held
+        self._guard.run_once(self.count_tensors, AGAIN, step)
+        # A search is rare, and a cost of its own.
+        self._count_ns = now() - begin_ns - (self._search_ns - searched_ns)
+        self._spent_ns += self._count_ns
+
+    def count_at_failure(self, step: int) -> None:
+        """Count the tensors while an allocation fails, in whatever thread that is."""
+        self.count_tensors(FAILURE, step)
+
+    def find_held(self, unclaimed: dict[int, int]) -> list[dict[str, Any]] | None:
+        """Name the holders of blocks in no category if these hold much more, or less, than at the last search."""
+        held, time_ns = sum(size for size in unclaimed.values() if size not in _WORKSPACES), now()
+        is_due = time_ns - self._held_ns >= self._held_pause_ns
+        if not self._names_lines or not is_due or abs(held - self._held_bytes) < max(_LEAST_HELD, 0.1 * self._held_bytes):
+            return None
+        self._held_bytes, self._held_ns = held, time_ns
+        self._held_pause_ns *= 2
+        try:
+            return describe_held(unclaimed, self.find_frame())
+        finally:
+            self._search_ns += now() - time_ns
+
+    def find_frame(self) -> FrameType | None:
+        """Return the innermost frame of the thread that trains."""
+        return sys._current_frames().get(self.find_thread())
+
+    def find_loading_line(self) -> CodePlace | None:
+        """Return the only line of the job that loads a file with PyTorch without saying where to; None if unknown."""
+        if not self._names_lines:
+            return None
+        if self._loading_line is None:
+            paths = PathNames.for_this_process()
+            places = find_calls_without("load", "map_location", self.find_frame(), paths)
+            self._loading_line = places if len(places) == 1 else []
+        return self._loading_line[0] if self._loading_line else None
+
+    def note_autocast(self) -> None:
+        """Read whether autocast is on, in a forward of the model."""
+        self.wants_autocast = False
+        self._guard.run(self._read_autocast)
+
+    def _read_autocast(self) -> None:
+        torch = sys.modules["torch"]
+        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+        if hasattr(torch, "get_autocast_dtype"):
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ""
+        else:
+            dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else ""
+        name = str(dtype).replace("torch.", "")
+        self.autocast = _DTYPE_NAMES.get(name, name)
+
+    def _spend(self, begin_ns: int) -> int:
+        spent_ns = now() - begin_ns
+        self._spent_ns += spent_ns
+        return spent_ns
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in sorted(value.items()))
+    if isinstance(value, list):
+        return " + ".join(map(str, value))
+    return "" if value is None else str(value)

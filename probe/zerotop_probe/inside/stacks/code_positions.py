@@ -1,0 +1,152 @@
+"""Find the lines of the job's own code that can have done something, by the names that its bytecode uses.
+
+Nothing is run: the compiled code of the functions on the stack, and of the job's own modules, is searched.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+from zerotop_probe.inside.stacks.own_lines import CodePlace
+from zerotop_probe.inside.stacks.paths import PathNames
+
+# Code objects that are searched, and instructions around a name that may hold the value that it gets.
+_MOST_CODES = 1000
+_NEAR = 3
+# Instructions of the arguments of a call, at most.
+_MOST_ARGUMENTS = 40
+_ATTRIBUTES = ("STORE_ATTR", "LOAD_ATTR", "LOAD_METHOD")
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
+_ADDING = frozenset(("append", "appendleft", "extend", "add", "insert", "update", "setdefault"))
+
+
+class CodePosition(NamedTuple):
+    """A use of a name. ``value``: the truth value that it is set to or called with; None if that is no constant."""
+
+    place: CodePlace
+    name: str
+    value: bool | None
+
+
+def find_uses(names: Collection[str], frame: FrameType | None, paths: PathNames) -> list[CodePosition]:
+    """Return where the job's own code sets an attribute or key of one of these names; ``name()`` is that of a function."""
+    functions = {name[:-2] for name in names if name.endswith("()")}
+    return list(_iter_uses({name for name in names if not name.endswith("()")}, functions, frame, paths))
+
+
+def find_additions(container: str, frame: FrameType | None, paths: PathNames) -> list[CodePlace]:
+    """Return where the job's own code adds to a list, dict or set of this name."""
+    places = []
+    for code, file in _iter_codes(frame, paths):
+        steps = list(dis.get_instructions(code))
+        for step, after in zip(steps, steps[1:]):
+            named = step.argval == container or (isinstance(step.argval, tuple) and container in step.argval[-1:])
+            is_load = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
+            if is_load and named and after.opname in _ATTRIBUTES and after.argval in _ADDING:
+                places.append(_make_place(code, file, step.offset))
+    return list(dict.fromkeys(places))
+
+
+def find_calls_without(function: str, argument: str, frame: FrameType | None, paths: PathNames) -> list[CodePlace]:
+    """Return where the job's own code calls ``torch.FUNCTION`` without a keyword argument of this name."""
+    places = []
+    for code, file in _iter_codes(frame, paths):
+        steps = list(dis.get_instructions(code))
+        for index, step in enumerate(steps[1:], 1):
+            if step.opname in _ATTRIBUTES[1:] and step.argval == function and steps[index - 1].argval == "torch":
+                after = steps[index : index + _MOST_ARGUMENTS]
+                if not any(argument in _list_names(code, one) for one in after):
+                    places.append(_make_place(code, file, step.offset))
+    return list(dict.fromkeys(places))
+
+
+def _list_names(code: CodeType, step: Any) -> tuple[Any, ...]:
+    """Return the names of keyword arguments that an instruction sets; Python 3.11 does not resolve them."""
+    names = code.co_consts[step.arg] if step.opname == "KW_NAMES" else step.argval
+    return names if isinstance(names, tuple) else ()
+
+
+def choose_place(positions: Collection[CodePosition], value: bool | None = None) -> CodePlace | None:
+    """Return the line of the only position that fits ``value``; None if there is none, or if several fit."""
+    fitting = {one.place for one in positions if value is None or one.value in (None, value)}
+    return next(iter(fitting)) if len(fitting) == 1 else None
+
+
+def _iter_uses(
+    stored: Collection[str], called: Collection[str], frame: FrameType | None, paths: PathNames
+) -> Iterator[CodePosition]:
+    for code, file in _iter_codes(frame, paths):
+        if not {*stored, *called} & {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}:
+            continue
+        steps = list(dis.get_instructions(code))
+        for index, step in enumerate(steps):
+            name, near, is_store = str(step.argval), steps[index + 1 : index + 1 + _NEAR], True
+            if step.opname == "STORE_ATTR" and name in stored:
+                near = steps[max(0, index - _NEAR) : index]
+            elif step.opname == "STORE_SUBSCR" and index and steps[index - 1].argval in stored:
+                name, near = str(steps[index - 1].argval), steps[max(0, index - _NEAR - 1) : index - 1]
+            elif step.opname in _LOADS and name in called:
+                is_store = False
+            else:
+                continue
+            yield CodePosition(_make_place(code, file, step.offset), name, _find_value(near, is_store))
+
+
+def _find_value(near: list[Any], is_store: bool) -> bool | None:
+    """Return the constant that is stored, or passed; a call without arguments passes True."""
+    for step in reversed(near) if is_store else near:
+        if isinstance(step.argval, bool) and step.opname in ("LOAD_CONST", "RETURN_CONST"):
+            return bool(step.argval)
+        if step.opname.startswith(("CALL", "PRECALL")) and not is_store:
+            return True if not step.arg else None
+    return None
+
+
+def _make_place(code: CodeType, file: str, offset: int) -> CodePlace:
+    starts = [(begin, line) for begin, line in dis.findlinestarts(code) if line is not None]
+    index = bisect_right([begin for begin, _ in starts], offset) - 1
+    line = starts[index][1] if index >= 0 else code.co_firstlineno
+    return CodePlace(file, line, getattr(code, "co_qualname", code.co_name))
+
+
+def _iter_codes(frame: FrameType | None, paths: PathNames) -> Iterator[tuple[CodeType, str]]:
+    """Yield the job's own code and the name of its file: that of the stack, and that of its modules' functions."""
+    waiting: list[CodeType] = []
+    while frame is not None:
+        waiting.append(frame.f_code)
+        frame = frame.f_back
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        file = paths.name_file(path) if isinstance(path, str) else None
+        if file is not None and file.is_own:
+            waiting += _list_functions(vars(module), set())
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_CODES:
+        code = waiting.pop(0)
+        if id(code) in seen:
+            continue
+        seen.add(id(code))
+        file = paths.name_file(code.co_filename)
+        if file is not None and file.is_own:
+            waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+            yield code, file.text
+
+
+def _list_functions(names: Any, seen: set[int]) -> list[CodeType]:
+    codes: list[CodeType] = []
+    for value in list(names.values()):
+        value = getattr(value, "__func__", None) if isinstance(value, (staticmethod, classmethod)) else value
+        value = value.fget if isinstance(value, property) else value
+        if isinstance(value, FunctionType):
+            codes.append(value.__code__)
+            inner = vars(value).get("__wrapped__")
+            codes += [inner.__code__] if isinstance(inner, FunctionType) else []
+        elif isinstance(value, type) and id(value) not in seen and len(seen) < _MOST_CODES:
+            seen.add(id(value))
+            codes += _list_functions(vars(value), seen)
+    return codes

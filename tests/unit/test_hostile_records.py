@@ -1,0 +1,128 @@
+"""Impossible records are left out and counted: everything said about a recording stays the same, in the same time."""
+
+from __future__ import annotations
+
+import re
+import resource
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+import recordings
+from fuzzing import visit_screens
+from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, list_values, write_changed
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
+from zerotop.cli import main
+from zerotop.session.reader import Session
+from zerotop_probe.recording import tables
+from zerotop_probe.recording.writer import RecordWriter
+
+NAMES = ("cpu-slow", "z2-oom", "x2-zero3", "held-long")
+SLACK_S = 3.0
+MOST_BYTES = 100 << 20
+
+
+def choose_times(table: tables.Table) -> Iterable[Change]:
+    return TIMES.values()
+
+
+def choose_values(table: tables.Table) -> Iterable[Change]:
+    return [change for _, change in list_values(table)]
+
+
+def say_everything(path: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[str], float]:
+    """Return the lines of all reports on a recording, and the seconds of processor time."""
+    page, table = folder / "page.html", folder / "table.csv"
+    begin_s = time.process_time()
+    said = []
+    for arguments in (
+        ["findings", str(path), "--json"],
+        ["memory", str(path)],
+        ["report", str(path), "-o", str(page)],
+        ["export", str(path), "--table", "steps", "-o", str(table)],
+    ):
+        assert main(arguments) == 0, arguments
+        said.append(capsys.readouterr().out)
+    said += [re.sub(r"<script.*?</script>|<[^>]+>", "\n", page.read_text(), flags=re.DOTALL), table.read_text()]
+    seconds = time.process_time() - begin_s
+    lines = [line.strip() for text in said for line in text.splitlines() if line.strip()]
+    # Its size on disk is another, and what is left out is said.
+    return [line for line in lines if not re.search(r"damaged record|^[\d.]+ [KM]i?B\b|^Recording [\d.]+", line)], seconds
+
+
+@pytest.mark.parametrize("choose", [choose_times, choose_values])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_else_is_said(
+    name: str, choose: Callable[[tables.Table], Iterable[Change]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = recordings.find_packed_file(name)
+    whole, changed = tmp_path / "whole" / name, tmp_path / "changed" / name
+    write_changed(packed, whole, lambda table: ())
+    added = write_changed(packed, changed, choose)
+    assert added > 50
+    say_everything(whole, tmp_path, capsys)  # imports modules
+    expected, usual_s = say_everything(whole, tmp_path, capsys)
+    used_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said, seconds = say_everything(changed, tmp_path, capsys)
+    assert said == expected
+    assert seconds < 3 * usual_s + SLACK_S
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used_before) << 10 < MOST_BYTES
+    sessions = [Session.open(path) for path in (whole, changed)]
+    counts = [sum(len(source.array) for sources in session.sources.values() for source in sources) for session in sessions]
+    assert counts[0] == counts[1]
+    assert sessions[1].damaged_records == added
+    assert sessions[0].last_written_ns == sessions[1].last_written_ns
+
+
+async def test_screens_of_a_recording_with_impossible_records(tmp_path: Path) -> None:
+    path = tmp_path / "changed"
+    write_changed(recordings.find_packed_file("z2-oom"), path, lambda table: [*choose_times(table), *choose_values(table)])
+    await visit_screens(path)
+
+
+def write_times(folder: Path, table: tables.Table, *times: int) -> RecordWriter:
+    records = (make_record(table, time_ns=when) for when in times)
+    return write_table(folder, table, make_identity(-1), *records)
+
+
+def test_a_long_pause_of_the_whole_job_is_no_damage(tmp_path: Path) -> None:
+    """A suspended machine: the tables go on days later, first with one record each."""
+    writers = [write_times(tmp_path, table, S, 2 * S) for table in (tables.HOSTS, tables.PROCESSES)]
+    session = read_recording(tmp_path)
+    resumed = 3 * DAY_NS
+    for tick in range(30):
+        for writer, table in zip(writers, (tables.HOSTS, tables.PROCESSES), strict=True):
+            writer.write(*make_record(table, time_ns=resumed + tick * S // 10))
+        session.refresh()
+    assert session.damaged_records == 0
+    assert [len(session.sources[table.name][0].array) for table in (tables.HOSTS, tables.PROCESSES)] == [32, 32]
+    assert read_recording(tmp_path).damaged_records == 0
+    for writer in writers:
+        writer.close()
+
+
+def test_one_table_alone_does_not_go_on(tmp_path: Path) -> None:
+    """A table whose end was shifted by years, beside one that ends in time."""
+    shifted = [YEAR_NS + tick * S for tick in range(50)]
+    write_times(tmp_path, tables.HOSTS, S, 2 * S, *shifted).close()
+    write_times(tmp_path, tables.PROCESSES, S, 2 * S, 3 * S).close()
+    session = read_recording(tmp_path)
+    assert session.damaged_records == 50
+    assert session.last_written_ns == BEGIN_NS + 3 * S
+
+
+def test_a_late_record_waits_until_another_table_is_as_late(tmp_path: Path) -> None:
+    writer = write_times(tmp_path, tables.HOSTS, S, 2 * S, YEAR_NS)
+    session = read_recording(tmp_path)
+    source = session.sources["hosts"][0]
+    assert (len(source.array), session.damaged_records, session.last_written_ns) == (2, 1, BEGIN_NS + 2 * S)
+    write_times(tmp_path, tables.PROCESSES, YEAR_NS + 5).close()
+    session.refresh()
+    assert (len(source.array), session.damaged_records) == (2, 2)  # each is alone
+    for when in (3 * S, 4 * S):  # it goes on before
+        writer.write(*make_record(tables.HOSTS, time_ns=when))
+    session.refresh()
+    assert source.array["time_ns"].tolist() == [S, 2 * S, 3 * S, 4 * S]
+    writer.close()

@@ -1,0 +1,225 @@
+"""Why the probe was not loaded in a process, as seen from outside, and the sentences about it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents import wait_for
+from memory_recording import Recording
+from small_recording import BEGIN_NS, S, make_identity
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.processes import missing_probe as missing_analysis
+from zerotop.analysis.processes.missing_probe import describe_missing_probes
+from zerotop.analysis.views.loop_notices import describe_training
+from zerotop.analysis.views.startup_status import describe_wait
+from zerotop.session.reader import Event, Session
+from zerotop_probe.outside.job.job import build_environment
+from zerotop_probe.outside.procfs import Process, read_command_line, read_environment
+from zerotop_probe.outside.sampling.ranks import missing_probe
+from zerotop_probe.outside.sampling.ranks.missing_probe import Missing, ProbelessProcesses
+from zerotop_probe.recording import events
+
+SESSION = "/recordings/one"
+BOOTSTRAP = missing_probe._BOOTSTRAP
+SLEEP = "import sys; print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def start_python() -> Iterator[Callable[..., Process]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        started.append(subprocess.Popen(command, env=dict(environment), stdin=-1, stdout=-1))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        process = Process.from_pid(started[-1].pid)
+        assert process is not None
+        return process
+
+    yield start
+    for one in started:
+        one.communicate()
+
+
+def explain(process: Process) -> Missing | None:
+    arguments, environment = read_command_line(process.pid), read_environment(process.pid)
+    return ProbelessProcesses(SESSION)._explain(process.pid, arguments, environment)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "expected"),
+    [
+        ([], {}, None),
+        (["-u"], {"PYTHONPATH": f"/elsewhere:{BOOTSTRAP}/:more"}, None),
+        (["-I"], {}, Missing("option", "-I")),
+        (["-uE"], {}, Missing("option", "-E")),
+        ([], {"PYTHONPATH": "src"}, Missing("pythonpath", "command")),
+        ([], {"PYTHONPATH": None}, Missing("unset", "command")),
+        ([], {"PYTHONPATH": None, "PYTHONZEROTOP_SESSION": None}, Missing("environment", "command")),
+        ([], {"PYTHONZEROTOP_SESSION": None}, Missing("session")),
+        ([], {"PYTHONZEROTOP_SESSION": "/recordings/other"}, Missing("session")),
+    ],
+)
+def test_the_reason_is_read_from_outside(
+    start_python: Callable[..., Process], options: list[str], changes: dict[str, str | None], expected: Missing | None
+) -> None:
+    environment = build_environment(SESSION, os.environ, unbuffered=False) | changes
+    kept = {name: value for name, value in environment.items() if value is not None}
+    assert explain(start_python([sys.executable, *options, "-c", SLEEP], kept)) == expected
+
+
+def test_another_sitecustomize_comes_first(start_python: Callable[..., Process], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").touch()
+    environment = build_environment(SESSION, os.environ, unbuffered=False)
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    process = start_python([sys.executable, "-c", SLEEP], environment)
+    assert explain(process) == Missing("shadowed", str(tmp_path / "sitecustomize.py"))
+
+
+@pytest.mark.parametrize(
+    ("command", "changer"),
+    [
+        (["bash", "-c", f"PYTHONPATH=src {sys.executable} -c '{SLEEP}'; true"], "script"),
+        ([sys.executable, "-c", f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', '{SLEEP}'], env={{}})"],
+         os.path.basename(sys.executable)),
+    ],
+)  # fmt: skip
+def test_who_changed_the_environment(start_python: Callable[..., Process], command: list[str], changer: str) -> None:
+    parent = start_python(command, build_environment(SESSION, os.environ, unbuffered=False))
+    (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    found = explain(Process(int(child), 0))
+    assert found is not None
+    assert found.by == changer
+
+
+TORCH = "import mmap, sys; file = open(sys.argv[1]); memory = mmap.mmap(file.fileno(), 0, prot=1); "
+NAME = "import ctypes; ctypes.CDLL(None).prctl(15, b'pt_gloo_runloop', 0, 0, 0); "
+
+
+def test_which_processes_are_ranks(
+    start_python: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sleeper is one after some seconds, one with a process group at once; a launcher or an importer is none."""
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    monkeypatch.setattr(missing_probe, "_TRAINS_S", 1.0)
+    monkeypatch.setattr(missing_probe, "_WAITING_S", 0.5)
+    parent = (
+        f"import subprocess; p = subprocess.Popen([sys.executable, '-c', CHILD, {str(library)!r}]); print(flush=True); "
+        "sys.stdin.read()"
+    )
+    busy = (
+        "import zlib\nprint(flush=True)\nwhile not __import__('select').select([0], [], [], 0)[0]: zlib.crc32(bytes(10**6))"
+    )
+    codes = {
+        "sleeper": TORCH + SLEEP,
+        "group": TORCH + NAME + SLEEP,
+        "importer": TORCH + busy,
+        "without torch": "pass; " + SLEEP,
+        "launcher": TORCH + parent.replace("CHILD", repr(TORCH + NAME + "sys.stdin.read()")),
+    }
+    processes = {
+        name: start_python([sys.executable, "-c", code, str(library)], {"PATH": os.environ["PATH"]})
+        for name, code in codes.items()
+    }
+    pids = {process.pid: name for name, process in processes.items()}
+    seen: dict[str, list[bool]] = {}
+    tracked = ProbelessProcesses(SESSION)
+
+    def look() -> bool:
+        for process in processes.values():
+            tracked.add_process(process, None, read_command_line(process.pid), {})
+            for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+                found = Process.from_pid(int(child))
+                if found is not None:
+                    pids.setdefault(found.pid, f"child of {pids[process.pid]}")
+                    tracked.add_process(found, None, read_command_line(found.pid), {})
+        for found, is_rank in tracked.find_new(time.monotonic()):
+            seen.setdefault(pids[found.process.pid], []).append(is_rank)
+        time.sleep(0.1)
+        return time.monotonic() > end_s
+
+    end_s = time.monotonic() + 3
+    wait_for(look)
+    assert {name: ranks[-1] for name, ranks in seen.items()} == {
+        "sleeper": True, "group": True, "importer": False, "launcher": False, "child of launcher": True,
+    }  # fmt: skip
+
+
+def write_missing(recording: Recording, at: float, pid: int, **facts: Any) -> None:
+    usual = {"rank": None, "start": 1, "is_rank": True, "program": "python loop.py", "reason": "pythonpath", "by": "script"}
+    recording.write_event(recording.node, at, events.PROBE_MISSING, pid=pid, **usual | facts)
+
+
+def open_ended(recording: Recording, at: float) -> Session:
+    recording.write_event(recording.node, at, events.JOB_ENDED, exit_code=0)
+    return recording.open_session()
+
+
+def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    for rank in (0, 1):
+        write_missing(recording, 2 + rank, 50 + rank, rank=rank)
+    session = open_ended(recording, 20)
+    sentence = "The probe was not loaded in 2 ranks: their PYTHONPATH does not have zerotop's entry (the script sets it)."
+    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [sentence]
+    assert describe_wait(session, BEGIN_NS + 10 * S).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
+    assert describe_training(session, BEGIN_NS + 20 * S) == []
+    (finding,) = find_annotations(session, BEGIN_NS + 20 * S)
+    assert (finding.name, finding.ranks, finding.known_ns) == ("probe_missing", (0, 1), BEGIN_NS + 7 * S)
+    assert finding.headline == "The probe was not loaded in 2 ranks: PYTHONPATH lacks its entry"
+    assert "zerotop attach 50 --enter" in finding.fix
+
+
+@pytest.mark.parametrize("reason", missing_analysis._REASONS)
+@pytest.mark.parametrize("count", [1, 1234])
+def test_each_reason_is_a_short_headline_and_a_clause(reason: str, count: int) -> None:
+    event = Event(BEGIN_NS, events.PROBE_MISSING, {}, "node", -1, "node1", 9)
+    for by in ("script", "/a/b/sitecustomize.py" if reason == "shadowed" else "-I" if reason == "option" else "sudo"):
+        missing = missing_analysis.MissingProbe(reason, by, True, (event,) * count)
+        assert len(missing.headline) <= 80
+        assert "{" not in missing.headline + missing.sentence + missing.remedy
+
+
+def test_a_short_process_is_no_rank_but_it_may_have_trained(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    write_missing(recording, 2, 50, is_rank=False, reason="environment", by="command")
+    session = open_ended(recording, 4)
+    assert describe_missing_probes(session, BEGIN_NS + 3 * S) == []
+    assert describe_missing_probes(session, BEGIN_NS + 4 * S) == [
+        "The probe was not loaded in a process with PyTorch (python loop.py): its environment does not have zerotop's "
+        "PYTHONPATH and variables (the command replaces it)."
+    ]
+    assert describe_training(session, BEGIN_NS + 4 * S) == []
+
+
+def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    write_missing(recording, 2, 50)
+    write_missing(recording, 2.5, 51, rank=1, reason="option", by="-S")
+    recording.write_event(make_identity(0, 52), 3, events.HELLO)
+    session = open_ended(recording, 20)
+    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [
+        "The probe was not loaded in 1 rank: it runs python -S, which does not load site modules."
+    ]
+
+
+def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    write_missing(recording, 2, 50)
+    recording.write_event(make_identity(0, 50), 9, events.HELLO)
+    session = open_ended(recording, 20)
+    assert len(describe_missing_probes(session, BEGIN_NS + 8 * S)) == 1
+    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == []

@@ -1,0 +1,302 @@
+"""Findings and ledgers say what changed in the training, and who keeps memory: recordings by the real writers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_recording import (
+    GIB,
+    OOM,
+    Recording,
+    gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_reading,
+    make_record,
+    record_two_steps,
+)
+from small_recording import BEGIN_NS, S, make_identity, make_span
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.memory.expected.zero_model import Difference
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
+from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
+from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
+from zerotop.session.reader import Session
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.tables import PHASE_CODE
+
+HELD_LIST = {
+    "name": "seen",
+    "scope": "local",
+    "owner": "main",
+    "file": "train.py",
+    "own": True,
+    "levels": 0,
+    "kind": "list",
+    "count": 20,
+    "bytes": gib_to_bytes(4),
+    "keeps_graph": False,
+    "shape": [8, 32000],
+    "block_bytes": gib_to_bytes(0.2),
+    "view_of": [8, 512, 32000],
+    "added_file": "train.py",
+    "added_line": 97,
+    "added_function": "main",
+}
+
+
+def read_at(session: Session, second: float) -> GpuLedger:
+    (ledger,) = read_ledgers(session, BEGIN_NS + int(second * S))
+    assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
+    assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
+    return ledger
+
+
+def record_changed(folder: Path, *, counted_at: float) -> Session:
+    """Record two steps after which memory has grown by 4 GiB, with a second count."""
+    recording, who = Recording(folder), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None)
+    spans, readings = [], []
+    for step, (start, held) in enumerate(((10, 6.0), (20, 10.0))):
+        spans.append(make_span(start, start + 2, "step", step, tables.BOUNDARY))
+        readings.append(make_reading(start + 2, held, 20, phase="step", edge="end", step=step))
+        readings.append(make_reading(start + 2.5, held, 20, step=step))
+    begins = [make_record(tables.BEGINS, at, step=step, phase=PHASE_CODE["step"]) for step, at in enumerate((10, 20))]
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    recording.write_inventory(1, "init", {"parameters": 2})
+    facts: dict[str, Any] = {"step": 1, "held": [HELD_LIST]} if counted_at > 20 else {"step": 0}
+    recording.write_inventory(
+        counted_at, "again", {"parameters": 2, "optimizer_state": 4}, unclaimed=4 if counted_at > 20 else 0, **facts
+    )
+    return recording.open_session()
+
+
+def test_what_was_counted_before_a_change_says_so(tmp_path: Path) -> None:
+    ledger = read_at(record_changed(tmp_path, counted_at=12.05), 23)
+    (row,) = (row for row in ledger.rows if row.key == "parameters")
+    assert row.is_outdated
+    assert "counted in step 0" in row.basis
+    expected = [Difference("parameters", row.bytes, row.bytes)]
+    (line,) = (line for line in build_gpu_lines(ledger, None, expected) if line.key == "parameters")
+    assert line.absence_reason == OUTDATED
+
+
+def test_what_a_list_keeps_is_a_row_of_its_own(tmp_path: Path) -> None:
+    ledger = read_at(record_changed(tmp_path, counted_at=22.05), 23)
+    assert ledger.sum_bytes(HELD) == 4 * GIB
+    (row,) = (row for row in ledger.rows if row.key == HELD)
+    assert row.note == "Kept by the script: the list seen in main() (train.py) 4.00 GiB."
+    assert not any(one.is_outdated for one in ledger.rows)
+    assert ledger.sum_bytes("optimizer_state") == 4 * GIB, "from the later count"
+
+
+def test_gradients_do_not_hide_what_is_kept(tmp_path: Path) -> None:
+    """Freed gradients whose place a state dict of their size takes."""
+    recording, who = Recording(tmp_path), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None)
+    recording.write_records(tables.SPANS, who, [make_span(10, 12, "step", 0, tables.BOUNDARY)], born=1)
+    recording.write_records(
+        tables.ALLOCATOR, who, [make_reading(15, 8, 12, phase="forward", edge="begin", step=1)], born=1, peaks="window"
+    )
+    recording.write_inventory(1, "init", {"parameters": 2}, unclaimed=2)
+    recording.write_inventory(12, "after_update", {"parameters": 2, "gradients": 2, "optimizer_state": 4}, unclaimed=2)
+    ledger = read_at(recording.open_session(), 16)
+    assert ledger.sum_bytes("gradients") == 0
+    assert ledger.sum_bytes("unexplained") == 2 * GIB
+
+
+def test_memory_that_only_a_stream_or_a_graph_can_use(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    pools = [
+        {"stream": 0, "private": False, "reserved": 16 * GIB, "allocated": 14 * GIB, "sparse": 0},
+        {"stream": 7, "private": False, "reserved": 4 * GIB, "allocated": 0, "sparse": 0},
+        {"stream": 0, "private": True, "reserved": 2 * GIB, "allocated": GIB, "sparse": 0},
+    ]
+    recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=pools, stream=0)
+    ledger = read_at(recording.open_session(), 29.2)
+    assert (ledger.sum_bytes(OTHER_STREAMS), ledger.sum_bytes(PRIVATE)) == (4 * GIB, GIB)
+
+
+def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    assert read_at(recording.open_session(), 25.6).allocated_bytes < 50 * GIB
+    tensors = {"parameters": 2, "master_weights": 4, "gradients": 2}
+    recording.write_inventory(25.4, "out_of_memory", tensors, unclaimed=42, step=1)
+    recording.write_event(make_identity(0), 25.5, events.OUT_OF_MEMORY, **OOM)
+    ledger = read_at(recording.open_session(), 25.6)
+    assert ledger.allocated_bytes == 50 * GIB
+    assert ledger.sum_bytes("gradients") == 2 * GIB
+    assert ledger.sum_bytes("activations") >= 41 * GIB
+
+
+def test_a_context_of_another_rank_is_told_apart(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    other = make_identity(1)
+    begins = [make_record(tables.BEGINS, at, step=0, phase=PHASE_CODE["forward"]) for at in (10, 20)]
+    recording.write_records(tables.BEGINS, other, begins, born=1)
+    sampler = make_identity(-1, pid=8)
+    held = [
+        row
+        for at in range(2, 30)
+        for row in (make_gpu_process_sample(at, make_identity(0).pid, 24), make_gpu_process_sample(at, other.pid, 0.75))
+    ]
+    recording.write_records(tables.GPU_PROCESSES, sampler, held)
+    recording.write_records(tables.GPUS, sampler, [make_gpu_sample(at, 28.5) for at in range(30)])
+    ledger = read_at(recording.open_session(), 29.2)
+    assert ledger.sum_bytes(OTHER_RANKS) == gib_to_bytes(0.75)
+    (note,) = (row.note for row in ledger.rows if row.key == OTHER_RANKS)
+    assert note == "Held here by processes that train on other GPUs: rank 1 0.75 GiB."
+    assert ledger.sum_bytes(OUTSIDE) == 2 * GIB
+
+
+CHANGES = [
+    ("dtypes", "120 bfloat16", "120 float32", "parameters are float32 instead of bfloat16"),
+    ("trained_parameters", "12", "120", "120 parameters are trained instead of 12"),
+    ("module.gradient_checkpointing", "8", "0", "gradient checkpointing was switched off"),
+    ("module.training", "9", "4", "5 modules went into evaluation mode"),
+    ("module.recompute", "0", "2", "recompute became True in 2 modules"),
+    ("optimizers", "AdamW", "SGD", "the optimizer is SGD instead of AdamW"),
+    ("optimizer.foreach", "None", "False", "the optimizer's foreach is False instead of None"),
+    ("optimizer_objects", "", "", "the optimizer was made anew"),
+    ("hooks", "0 all modules", "1 Block, 0 all modules", "1 hook of Block was added"),
+    ("parameter_hooks", "2", "0", "2 hooks of parameters were removed"),
+    ("autocast", "", "bf16", "autocast is bf16 instead of off"),
+    ("cudnn.benchmark", "True", "False", "cudnn.benchmark is False instead of True"),
+    ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
+]
+
+
+def write_change(recording: Recording, at: float, *changes: dict[str, Any]) -> Session:
+    facts = {"step": 5, "last_step": 2, "begin_ns": int((at - 3) * S), "changes": list(changes)}
+    recording.write_event(make_identity(0), at, events.TRAINING_CHANGED, **facts)
+    return recording.open_session()
+
+
+@pytest.mark.parametrize(("name", "before", "after", "text"), CHANGES)
+def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, tmp_path: Path) -> None:
+    line = {"file": "train.py", "line": 82, "function": "main"}
+    session = write_change(Recording(tmp_path), 20, {"name": name, "before": before, "after": after, **line})
+    found = list_changes(session.events_named(events.TRAINING_CHANGED, session.end_ns), BEGIN_NS)
+    assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
+
+
+def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
+    session = write_change(Recording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
+    found = list(list_changes(session.events_named(events.TRAINING_CHANGED, session.end_ns), BEGIN_NS))
+    at = [BEGIN_NS + second * S for second in (5, 10, 18, 19, 30)]
+    assert choose_changes(found, at[0], at[1], at[4]) == []
+    assert choose_changes(found, at[2], at[3], at[3]) == [], "not known yet"
+    assert choose_changes(found, at[2], at[3], at[4]) == found
+
+
+def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float = -1) -> Recording:
+    """Record 30 steps of one length and 30 of another, from second 10 on."""
+    recording, who = Recording(folder), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
+    at, spans, begins = 10.0, [], []
+    for step in range(60):
+        long = before_s if step < 30 else after_s
+        for share, name in ((0.3, "forward"), (0.9, "backward"), (1.0, "step")):
+            begin = at if name == "forward" else spans[-1][1] / S
+            flags = tables.BOUNDARY if name == "step" else 0
+            spans.append(make_span(begin, at + share * long, name, step, flags))
+            begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE[name]))
+        at += long
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, [make_reading(11, 2, 4)], born=1)
+    samples = [make_record(tables.GPUS, second, utilization_percent=gpu_use, total_bytes=80 * GIB) for second in range(200)]
+    recording.write_records(tables.GPUS, recording.node, samples)
+    return recording
+
+
+def find_named(session: Session, name: str) -> list[Annotation]:
+    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+
+
+def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.5, 1.0)
+    change = {
+        "name": "dtypes",
+        "before": "9 bfloat16",
+        "after": "9 float32",
+        "file": "train.py",
+        "line": 86,
+        "function": "main",
+    }
+    session = write_change(recording, 27.1, change | {"changed_ns": int(24.9 * S)})
+    (finding,) = find_named(session, "iteration_shift")
+    assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
+    assert finding.confidence >= 0.9
+
+
+def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.5, 1.0)
+    session = write_change(recording, 27.1, {"name": "dtypes", "before": "9 float32", "after": "9 bfloat16"})
+    (finding,) = find_named(session, "iteration_shift")
+    assert "bfloat16" not in finding.details
+
+
+@pytest.mark.parametrize("replays", [0, 4096])
+def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.1, 0.1, gpu_use=90)
+    for number in (1, replays) if replays else ():
+        facts = {"begin_ns": int(17 * S), "replays": number, "file": "train.py", "line": 40, "function": "main"}
+        recording.write_event(make_identity(0), 17 if number == 1 else 22, events.GRAPH_REPLAYS, **facts)
+    (finding,) = find_named(recording.open_session(), "steps_unseen")
+    assert finding.step == 59
+    if replays:
+        assert finding.headline == "No steps seen since step 59: replays of a CUDA graph are not visible"
+        assert "train.py:40 in main" in finding.details
+    else:
+        assert "GPU 0 works" in finding.headline
+
+
+def test_an_idle_gpu_does_not_train_unseen(tmp_path: Path) -> None:
+    assert find_named(record_pace(tmp_path, 0.1, 0.1, gpu_use=0).open_session(), "steps_unseen") == []
+
+
+def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Session:
+    """Record 40 steps that each leave 0.2 GiB more, with a count after the last one."""
+    recording, who = Recording(folder), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
+    spans, begins, readings = [], [], []
+    for step in range(40):
+        begin, end = 10 + step, 10.9 + step
+        spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
+        begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
+        size = 4 + 0.2 * max(0, step - 20)
+        readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
+    facts = {"held": [held]} if held is not None else {}
+    recording.write_inventory(46.95, "again", {"parameters": 4}, unclaimed=3.2, step=36, pools=pools, **facts)
+    (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
+    return recording.open_session()
+
+
+def test_a_leak_names_the_list_that_keeps_views(tmp_path: Path) -> None:
+    (finding,) = find_named(record_leak(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)}), "memory_creep")
+    assert finding.headline.startswith("seen keeps 0.20 GiB more a step on rank 0")
+    assert "The list seen in main() (train.py) keeps 20 tensors, and train.py:97 adds to it." in finding.details
+    assert "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000." in finding.details
+    assert finding.fix == "seen[:] = [one.clone() for one in seen]"
+
+
+@pytest.mark.parametrize("held", [None, HELD_LIST | {"bytes": gib_to_bytes(0.5)}, HELD_LIST | {"count": 1}])
+def test_a_holder_of_little_is_not_blamed(held: dict[str, Any] | None, tmp_path: Path) -> None:
+    (finding,) = find_named(record_leak(tmp_path, held=held), "memory_creep")
+    assert "seen" not in f"{finding.headline} {finding.details}"

@@ -1,0 +1,283 @@
+"""What changed in the training is seen in the job's own objects, and its line in the job's own code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zerotop_probe.inside.changes import held_tensors
+from zerotop_probe.inside.changes.setting_lines import SettingLines
+from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
+from zerotop_probe.inside.changes.training_watch import TrainingWatch
+from zerotop_probe.inside.device.allocator_snapshot import list_used_blocks, sum_pools
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.oom_recorder import find_batch
+from zerotop_probe.inside.stacks import code_positions
+from zerotop_probe.inside.stacks.code_positions import choose_place, find_additions, find_calls_without, find_uses
+from zerotop_probe.inside.stacks.paths import PathNames
+
+torch = pytest.importorskip("torch")
+
+SCRIPT = """
+import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        self.recompute = True
+        self.outputs = []
+    def keep(self, output):
+        self.outputs.append(output)
+def freeze(model):
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+def unfreeze(model):
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+def relax(model, optimizer):
+    model.recompute = False
+    optimizer.param_groups[0]["foreach"] = False
+def load(path):
+    torch.load(path, map_location="cpu")
+    return torch.load(path)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathNames:
+    """A script as the only own module."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    module = ModuleType("train")
+    module.__file__ = str(path)
+    exec(compile(SCRIPT, str(path), "exec"), vars(module))
+    monkeypatch.setattr(code_positions, "sys", SimpleNamespace(modules={"train": module}))
+    return PathNames(str(tmp_path), [])
+
+
+def make_model() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 2))
+
+
+def read(model: Any, *optimizers: Any, autocast: str = "") -> dict[str, Any]:
+    return read_settings([model], optimizers, autocast)
+
+
+def compare(model: Any, change: Any) -> dict[str, tuple[Any, Any]]:
+    before = read(model)
+    change(model)
+    return {one.name: (one.before, one.after) for one in list_changes(before, read(model))}
+
+
+def freeze(model: Any) -> None:
+    model[0].requires_grad_(False)
+
+
+def set_attribute(model: Any) -> None:
+    model[2].gradient_checkpointing = True
+
+
+def add_hook(model: Any) -> None:
+    model[0].register_forward_hook(lambda *one: None)
+
+
+def add_layer(model: Any) -> None:
+    model.append(torch.nn.Linear(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda model: None, {}),
+        (freeze, {"trained_parameters": (30, 10)}),
+        (lambda model: model.double(), {"dtypes": ({"float32": 30}, {"float64": 30})}),
+        (lambda model: model[1].eval(), {"module.training": (4, 3)}),
+        (set_attribute, {"module.gradient_checkpointing": (0, 1)}),
+        (add_hook, {"hooks": ({"all modules": 0}, {"Linear": 1, "all modules": 0})}),
+    ],
+)
+def test_a_setting_that_changes_is_the_only_one_named(change: Any, expected: dict[str, tuple[Any, Any]]) -> None:
+    assert compare(make_model(), change) == expected
+
+
+def test_more_layers_are_more_parameters() -> None:
+    changes = compare(make_model(), add_layer)
+    assert changes["parameters"] == (30, 39)
+    assert changes["modules"] == (4, 5)
+
+
+def test_flags_of_pytorch_are_settings() -> None:
+    model, before = make_model(), torch.get_float32_matmul_precision()
+    first = read(model)
+    try:
+        torch.set_float32_matmul_precision("high" if before != "high" else "highest")
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+        names = {one.name for one in list_changes(first, read(model, autocast="bf16"))}
+    finally:
+        torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.benchmark = not torch.backends.cudnn.benchmark
+    assert names == {"matmul_precision", "cudnn.benchmark", "autocast"}
+
+
+def test_another_optimizer_and_its_options() -> None:
+    model = make_model()
+    first = torch.optim.AdamW(model.parameters())
+    second = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    names = {one.name for one in list_changes(read(model, first), read(model, second))}
+    assert {"optimizers", "optimizer_objects", "optimizer.foreach"} <= names
+
+
+def test_lines_that_set_an_attribute_or_key(script: PathNames) -> None:
+    assert {one.place.line for one in find_uses(("requires_grad", "requires_grad_()"), None, script)} == {11, 14}
+    uses = find_uses(("requires_grad", "requires_grad_()"), None, script)
+    assert choose_place(uses) is None, "two lines may have done it"
+    frozen, thawed = choose_place(uses, False), choose_place(uses, True)
+    assert (frozen and frozen.line, thawed and thawed.line) == (11, 14)
+    assert [one.place.line for one in find_uses(("foreach",), None, script)] == [17]
+    assert {one.place.function.rpartition(".")[2] for one in find_uses(("recompute",), None, script)} == {
+        "__init__",
+        "relax",
+    }
+
+
+def test_lines_that_add_to_a_list_or_load_without_a_place(script: PathNames) -> None:
+    assert [place.line for place in find_additions("outputs", None, script)] == [8]
+    assert [place.line for place in find_calls_without("load", "map_location", None, script)] == [20]
+
+
+def test_a_modules_own_begin_is_not_what_changed_it(script: PathNames, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: script))
+    _, place = SettingLines(CostMeter()).find_place(Change("module.recompute", 2, 0), 0, None)
+    assert place is not None
+    assert place.line == 16
+
+
+class _Watched:
+    """A watch with the events that it wrote and the steps after which it counted."""
+
+    def __init__(self, model: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.counts: list[int] = []
+        self.memory = (-1, -1)
+        self.watch = TrainingWatch(CostMeter(), SettingLines(CostMeter()))
+        self.watch.begin_recording(lambda time_ns, event, **facts: self.events.append(facts), names_lines=False)
+        self.watch.list_parts = lambda: ([model], [])
+        self.watch.count_tensors = lambda when, step: self.counts.append(step)
+        self.watch.read_memory = lambda: self.memory
+        self.time_ns, self.step = 10**12, 0
+
+    def run(self, steps: int, seconds: float) -> None:
+        for _ in range(steps):
+            self.time_ns += round(seconds * 1e9)
+            self.step += 1
+            self.watch.end_step(self.time_ns, self.step)
+
+
+def test_a_change_is_found_when_steps_become_longer() -> None:
+    model = make_model()
+    watched = _Watched(model)
+    watched.run(20, 1.0)
+    model[0].requires_grad_(False)
+    watched.run(3, 2.0)
+    (event,) = watched.events
+    assert [change["name"] for change in event["changes"]] == ["trained_parameters"]
+    assert event["last_step"] <= 20 < event["step"]
+
+
+def test_nothing_is_read_while_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = _Watched(make_model())
+    watched.run(3, 0.2)
+    reads: list[int] = []
+
+    def count_read(*arguments: Any) -> Any:
+        reads.append(1)
+        return read_settings(*arguments)
+
+    target = "zerotop_probe.inside.changes.training_watch.read_settings"
+    monkeypatch.setattr(target, count_read)
+    watched.run(40, 0.2)
+    assert not reads
+    watched.run(200, 0.2)
+    assert 1 <= len(reads) <= 4, "rarely, even so"
+
+
+def test_tensors_are_counted_again_when_memory_after_a_step_steps_up() -> None:
+    watched = _Watched(make_model())
+    watched.memory = (1 << 30, 2 << 30)
+    watched.run(20, 0.2)
+    assert not watched.counts
+    watched.memory = (3 << 29, 2 << 30)
+    watched.run(2, 0.2)
+    assert watched.counts == [21]
+    watched.run(20, 0.2)
+    assert watched.counts == [21]
+
+
+def make_segment(
+    address: int, sizes: list[tuple[int, str]], *, stream: int = 0, pool: tuple[int, int] = (0, 0)
+) -> dict[str, Any]:
+    used = sum(size for size, state in sizes if state == "active_allocated")
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": sum(size for size, _ in sizes),
+        "allocated_size": used,
+        "stream": stream,
+        "segment_pool_id": pool,
+        "is_expandable": False,
+        "blocks": [{"size": size, "state": state} for size, state in sizes],
+    }
+
+
+def test_segments_by_who_can_use_them() -> None:
+    segments = [
+        make_segment(0, [(60, "active_allocated"), (40, "inactive")]),
+        make_segment(1000, [(500, "inactive")], stream=7),
+        make_segment(2000, [(10, "active_allocated"), (190, "inactive")], pool=(0, 3)),
+    ]
+    assert list_used_blocks(segments) == {0: 60, 2000: 10}
+    assert sum_pools(segments) == [
+        {"stream": 7, "private": False, "reserved": 500, "allocated": 0, "sparse": 0},
+        {"stream": 0, "private": True, "reserved": 200, "allocated": 10, "sparse": 190},
+        {"stream": 0, "private": False, "reserved": 100, "allocated": 60, "sparse": 0},
+    ]
+
+
+def test_the_list_that_keeps_views_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without a GPU: tensors in host memory stand for those on the device."""
+    kept_views = []
+    for _ in range(4):
+        whole = torch.zeros(8, 64, 100)
+        kept_views.append(whole[:, -1].detach())
+    blocks = {one.untyped_storage().data_ptr(): 8 * 64 * 100 * 4 for one in kept_views}
+    tensors = [(one, one.untyped_storage().data_ptr()) for one in kept_views]
+    monkeypatch.setattr(held_tensors, "_list_tensors", lambda unclaimed: tensors)
+    names = PathNames(str(Path(__file__).parent), [])
+    monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: names))
+    found = held_tensors.describe_held(blocks, sys._getframe())
+    named = {one["name"]: one for one in found}
+    assert "kept_views" in named, found
+    one = named["kept_views"]
+    assert (one["kind"], one["count"], one["bytes"]) == ("list", 4, sum(blocks.values()))
+    assert (one["shape"], one["view_of"]) == ([8, 100], [8, 64, 100])
+    assert one["added_file"] == Path(__file__).name
+
+
+@pytest.mark.parametrize(
+    ("view", "base"),
+    [
+        (lambda whole: whole[:, -1], [8, 64, 100]),
+        (lambda whole: whole[3], [8, 64, 100]),
+        (lambda whole: whole[..., 7], [8, 64, 100]),
+        (lambda whole: whole[:, :10], [8 * 64 * 100]),
+        (lambda whole: whole[2, 3], [8 * 64, 100]),
+    ],
+)
+def test_the_shape_that_a_view_is_of(view: Any, base: list[int]) -> None:
+    assert held_tensors._find_base_shape(view(torch.zeros(8, 64, 100)).detach()) == base
+
+
+def test_the_batch_of_a_failure_is_on_the_stack() -> None:
+    assert find_batch(sys._getframe()) is None, "no tensor on a GPU"

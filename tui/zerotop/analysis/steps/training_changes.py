@@ -1,0 +1,179 @@
+"""Changes in the training itself, as a rank's probe has found them: another dtype, trained layers, an optimizer, a hook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.formatting import join_words
+from zerotop.session.reader import Event
+
+# Changes that one sentence names, the most telling first.
+_MOST_NAMED = 2
+_ORDER = (
+    "dtypes",
+    "autocast",
+    "devices",
+    "trained_parameters",
+    "module.gradient_checkpointing",
+    "parameters",
+    "compiled",
+    "attention",
+    "module.training",
+    "module.",
+    "optimizers",
+    "optimizer.",
+    "hooks",
+    "parameter_hooks",
+)
+# Follow from others, or have findings of their own.
+_LEFT_OUT = ("modules", "anomaly_mode")
+_WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+class TrainingChange(NamedTuple):
+    """One setting that changed between two looks, in unix nanoseconds."""
+
+    name: str
+    before: str
+    after: str
+    begin_ns: int  # it was as before
+    end_ns: int  # it was as after
+    known_ns: int
+    line: CodeLine | None
+
+    @property
+    def text(self) -> str:
+        """The change and its line, as the end of a sentence."""
+        place = f" ({self.line.text})" if self.line is not None else ""
+        return f"{_describe(self.name, self.before, self.after)}{place}"
+
+    @property
+    def effect(self) -> int:
+        """1 if it makes steps longer and larger, -1 if shorter, 0 if that is not known."""
+        if self.name == "dtypes":
+            return _compare(_measure_width(self.before), _measure_width(self.after))
+        if self.name in ("trained_parameters", "parameters", "hooks", "parameter_hooks"):
+            return _compare(_sum_counts(self.before), _sum_counts(self.after))
+        return 0
+
+
+def list_changes(found: Iterable[Event], offset_ns: int) -> Iterator[TrainingChange]:
+    """Iterate over the changes of a process's ``training_changed`` events; its clock is ``offset_ns`` behind unix time."""
+    for event in found:
+        for change in event.facts["changes"]:
+            if change["name"] in _LEFT_OUT or not all(change[name].isprintable() for name in ("name", "before", "after")):
+                continue
+            exact_ns = change.get("changed_ns")
+            begin_ns, end_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
+            if exact_ns is not None:
+                begin_ns = end_ns = exact_ns + offset_ns
+            yield TrainingChange(
+                change["name"], change["before"], change["after"], begin_ns, end_ns, event.unix_ns, _read_line(change)
+            )
+
+
+def choose_changes(
+    changes: Iterable[TrainingChange], earliest_ns: int, latest_ns: int, known_ns: int
+) -> list[TrainingChange]:
+    """Return what changed between two times, as known at a third one, the most telling first."""
+    found = [
+        change
+        for change in changes
+        if change.known_ns <= known_ns and change.begin_ns <= latest_ns and change.end_ns >= earliest_ns
+    ]
+    # A new optimizer with options of its own is one change.
+    if any(change.name == "optimizers" or change.name.startswith("optimizer.") for change in found):
+        found = [change for change in found if change.name != "optimizer_objects"]
+    return sorted(found, key=_rank_change)
+
+
+def describe_changes(changes: list[TrainingChange]) -> str:
+    """Return the most telling changes as the end of a sentence."""
+    return join_words([change.text for change in changes[:_MOST_NAMED]])
+
+
+def _rank_change(change: TrainingChange) -> int:
+    return next((number for number, name in enumerate(_ORDER) if change.name.startswith(name)), len(_ORDER))
+
+
+def _read_line(facts: Mapping[str, Any]) -> CodeLine | None:
+    file, line, function = (facts.get(name) for name in ("file", "line", "function"))
+    if not file or not line or not function or not (file.isprintable() and function.isprintable()):
+        return None
+    return CodeLine(file, line, function, ())
+
+
+def _describe(name: str, before: str, after: str) -> str:
+    if name in ("dtypes", "devices"):
+        where = "" if name == "dtypes" else "on "
+        return f"parameters are {where}{_name_kinds(after)} instead of {_name_kinds(before)}"
+    if name == "trained_parameters":
+        return f"{_sum_counts(after):,} parameters are trained instead of {_sum_counts(before):,}"
+    if name == "parameters":
+        return f"the model has {_sum_counts(after):,} parameters instead of {_sum_counts(before):,}"
+    if name in ("hooks", "parameter_hooks"):
+        return _describe_hooks(name, before, after)
+    if name == "compiled":
+        return "the model was compiled" if after > before else "the model is no longer compiled"
+    return _describe_setting(name, before, after)
+
+
+def _describe_setting(name: str, before: str, after: str) -> str:
+    if name == "optimizer_objects":
+        return "the optimizer was made anew"
+    if name == "optimizers":
+        return f"the optimizer is {after or 'none'} instead of {before or 'none'}"
+    kind, _, attribute = name.partition(".")
+    if kind == "optimizer":
+        return f"the optimizer's {attribute} is {after or 'gone'} instead of {before or 'not set'}"
+    if kind == "module":
+        return _describe_attribute(attribute, _sum_counts(before), _sum_counts(after))
+    return f"{name.replace('_', ' ')} is {after or 'off'} instead of {before or 'off'}"
+
+
+def _describe_attribute(attribute: str, before: int, after: int) -> str:
+    is_on = after > before
+    if attribute == "gradient_checkpointing":
+        return f"gradient checkpointing was switched {'on' if is_on else 'off'}"
+    modules = f"{abs(after - before):,} module{'s' if abs(after - before) != 1 else ''}"
+    if attribute == "training":
+        return f"{modules} went into {'training' if is_on else 'evaluation'} mode"
+    return f"{attribute} became {is_on} in {modules}"
+
+
+def _describe_hooks(name: str, before: str, after: str) -> str:
+    counts = {kind: count for kind, count in _parse_counts(after).items() if count > _parse_counts(before).get(kind, 0)}
+    added = _sum_counts(after) - _sum_counts(before)
+    what = f"{abs(added)} hook{'s' if abs(added) != 1 else ''}"
+    where = f" of {join_words(list(counts)[:3])}" if counts and name == "hooks" else " of parameters" * (name != "hooks")
+    return f"{what}{where} {'were' if abs(added) != 1 else 'was'} {'added' if added > 0 else 'removed'}"
+
+
+def _parse_counts(text: str) -> dict[str, int]:
+    """Parse ``12 float32, 3 bfloat16``, or a number alone."""
+    counts: dict[str, int] = {}
+    for part in filter(None, text.split(", ")):
+        number, _, kind = part.partition(" ")
+        if number.lstrip("-").isdigit():
+            counts[kind] = int(number)
+    return counts
+
+
+def _sum_counts(text: str) -> int:
+    return sum(_parse_counts(text).values())
+
+
+def _name_kinds(text: str) -> str:
+    counts = _parse_counts(text)
+    return join_words(sorted(counts, key=lambda kind: -counts[kind])) or "unknown"
+
+
+def _measure_width(text: str) -> float:
+    """Return the bytes of all parameters."""
+    return float(sum(_WIDTHS.get(kind, 4) * count for kind, count in _parse_counts(text).items()))
+
+
+def _compare(before: float, after: float) -> int:
+    return (after > before) - (after < before)
