@@ -11,7 +11,7 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations.host import crowded_cores
-from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
+from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift, long_pause
 from zerotop.analysis.annotations.support import annotator
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
@@ -163,3 +163,44 @@ def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path, monk
     whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
     assert [(finding.name, finding.step) for finding in whole] == [("iteration_shift", 30)]
     assert all(found == whole for found in others)
+
+
+def test_two_steps_that_take_most_of_the_time_are_told_with_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the median says: the job may be stopped before it changes."""
+    write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0, 1.0])
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    (shift,) = whole
+    assert (shift.name, shift.step) == ("iteration_shift", 40)
+    assert shift.cost > 0.9
+    assert "no other change was recorded" in shift.details
+    assert all(found == whole for found in others)
+
+
+def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0] + [0.05] * 60)
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    (shift,) = whole
+    assert "from step 40 to step 41" in shift.headline
+    assert all(found == whole for found in others)
+
+
+@pytest.mark.parametrize(("pause_s", "told"), [(30.0, True), (0.5, False)])
+def test_a_single_long_pause(tmp_path: Path, pause_s: float, told: bool) -> None:
+    write_steps(tmp_path, [0.04] * 100 + [pause_s] + [0.04] * 100)
+    session = read_recording(tmp_path)
+    runner = annotator.Annotator(session, [iteration_shift.detect, long_pause.detect])
+    runner.update()
+    found = runner.findings_at(session.end_ns)
+    assert [(one.name, one.step) for one in found] == ([("long_pause", 100)] if told else [])
+    assert all(one.evidence["pause_s"] == pytest.approx(pause_s, rel=0.06) for one in found)
+
+
+def test_a_level_that_goes_up_and_down_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Levels of 50 and 60 ms by turns, for 40 steps each; then 100 ms for good."""
+    levels = [0.05] * 40 + [0.06] * 40
+    write_steps(tmp_path, vary([*levels * 4, *[0.1] * 60]))
+    steps = [finding.step for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
+    assert 320 in steps
+    assert not [step for step in steps if step is not None and 80 < step < 320]

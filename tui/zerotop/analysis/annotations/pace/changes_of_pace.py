@@ -26,8 +26,8 @@ _SAME_STEPS = 3
 # The most steps after which iterations become shorter by themselves.
 _WARM_UP_STEPS = 10
 # Two steps in a row that each take this many times as long as those before, and this long (seconds), are a change as soon as
-# they have taken most of the job's time.
-_FAR_TIMES, _FAR_S = 10.0, 1.0
+# they have taken most of the job's time. If one of them takes far less than the other, that was a pause.
+_FAR_TIMES, _FAR_S, _ALIKE_SHARE = 10.0, 1.0, 0.25
 
 
 class KnownChange(NamedTuple):
@@ -63,7 +63,7 @@ class PaceSearch:
         for index in range(self._far_from, len(steps) - 1):
             self._far_from = index + 1
             pair = seconds[index : index + 2]
-            if not pair.min() >= _FAR_S:
+            if not pair.min() >= max(_FAR_S, _ALIKE_SHARE * pair.max()):
                 continue
             before = seconds[max(0, index - LEVEL_STEPS) : index]
             is_far = bool(pair.min() >= _FAR_TIMES * np.nanmedian(before))

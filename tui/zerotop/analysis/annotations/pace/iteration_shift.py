@@ -65,7 +65,7 @@ class _State:
         self.search = PaceSearch()
         self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
         self.pending: list[_Pending] = []
-        self.real: list[tuple[KnownChange, PaceShift]] = []  # changes after which the levels before do not count
+        self.real: list[tuple[KnownChange, PaceShift]] = []  # explained changes: levels before them do not count any more
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
         self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
 
@@ -131,7 +131,8 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
         steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
         if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
-            state.real.append((KnownChange(shift.step, change.known_ns), shift))
+            if shift.has_own_part or shift.has_recorded_cause(None):
+                state.real.append((KnownChange(shift.step, change.known_ns), shift))
             yield shift
         else:
             state.pending.append(_Pending(shift, len(change.after)))

@@ -49,7 +49,7 @@ class Annotator:
             for finding in (finding for detect in self._detectors for finding in detect(self._evidence)):
                 if finding is not None:
                     key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
-                    self._findings.setdefault(key, finding)
+                    self._findings[key] = finding
         self.is_behind = self._until_ns < end_ns
         if len(self._findings) == before:
             return False
