@@ -192,7 +192,12 @@ def test_nothing_is_read_while_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -
     reads: list[int] = []
     original = read_settings
     target = "zerotop_probe.inside.changes.training_watch.read_settings"
-    monkeypatch.setattr(target, lambda *one: reads.append(1) or original(*one))
+
+    def note_read(*arguments: Any) -> dict[str, Any]:
+        reads.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(target, note_read)
     watched.run(40, 0.2)
     assert not reads
     watched.run(200, 0.2)
