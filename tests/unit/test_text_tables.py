@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,14 @@ def test_sizes_in_columns() -> None:
 
 
 def test_pipeline_texts() -> None:
-    stage = {"stages": 2, "parameters": 1_000_000, "trainable_parameters": 900_000}
-    facts = {"zero_stage": 1, "micro_batch": 4, "gradient_accumulation": 4, "train_batch": 32, "world_size": 4}
+    stage: dict[str, Any] = {"stages": 2, "parameters": 1_000_000, "trainable_parameters": 900_000}
+    facts: dict[str, Any] = {
+        "zero_stage": 1,
+        "micro_batch": 4,
+        "gradient_accumulation": 4,
+        "train_batch": 32,
+        "world_size": 4,
+    }
     facts |= {"pipeline": {"stage": 1, **stage}, "model": "Net"}
     whole = add_stages([{"stage": 0, **stage}, {"stage": 1, **stage}, {"stage": 0, **stage}])
     assert whole == {"parameters": 2_000_000, "trainable_parameters": 1_800_000}

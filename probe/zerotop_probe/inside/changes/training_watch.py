@@ -37,6 +37,8 @@ _PART, _RARE_PART, _ADVANCE_NS = 0.15, 0.05, 60_000_000_000
 # Time between two looks without a reason, and after a shift of the time without a change, which doubles each time (ns).
 _RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 60_000_000_000
 _MOST_CHANGES = 100
+# Looks after a call that changes the training, whatever the budget.
+_MOST_GRANTED = 5
 # Bytes in no category whose holders are searched, and the time between two searches, which doubles each time (ns).
 _LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
 _WORKSPACES = (33_554_432, 8_519_680)  # of cuBLAS
@@ -72,7 +74,7 @@ class TrainingWatch:
         self._look_ns = self._count_ns = 0  # what one takes
         self._spent_ns = 0
         self._pause_ns = _PAUSE_NS
-        self._changes_left = _MOST_CHANGES
+        self._changes_left, self._granted_looks = _MOST_CHANGES, _MOST_GRANTED
         self._last: tuple[int, int] | None = None  # time and step of the last call
         self._durations: deque[float] = deque(maxlen=_USUAL)
         self._counted_bytes = -1  # held after the step at the last count
@@ -115,7 +117,9 @@ class TrainingWatch:
             self._wants_look = True
         is_old = time_ns - self._looked_ns >= _RARE_NS
         part = _PART if self._wants_look else _RARE_PART
-        if (self._wants_look or is_old) and self._fits(self._look_ns, part, time_ns):
+        is_granted = self._lines.has_noted and self._granted_looks > 0
+        if (self._wants_look or is_old) and (is_granted or self._fits(self._look_ns, part, time_ns)):
+            self._granted_looks -= is_granted
             self._look(time_ns, step)
         is_old = time_ns - self._counted_ns >= 2 * _RARE_NS
         part = _PART if self._wants_count else _RARE_PART

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -98,7 +98,11 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     use, gpu = _measure_use(process, gap), process.gpu_key[1] if process.gpu_key is not None else None
     quiet_s = (gap.known_ns - gap.begin_ns) / 1e9
     evidence: dict[str, float | None] = {"quiet_s": quiet_s, "use": use}
+<<<<<<< HEAD
     line = None
+=======
+    values: dict[str, Any] = {"gpu": gpu, "measured": _MEASURED}
+>>>>>>> ledger
     replays = [event for event in process.events_named(events.GRAPH_REPLAYS) if event.unix_ns <= gap.known_ns]
     if backwards >= _MANY_BACKWARDS:
         kind, evidence = _BACKWARDS, evidence | {"backwards": backwards}
@@ -122,10 +126,17 @@ def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
 
 def _measure_use(process: Process, gap: _Gap) -> float | None:
     """Return the share of the time in which the GPU worked, as NVML says; None without NVML."""
+<<<<<<< HEAD
     if process.gpu_key is None:
         return None
     used = process.gpu_samples.read_window(gap.begin_ns, gap.known_ns).rows["utilization_percent"]
     used = used[used >= 0]
+=======
+    if process.gpu_key is None or not len(samples := process.gpu_samples.read_window(gap.begin_ns, gap.known_ns)):
+        return None
+    percent = samples.rows["utilization_percent"]
+    used = percent[percent >= 0]
+>>>>>>> ledger
     return float(np.mean(used)) / 100 if len(used) else None
 
 
