@@ -196,16 +196,7 @@ def test_nothing_is_read_while_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -
         return read_settings(*arguments)
 
     target = "zerotop_probe.inside.changes.training_watch.read_settings"
-<<<<<<< HEAD
     monkeypatch.setattr(target, count_read)
-=======
-
-    def note_read(*arguments: Any) -> dict[str, Any]:
-        reads.append(1)
-        return original(*arguments)
-
-    monkeypatch.setattr(target, note_read)
->>>>>>> ledger
     watched.run(40, 0.2)
     assert not reads
     watched.run(200, 0.2)

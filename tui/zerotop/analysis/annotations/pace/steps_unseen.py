@@ -98,11 +98,7 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     use, gpu = _measure_use(process, gap), process.gpu_key[1] if process.gpu_key is not None else None
     quiet_s = (gap.known_ns - gap.begin_ns) / 1e9
     evidence: dict[str, float | None] = {"quiet_s": quiet_s, "use": use}
-<<<<<<< HEAD
-    line = None
-=======
     values: dict[str, Any] = {"gpu": gpu, "measured": _MEASURED}
->>>>>>> ledger
     replays = [event for event in process.events_named(events.GRAPH_REPLAYS) if event.unix_ns <= gap.known_ns]
     if backwards >= _MANY_BACKWARDS:
         kind, evidence = _BACKWARDS, evidence | {"backwards": backwards}
@@ -111,12 +107,12 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     elif (count := _count_replays(replays, gap)) > 0:
         line = _read_line(replays[-1])
         kind, evidence = _REPLAYS, evidence | {"replays": count, "rate": count / quiet_s}
+        values["line"] = line.text if line is not None else None
     elif use is not None and use >= _LEAST_USE and len(group.processes) == 1 and not _is_busy_elsewhere(process, gap):
         kind = _KIND  # a rank that waits for others keeps its GPU busy, too
     else:
         return None
-    text = line.text if line is not None else None
-    return kind.at(process, gap.begin_ns, gap.known_ns, evidence, step=gap.step, gpu=gpu, measured=_MEASURED, line=text)
+    return kind.at(process, gap.begin_ns, gap.known_ns, evidence, step=gap.step, **values)
 
 
 def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
@@ -126,17 +122,10 @@ def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
 
 def _measure_use(process: Process, gap: _Gap) -> float | None:
     """Return the share of the time in which the GPU worked, as NVML says; None without NVML."""
-<<<<<<< HEAD
-    if process.gpu_key is None:
-        return None
-    used = process.gpu_samples.read_window(gap.begin_ns, gap.known_ns).rows["utilization_percent"]
-    used = used[used >= 0]
-=======
     if process.gpu_key is None or not len(samples := process.gpu_samples.read_window(gap.begin_ns, gap.known_ns)):
         return None
     percent = samples.rows["utilization_percent"]
     used = percent[percent >= 0]
->>>>>>> ledger
     return float(np.mean(used)) / 100 if len(used) else None
 
 
