@@ -126,7 +126,7 @@ class Session:
         waiting, admitted = [source for source in sources if source.waiting_records], False
         resumed = sorted(source.resumed_ns for source in waiting if source.resumed_ns is not None)
         if len(resumed) >= min(2, len(sources)):
-            self.last_written_ns = max(self.last_written_ns, *resumed[:1])
+            self.last_written_ns = max([self.last_written_ns, *resumed[:1]])
         while found := [source for source in waiting if source.admit_until(self.last_written_ns)]:
             admitted = True
             for source in found:
