@@ -76,10 +76,16 @@ def _change_value(name: str, value: Any, rows: Rows, column: str) -> Intruder:
 def list_values(table: tables.Table) -> Iterator[tuple[str, Change]]:
     """Yield a record for each column that measures, and each value that no machine has."""
     for field in table.fields:
-        if field.name.endswith(("_bytes", "_percent", "_w", "_mhz", "cores", "_used", "load", "_faults", "_ns")):
-            values = {"f": (float("inf"), -5.0, 3e38), "q": (HIGHEST, LOWEST, 1 << 62)}
-            for value in values.get(field.code, ()):
-                yield f"{field.name} {value}", partial(_change_value, field.name, value)
+        values = {"f": (float("inf"), -5.0, 3e38), "q": (HIGHEST, LOWEST, 1 << 62), "i": ((1 << 31) - 1,)}.get(
+            field.code, ()
+        )
+        if field.name in ("address", "throttle_reasons", "temperature_c"):
+            continue
+        # Without a cgroup there is no value to compare with.
+        if field.name.endswith("_bytes") and not field.name.startswith(("pcie", "cgroup")):
+            values += (10**14,)
+        for value in values:
+            yield f"{field.name} {value}", partial(_change_value, field.name, value)
 
 
 def write_changed(packed: Path, folder: Path, choose: Callable[[tables.Table], Iterable[Change]]) -> int:

@@ -15,7 +15,7 @@ BLOCK = 8 * LENGTH * WORDS * 4
 SMALL_GPU = {"ordinal": 0, "uuid": f"{UUID}0", "name": "NVIDIA L4", "total_bytes": gib_to_bytes(24)}
 LOOP: dict[str, Any] = {"kind": "loop", "zero_stage": None, "parallelism": "", "library": "", "device": "cuda:0"}
 LOOP["devices"] = [SMALL_GPU]
-LARGE_GPU = {"devices": [SMALL_GPU | {"total_bytes": gib_to_bytes(140)}]}
+LARGE_GPU: dict[str, Any] = {"devices": [SMALL_GPU | {"total_bytes": gib_to_bytes(140)}]}
 
 
 def find_named(recording: Recording, name: str) -> list[Annotation]:

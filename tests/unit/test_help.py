@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zerotop import command_line as cli
+from zerotop import command_line
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.options.common_options import FORMER_NAMES
@@ -21,7 +21,9 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def find_commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (action,) = [
+        action for action in command_line._build_parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ]
     return dict(action.choices)
 
 
@@ -43,7 +45,7 @@ def test_the_examples_of_a_command(name: str) -> None:
     examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
     assert examples
     for example in examples:
-        assert name in (parsed := cli._parse_arguments(split_words(example)).name, FORMER_NAMES.get(parsed))
+        assert name in (parsed := command_line._parse_arguments(split_words(example)).name, FORMER_NAMES.get(parsed))
 
 
 def test_every_command_line_in_the_documentation() -> None:
@@ -54,11 +56,11 @@ def test_every_command_line_in_the_documentation() -> None:
     ]
     assert len(lines) > 30
     for line in lines:
-        assert cli._parse_arguments(split_words(line)).name in find_commands()
+        assert command_line._parse_arguments(split_words(line)).name in find_commands()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+    assert command_line.main(["--version"]) == 0
     assert re.fullmatch(r"zerotop \d+\.\d+\S*\n", capsys.readouterr().out)
 
 

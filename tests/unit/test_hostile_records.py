@@ -71,8 +71,10 @@ def test_nothing_else_is_said(
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used_before) << 10 < MOST_BYTES
     sessions = [Session.open(path) for path in (whole, changed)]
     counts = [sum(len(source.array) for sources in session.sources.values() for source in sources) for session in sessions]
-    assert counts[0] == counts[1]
-    assert sessions[1].damaged_records == added
+    # One value of a host may be possible where it was not known before.
+    kept = counts[1] - counts[0]
+    assert kept <= (choose is choose_values)
+    assert sessions[1].damaged_records == added - kept
     assert sessions[0].last_written_ns == sessions[1].last_written_ns
 
 

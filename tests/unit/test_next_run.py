@@ -18,7 +18,7 @@ from zerotop_probe.recording import events
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
 # Recording, finding, its fix while the job runs, and what is offered when it has ended.
 FIXES = [
-    ("cpu-hang", "hung_ranks", "py-spy dump --pid 29737", "pip install py-spy"),
+    ("cpu-hang", "hung_ranks", "py-spy dump --pid 29737", "zerotop run -- COMMAND"),
     ("held-straggler", "straggler", "py-spy dump --pid 29873", "py-spy record --subprocesses -o stacks.svg -- COMMAND"),
     ("blind-slow-forward", "slow_forward", "taskset -pc 7811", "numactl --physcpubind=CORES"),
     ("gpu-others", "others_on_gpu", "nvidia-smi; ps -o user,lstart,cmd -p 730", "nvidia-smi"),

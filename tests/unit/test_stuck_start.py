@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -132,13 +133,21 @@ def list_due_times(process: subprocess.Popen[bytes], *, is_new: bool) -> list[in
 
 
 def test_an_idle_rank_is_due_after_15_seconds_and_each_time_after_twice_as_long(
-    idle_process: subprocess.Popen[bytes],
+    idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list_due_times(idle_process, is_new=False) == [15, 30, 60, 120, 240, 480]
+    monkeypatch.setattr(start_watch, "_BUSY_S", ())
+    assert list_due_times(idle_process, is_new=True) == [15, 30, 60, 120, 240, 480]
 
 
-@pytest.mark.parametrize(("is_new", "due"), [(True, [60, 120, 240]), (False, [])])
-def test_a_rank_that_computes_is_due_three_times_unless_it_may_have_trained_before(
+def test_an_idle_rank_of_a_job_that_was_attached_to_is_due_at_once(
+    idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_watch, "_ATTACHED_BUSY_S", ())
+    assert list_due_times(idle_process, is_new=False) == [5, 10, 20, 40, 80, 160, 320]
+
+
+@pytest.mark.parametrize(("is_new", "due"), [(True, [60, 120, 240]), (False, [5, 15, 60])])
+def test_a_rank_that_computes_is_due_three_times(
     idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, is_new: bool, due: list[int]
 ) -> None:
     monkeypatch.setattr(start_watch, "_BUSY_CORES", -1.0)  # whatever it uses is more
@@ -153,3 +162,29 @@ def test_a_stack_has_neither_the_probe_nor_long_names_of_c() -> None:
     fields = read_dump([{"os_thread_id": 7, "thread_name": None, "frames": [c_frame, c_frame, probe, frame]}], 7)
     assert fields is not None
     assert [one["function"] for one in fields["frames"]] == ["std::enable_if", "main"]
+
+
+def test_a_rank_that_sleeps_between_its_steps_is_not_idle() -> None:
+    """It uses hardly any processor time, and is in the same line at most looks."""
+    command = [sys.executable, "-S", "-c", "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        watch, found, begin_s = StartWatch(), Found(0, process.pid, is_new=False), time.monotonic()
+        due = []
+        while time.monotonic() < begin_s + 4.5:
+            due += list(watch.find_due([found], time.monotonic()))
+            time.sleep(0.5)
+        process.kill()
+    assert due == []
+
+
+def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(make_identity(-1, 999), 0, events.ATTACHED, pid=9)
+    recording.open_session()
+    session = write_start(tmp_path, [ARRIVED, ASLEEP], (4, 7))
+    (finding,) = find_annotations(session, second_to_unix_ns(20))
+    assert (finding.name, finding.ranks, finding.known_ns) == ("stuck_at_start", (1,), second_to_unix_ns(7))
+    assert finding.headline.startswith("No rank has moved for 7.00 s: rank 1 is in ")
+    assert "Cores used: rank 0 " in finding.details

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from zerotop.analysis.engine import Engine, parse_engine
+from zerotop.analysis.engine import Engine, add_stages, parse_engine
 from zerotop.analysis.formatting import GIB, KIB, MIB, format_bytes, format_gib
 from zerotop.analysis.text_tables import align_columns, format_tsv
 
@@ -38,6 +38,20 @@ def test_sizes(size: float, text: str) -> None:
 
 def test_sizes_in_columns() -> None:
     assert (format_gib(GIB), format_gib(GIB // 2, sign=True)) == ("1.000", "+0.500")
+
+
+def test_pipeline_texts() -> None:
+    stage = {"stages": 2, "parameters": 1_000_000, "trainable_parameters": 900_000}
+    facts = {"zero_stage": 1, "micro_batch": 4, "gradient_accumulation": 4, "train_batch": 32, "world_size": 4}
+    facts |= {"pipeline": {"stage": 1, **stage}, "model": "Net"}
+    whole = add_stages([{"stage": 0, **stage}, {"stage": 1, **stage}, {"stage": 0, **stage}])
+    assert whole == {"parameters": 2_000_000, "trainable_parameters": 1_800_000}
+    assert add_stages([{"stage": 0, **stage}, None]) == {}  # the other stage has not reported yet
+    engine = Engine(**parse_engine(facts | whole))
+    assert engine.describe_engine() == (
+        "Net, 2.0 M parameters (1.8 M trained), 2 stages, ZeRO-1, "
+        "batch 4 x 4 x 2 (micro-batch x accumulation x data-parallel groups)"
+    )
 
 
 def test_an_engine_is_described_by_what_is_known_of_it() -> None:

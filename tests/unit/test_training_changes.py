@@ -129,7 +129,7 @@ def test_memory_that_only_a_stream_or_a_graph_can_use(tmp_path: Path) -> None:
 def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     assert read_at(recording.open_session(), 25.6).allocated_bytes < 50 * GIB
-    tensors = {"parameters": 2, "master_weights": 4, "gradients": 2}
+    tensors: dict[str, float] = {"parameters": 2, "master_weights": 4, "gradients": 2}
     recording.write_inventory(25.4, "out_of_memory", tensors, unclaimed=42, step=1)
     recording.write_event(make_identity(0), 25.5, events.OUT_OF_MEMORY, **OOM)
     ledger = read_at(recording.open_session(), 25.6)
@@ -203,7 +203,9 @@ def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float
     recording, who = Recording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
-    at, spans, begins = 10.0, [], []
+    at = 10.0
+    spans: list[Any] = []
+    begins: list[Any] = []
     for step in range(60):
         long = before_s if step < 30 else after_s
         for share, name in ((0.3, "forward"), (0.9, "backward"), (1.0, "step")):
@@ -282,7 +284,7 @@ def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Session:
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
-    facts = {"held": [held]} if held is not None else {}
+    facts: dict[str, Any] = {"held": [held]} if held is not None else {}
     recording.write_inventory(46.95, "again", {"parameters": 4}, unclaimed=3.2, step=36, pools=pools, **facts)
     (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
     return recording.open_session()

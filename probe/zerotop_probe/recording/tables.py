@@ -75,6 +75,8 @@ PHASES = (
     "checkpoint_save",
     "checkpoint_load",
     "generate",
+    "stage_wait",  # of a pipeline: receiving from another stage, which is mostly waiting for it
+    "stage_send",  # likewise: sending to another stage
 )
 PHASE_CODE = {name: code for code, name in enumerate(PHASES)}
 

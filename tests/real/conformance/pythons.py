@@ -94,7 +94,9 @@ def observe_programs(place: Place) -> Iterator[str]:
     late = "import time; print('first'); open('printed', 'w').close(); time.sleep(3)"
     with place.start_job("python", "-c", late) as process:
         wait_until((place.work / "printed").exists)
-        yield "at once" if read_soon(process.stdout, 5, 1) else "when its buffer is full or it ends"
+        at_once = read_soon(process.stdout, 5, 1)
+        later = at_once or read_soon(process.stdout, 5)
+        yield "at once" if at_once else "when its buffer is full or it ends" if later else "never"
     yield run_script("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
     done = place.run_shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
     yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"

@@ -53,6 +53,8 @@ class Engine:
     micro_batch: int | None = None
     gradient_accumulation: int | None = None
     ranks: int | None = None  # world size
+    replicas: int | None = None  # ranks, or groups of ranks, that each train on a micro-batch of their own
+    stages: int | None = None  # of a pipeline; None without
     computes_in: str = ""  # the dtype in which FSDP computes; "" for that of the parameters
 
     @property
@@ -75,11 +77,24 @@ class Engine:
         """Return how it trains in a few words: ``ZeRO-2`` or ``DDP x 4, bf16, AdamW``; empty while nothing trains."""
         if self.is_loop:
             return ", ".join(filter(None, (self._parallelism_text, self.short_precision, self._optimizer_text)))
-        return f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
+        zero = f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
+        return ", ".join(filter(None, (self.stages_text, zero)))
+
+    @property
+    def batch_ranks(self) -> int | None:
+        """Return how many micro-batches the ranks train on at once."""
+        return self.replicas or self.ranks
+
+    @property
+    def stages_text(self) -> str:
+        """Return ``2 stages`` of a pipeline; else ""."""
+        return format_count(self.stages, "stage") if self.stages else ""
 
     @property
     def outside_text(self) -> str:
         """Return the name of an iteration's time outside the recorded phases: ``outside DeepSpeed``."""
+        if self.stages:
+            return "outside DeepSpeed, other stages"
         return "outside PyTorch" if self.is_loop else "outside DeepSpeed"
 
     @property
@@ -113,14 +128,15 @@ class Engine:
         if not self.has_begun:
             return "no training was recorded"
         offloads = (("optimizer", self.offload_optimizer), ("parameters", self.offload_parameters))
-        batch = (self.micro_batch, self.gradient_accumulation, self.ranks)
+        batch = (self.micro_batch, self.gradient_accumulation, self.batch_ranks)
+        groups = "ranks" if self.batch_ranks == self.ranks else "data-parallel groups"
         parts = (
             self.model,
             self._describe_parameters(),
             *((self._parallelism_text, self._optimizer_text) if self.is_loop else (self.setup_text,)),
             *(f"{part} on {DEVICE_NAMES.get(device, device)}" for part, device in offloads if device != "none"),
             self.precision_text,
-            f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x ranks)"
+            f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x {groups})"
             if None not in batch
             else format_count(self.ranks, "rank")
             if self.ranks
@@ -140,7 +156,18 @@ def read_first_engine(session: Session, cursor_ns: int | None = None) -> Mapping
     """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
     engines = [event for event in session.events_named(events.ENGINE, cursor_ns) if not event.facts.get("engine")]
     first = min(reversed(engines), key=lambda event: event.rank, default=None)
-    return {} if first is None else add_library(first.facts, session.events_named(events.TOTAL_STEPS, cursor_ns))
+    if first is None:
+        return {}
+    facts = add_library(first.facts, session.events_named(events.TOTAL_STEPS, cursor_ns))
+    return facts | add_stages(event.facts.get("pipeline") for event in engines)
+
+
+def add_stages(pipelines: Iterable[Mapping[str, int] | None]) -> dict[str, int]:
+    """Return the parameters of a whole pipeline from the facts of its ranks; empty unless those of each stage are known."""
+    by_stage = {stage["stage"]: stage for stage in pipelines if stage}
+    if not by_stage or len(by_stage) != next(iter(by_stage.values()))["stages"]:
+        return {}
+    return {name: sum(stage[name] for stage in by_stage.values()) for name in ("parameters", "trainable_parameters")}
 
 
 def add_library(engine: Mapping[str, Any], total_steps: Iterable[Event]) -> dict[str, Any]:
@@ -176,7 +203,17 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: facts.get(name) or default for name, default in _TEXTS.items()}
     numbers = {name: facts.get(name) for name in _NUMBERS}
     computes_in = (facts.get("sharding") or {}).get("dtype") or ""
-    return {**texts, **numbers, "ranks": facts.get("world_size"), "computes_in": computes_in}
+    ranks, stages = facts.get("world_size"), (facts.get("pipeline") or {}).get("stages")
+    counts = {"ranks": ranks, "replicas": find_replicas(facts), "stages": stages}
+    return {**texts, **numbers, **counts, "computes_in": computes_in}
+
+
+def find_replicas(facts: Mapping[str, Any]) -> int | None:
+    """Return how many micro-batches the ranks of a job train on at once: fewer than ranks if several share one."""
+    rows, whole = (facts.get("micro_batch") or 0) * (facts.get("gradient_accumulation") or 0), facts.get("train_batch") or 0
+    if facts.get("kind") != LOOP and rows and whole and not whole % rows:
+        return int(whole // rows)
+    return facts.get("world_size")
 
 
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:

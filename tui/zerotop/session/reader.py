@@ -125,8 +125,8 @@ class Session:
         """Use waiting records if the recording is known to go on: others are as late, or two tables go on after a pause."""
         waiting, admitted = [source for source in sources if source.waiting_records], False
         resumed = sorted(source.resumed_ns for source in waiting if source.resumed_ns is not None)
-        if len(resumed) >= min(2, len(sources)):
-            self.last_written_ns = max([self.last_written_ns, *resumed[:1]])
+        if resumed and len(resumed) >= min(2, len(sources)):
+            self.last_written_ns = max(self.last_written_ns, resumed[0])
         while found := [source for source in waiting if source.admit_until(self.last_written_ns)]:
             admitted = True
             for source in found:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop_probe.recording.tables import HOSTS, UNKNOWN, Table
+from zerotop_probe.recording.tables import UNKNOWN, Table
 
 Rows = NDArray[Any]
 Mask = NDArray[np.bool_]
 
 _MAX_MEMORY = 1 << 47  # bytes: the address space of a process
+_MAX_DEVICE_MEMORY = 1 << 42
 _MAX_MOVED = 1 << 60  # bytes in all
 _MAX_TIME = 1 << 61  # nanoseconds: years of many processors
 # By the end of the column's name, the first that fits. Each is far beyond any machine, to be sure.
@@ -25,11 +26,23 @@ _HIGHEST = {
     "_c": 1e3,
     "_mhz": 1e6,
     **dict.fromkeys(("cores", "cores_used", "load", "loader_blocked"), 1e6),
-    **dict.fromkeys(("major_faults", "tokens", "rows", "boundaries"), 1 << 48),
+    **dict.fromkeys(("major_faults", "boundaries"), 1 << 48),
+    "tokens": 1 << 40,
+    **dict.fromkeys(("rows", "sequence"), 1 << 28),
+    **dict.fromkeys(("thread_count", "busy_threads", "loader_workers"), 1 << 22),
 }
+_MAX_COUNT = 1 << 30  # of other integers of 32 bits
+_ON_DEVICES = ("allocator", "gpus", "gpu_processes")
 _MAY_BE_NEGATIVE = ("_c",)
-# Counters of the whole host, and how much they rise in a second at most.
-_FASTEST = {"swap_in_bytes": 1 << 36, "swap_out_bytes": 1 << 36, "cgroup_oom_kills": 10_000}
+# How much they rise in a second at most: counters of the whole host, and memory in use, from one record to the next even
+# if that is of another process.
+_FASTEST = {
+    **dict.fromkeys(("swap_in_bytes", "swap_out_bytes"), 1 << 36),
+    "cgroup_oom_kills": 10_000,
+    **dict.fromkeys(("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes"), 1 << 43),
+    **dict.fromkeys(("swap_used_bytes", "cgroup_used_bytes", "memory_available_bytes", "memory_total_bytes"), 1 << 43),
+}
+_COUNTERS = ("swap_in_bytes", "swap_out_bytes", "cgroup_oom_kills")
 _SLACK_S = 1.0
 
 
@@ -40,10 +53,14 @@ class ValueLimits:
         self._highest: dict[str, float] = {}
         for field in table.fields:
             limit = next((limit for end, limit in _HIGHEST.items() if field.name.endswith(end)), None)
+            if limit == _MAX_MEMORY and table.name in _ON_DEVICES:
+                limit = _MAX_DEVICE_MEMORY
+            if limit is None and field.code == "i":
+                limit = _MAX_COUNT
             if limit is not None and field.name != table.time_column and field.name != "begin_ns":
                 self._highest[field.name] = limit
         self._time_column = table.time_column
-        self._fastest = _FASTEST if table is HOSTS else {}
+        self._fastest = {name: fastest for name, fastest in _FASTEST.items() if any(f.name == name for f in table.fields)}
 
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
         """Return which records, shape (n,), have an impossible value. ``before``: the record before them, if any."""
@@ -58,10 +75,12 @@ class ValueLimits:
                 impossible |= (values > highest) | (values < lowest)
         if self._fastest:
             self._find_jumps(rows, before, impossible)
+        if {"used_bytes", "total_bytes"} <= set(names):
+            impossible |= (rows["used_bytes"] > rows["total_bytes"]) & (rows["total_bytes"] > 0)
         return impossible
 
     def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask) -> None:
-        """Add the records whose counters rise faster than any machine's, or fall."""
+        """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""
         for name, fastest in self._fastest.items():
             if name not in (rows.dtype.names or ()):
                 continue
@@ -70,6 +89,6 @@ class ValueLimits:
             rises = np.diff(values[name].astype(np.float64))
             seconds = np.maximum(0.0, np.diff(values[self._time_column] / 1e9)) + _SLACK_S
             jumps = (rises > fastest * seconds) & (values[name][:-1] >= 0)
-            falls = rises < 0
+            falls = (rises < 0) & (name in _COUNTERS)
             falls[1:] &= ~jumps[:-1]  # back from a jump
             impossible[chosen[jumps | falls]] = True

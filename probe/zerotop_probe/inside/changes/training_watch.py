@@ -177,6 +177,9 @@ class TrainingWatch:
         self._write_event(now(), events.TRAINING_CHANGED, step=step, **facts)
 
     def _count(self, step: int, held: int) -> None:
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_initialized() and cuda.is_current_stream_capturing():
+            return  # a graph records what happens now
         begin_ns, searched_ns, self._wants_count = now(), self._search_ns, False
         self._counted_ns, self._counted_bytes = begin_ns, held
         self._guard.run_once(self.count_tensors, AGAIN, step)

@@ -166,6 +166,24 @@ def _count_parameters(engine: Any) -> dict[str, int]:
     return dict(zip(PARAMETER_COUNTS, (total, trainable, stored)))
 
 
+def _read_pipeline(engine: Any) -> dict[str, int] | None:
+    """Return the stage of this rank in a pipeline."""
+    module = engine.module
+    stages = getattr(module, "num_stages", None)
+    if not isinstance(stages, int) or not hasattr(module, "stage_id"):
+        return None
+    tied = [
+        parameter
+        for comm in getattr(module, "tied_comms", {}).values()
+        if min(comm["ranks"]) != int(engine.global_rank)
+        for parameter in comm["module"].parameters()
+    ]
+    others = {id(parameter) for parameter in tied}
+    own = [parameter for parameter in module.parameters() if id(parameter) not in others]
+    counts = (sum(int(p.numel()) for p in own), sum(int(p.numel()) for p in own if p.requires_grad))
+    return {"stage": int(module.stage_id), "stages": stages, **dict(zip(PARAMETER_COUNTS, counts))}
+
+
 def _count_largest_layer(engine: Any) -> int:
     """Return the elements of the module that owns the largest parameters, as in DeepSpeed's stage 3 estimates."""
     layers = ([*module.parameters(recurse=False)] for module in engine.module.modules())
@@ -241,6 +259,7 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "train_batch": lambda engine: int(engine.train_batch_size()),
     "world_size": _read_world_size,
     "data_parallel": lambda engine: int(engine.dp_world_size),
+    "pipeline": _read_pipeline,
     "rank": lambda engine: int(engine.global_rank),
     "local_rank": lambda engine: int(engine.local_rank),
     "parameters": _count_parameters,

@@ -59,7 +59,10 @@ def parse_calls(recorded: dict[str, Any], paths: PathNames) -> list[dict[str, An
             continue
         group = str((entry.get("process_group") or [""])[0])
         name = str(entry.get("profiling_name") or "").rpartition(":")[2]
-        call = {"group": group, "number": entry["collective_seq_id"], "name": name}
+        call: dict[str, Any] = {"group": group, "number": entry["collective_seq_id"], "name": name}
+        shape = next(iter(entry.get("input_sizes") or ()), None)
+        if isinstance(shape, (list, tuple)) and all(isinstance(size, int) for size in shape):
+            call["shape"] = list(shape)
         calls = groups.pop(group, deque(maxlen=_MOST_CALLS))
         calls.append({**call, **_find_own_line(entry.get("frames") or (), paths)})
         groups[group] = calls

@@ -24,6 +24,15 @@ def read_meminfo() -> dict[bytes, int]:
     return {name: int(value.split()[0]) << 10 for name, _, value in lines if value.split()[:1]}
 
 
+def read_shared_memory_size() -> int | None:
+    """Return the size of /dev/shm in bytes; None without one."""
+    try:
+        status = os.statvfs("/dev/shm")
+    except OSError:
+        return None
+    return status.f_blocks * status.f_frsize
+
+
 def read_processor_name() -> str | None:
     """Return the processor's model name; None if the kernel does not report it (many Arm machines)."""
     for line in procfs.read_file("/proc/cpuinfo").splitlines():

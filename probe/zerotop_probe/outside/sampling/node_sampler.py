@@ -15,7 +15,12 @@ from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
 from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom_kills, count_usable_cores
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
-from zerotop_probe.outside.sampling.host_sampler import HostSampler, read_meminfo, read_processor_name
+from zerotop_probe.outside.sampling.host_sampler import (
+    HostSampler,
+    read_meminfo,
+    read_processor_name,
+    read_shared_memory_size,
+)
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
 from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
@@ -146,6 +151,7 @@ class NodeSampler:
             host=clock.read_hostname(),
             cores=count_usable_cores(),
             memory_bytes=read_meminfo().get(b"MemTotal"),
+            shared_memory_bytes=read_shared_memory_size(),
             kernel=os.uname().release,
             cpu=read_processor_name(),
             numa=read_numa_nodes(),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 
+_ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
+
 
 def describe_group(group: StackGroup) -> str:
     """Return ``Ranks 0 and 2 wait in all_reduce at train.py:90``."""
@@ -83,15 +85,20 @@ def write_advice(standstill: Standstill) -> str:
     if all(group.activity == "init_process_group" for group in standstill.groups):
         return "A rank has not arrived: check that all nodes have started, with the same address."
     if standstill.is_mismatch:
+        if standstill.difference is not None and all(" of " in call.name for _, call in standstill.difference.calls):
+            return "All ranks must pass tensors of the same shape: look at what decides their size."
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
     if (odd or standstill.groups[0]).awaits_device:
         return "A kernel on the GPU does not finish: check what was launched before that line."
     if odd is None:
-        return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
+        if not standstill.groups[0].awaits_others:
+            return "Look at that line."
+        hosts = {process.host for group in standstill.groups for process in group.processes}
+        return "Look at the network between the nodes." if len(hosts) > 1 else _ONE_NODE
     if odd.end is not None:
         return "The others wait for a rank that has ended: find out why it ended."
     if odd.wait is None:
-        return "It runs C code that holds Python's lock. With py-spy installed, zerotop shows its stack."
+        return "It runs C code that holds Python's lock. py-spy could not read its stack."
     return "Look at that line: the others wait until this rank arrives."
 
 

@@ -50,6 +50,11 @@ class Collectives(NamedTuple):
     is_pending: bool  # whether there is one
 
 
+# Collectives in which all ranks pass tensors of one shape.
+_SAME_SHAPES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "_allgather_base",
+                "_reduce_scatter_base")  # fmt: skip
+
+
 class Call(NamedTuple):
     """One collective that a rank has called, as PyTorch's flight recorder says."""
 
@@ -57,6 +62,14 @@ class Call(NamedTuple):
     number: int
     name: str
     place: str  # ``train.py:94 in step``; "" where unknown
+    shape: tuple[int, ...] | None = None  # of its first tensor; None where unknown
+
+    @property
+    def sized_name(self) -> str:
+        """The name with the shape, if all ranks must pass tensors of one shape: ``all_reduce of 4,096 x 4``."""
+        if self.shape is None or self.name not in _SAME_SHAPES:
+            return self.name
+        return f"{self.name} of {' x '.join(f'{size:,}' for size in self.shape) or 'a scalar'}"
 
 
 class Launched(NamedTuple):
@@ -151,7 +164,10 @@ def _parse_calls(event: Event) -> Iterator[Call]:
     for facts in event.facts.get("calls") or ():
         if isinstance(number := facts.get("number"), int):
             place = _parse_frame(facts).place if facts.get("file") else ""
-            yield Call(str(facts.get("group") or ""), number, _name_collective(facts), place)
+            sizes = facts.get("shape")
+            is_shape = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
+            shape = tuple(sizes) if is_shape and sizes is not None else None
+            yield Call(str(facts.get("group") or ""), number, _name_collective(facts), place, shape)
 
 
 def _parse_launched(event: Event) -> Iterator[Launched]:

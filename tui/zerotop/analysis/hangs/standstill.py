@@ -126,6 +126,8 @@ def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> CallGa
     numbers = sorted(set.intersection(*(set(calls) for _, calls in known)))
     for number in numbers:
         called = [(group, calls[number]) for group, calls in known]
+        if len({call.name for _, call in called}) == 1:
+            called = [(group, call._replace(name=call.sized_name)) for group, call in called]
         if len({call.name for _, call in called}) > 1:
             ranks = _count_ranks(called)
             # Of two groups of equal size, the one that has called more: the others do not know of the collective.
@@ -169,7 +171,9 @@ def _choose_key(
         return ("silent",)
     stack = stacks[process].training
     called = _read_collectives(stacks[process], shared)
-    return find_wait(stack), stack.own_frame, called.called if called is not None else None
+    count = called.called if called is not None else None
+    sizes = [call.sized_name for call in stacks[process].calls if call.group == shared and call.number == count]
+    return find_wait(stack), stack.own_frame, count, *sizes
 
 
 def _build_group(

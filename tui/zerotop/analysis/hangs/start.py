@@ -13,6 +13,8 @@ from zerotop_probe.recording import events
 
 # The least time between two stacks of a stuck rank: a rank that loads or compiles may be in one line for long.
 _APART_NS = 10 * 10**9
+# In a job that was attached to, of a rank that has done nothing meanwhile.
+_IDLE_APART_NS = 2 * 10**9
 
 
 class Start(NamedTuple):
@@ -50,15 +52,17 @@ def find_last_stacks(session: Session, time_ns: int) -> int:
 def find_standstill(session: Session, time_ns: int) -> Start | None:
     """Return the stuck ranks at a time, if the last stacks of each of them end in the same line of the job's own."""
     known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
-    if not known or not all(map(_stands_still, known.values())):
+    is_attached = bool(session.events_named(events.ATTACHED, time_ns))
+    if not known or not all(_stands_still(found, is_attached=is_attached) for found in known.values()):
         return None
     since_ns = max(_find_begin(found) for found in known.values())
     return Start(group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {}), since_ns)
 
 
-def _stands_still(found: list[RankStacks]) -> bool:
+def _stands_still(found: list[RankStacks], *, is_attached: bool) -> bool:
     same = _list_same(found)
-    return len(same) >= 2 and same[0].time_ns - same[-1].time_ns >= _APART_NS
+    is_idle = is_attached and len(same) >= 2 and all(one.idle_s for one in same[:2])
+    return len(same) >= 2 and same[0].time_ns - same[-1].time_ns >= (_IDLE_APART_NS if is_idle else _APART_NS)
 
 
 def _find_begin(found: list[RankStacks]) -> int:

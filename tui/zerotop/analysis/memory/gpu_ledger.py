@@ -262,7 +262,8 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
         is_kept = kept.is_between_steps and temporary.bytes >= _LEAST_KEPT
         temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes)
     rows.append(temporary)
-    rows.append(LedgerRow(HELD, held, inventory.basis, describe_held(inventory) if held else ""))
+    if held:
+        rows.append(LedgerRow(HELD, held, inventory.basis, describe_held(inventory)))
     rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))
     rows.append(LedgerRow(UNEXPLAINED, unexplained, inventory.basis))
     if left < 0:

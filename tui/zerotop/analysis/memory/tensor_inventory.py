@@ -71,6 +71,10 @@ _TAIL = 4096
 _FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHASE_CODE["step"]
 
 
+# Optimizers of one class that are listed one by one: more are parts of one, as with one for each parameter.
+_MOST_LISTED = 3
+
+
 def is_after_update(basis: str) -> bool:
     """Whether the words for a moment say that an update had been done."""
     return any(MOMENT_TEXTS[when] in basis for when in (AFTER_UPDATE, AGAIN))
@@ -139,10 +143,18 @@ class TensorInventory:
 
     def describe_optimizer_states(self, *, on_device: bool) -> str:
         """Return ``Optimizer state: 1.20 GiB of AdamW, 0.01 GiB of SGD.``; "" with one optimizer, or without state there."""
-        parts = [(state.device_bytes if on_device else state.host_bytes, state.name) for state in self.optimizer_states]
-        if not any(size for size, _ in parts):
+        parts: dict[str, list[int]] = {}
+        for state in self.optimizer_states:
+            parts.setdefault(state.name, []).append(state.device_bytes if on_device else state.host_bytes)
+        if not any(map(any, parts.values())):
             return ""
-        return f"Optimizer state: {', '.join(f'{format_bytes(size)} of {name}' for size, name in parts)}."
+        texts = (
+            f"{format_bytes(sum(sizes))} of {len(sizes)} x {name}"
+            if len(sizes) > _MOST_LISTED
+            else ", ".join(f"{format_bytes(size)} of {name}" for size in sizes)
+            for name, sizes in parts.items()
+        )
+        return f"Optimizer state: {', '.join(texts)}."
 
 
 def read_inventory(

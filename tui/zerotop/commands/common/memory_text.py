@@ -10,6 +10,7 @@ from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import LABELS, WORKERS, WORKERS_BASIS, HostLedger
 from zerotop.analysis.memory.ledger_rows import UNEXPLAINED, GpuLedger
+from zerotop.analysis.memory.memory_table import OUTDATED
 from zerotop.analysis.memory.phase_peaks import BEFORE, RankPeaks
 from zerotop.analysis.reports.memory import MemoryReport
 from zerotop.analysis.text_tables import align_columns
@@ -54,7 +55,7 @@ def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:
     ]
     rows.append(("  total", format_gib(gpu.total_bytes), "", "", ""))
     notes = [*(row.note for row in gpu.rows), *(difference.note for difference in differences), *gpu.notes]
-    if gpu.sum_bytes(UNEXPLAINED) >= MIB:
+    if gpu.sum_bytes(UNEXPLAINED) >= MIB and gpu.unexplained_largest:
         largest = ", ".join(f"{size:,}" for size in gpu.unexplained_largest[:5])
         notes.append(f"The largest unexplained blocks, in bytes: {largest}.")
     return [*align_columns(rows, "<>>><"), *_format_notes(notes)]
@@ -63,6 +64,8 @@ def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:
 def _format_difference(difference: Difference | None) -> tuple[str, str]:
     if difference is None:
         return "", ""
+    if difference.is_outdated and difference.expected_bytes is not None:
+        return format_gib(difference.expected_bytes), OUTDATED
     if difference.expected_bytes is None or difference.difference_bytes is None:
         return _UNKNOWN, _UNKNOWN
     return format_gib(difference.expected_bytes), format_gib(difference.difference_bytes, sign=True)

@@ -69,7 +69,7 @@ def run_unrecorded(command: Sequence[str], why: NotRecorded) -> None:
     for number in PYTHON_IGNORES:
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(command[0], tuple(command))
+        os.execvp(command[0], list(command))
     except OSError as error:
         raise _describe_command_error(make_command_error(command[0], error)) from error
 

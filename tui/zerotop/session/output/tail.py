@@ -39,7 +39,8 @@ def read_last_lines(session: Session, cursor_ns: int) -> list[list[PrintedLine]]
 
 
 def _clean_line(line: bytes, time_ns: int) -> PrintedLine:
-    text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+    # PyTorch's handler of bus errors in workers ends its message with a NUL.
+    text = line.decode("utf-8", "replace").replace("\0", "").rstrip("\r").rpartition("\r")[2]
     return PrintedLine(time_ns, _ESCAPE.sub("", text))
 
 

@@ -63,6 +63,7 @@ class FindingsDialog(Dialog[Annotation]):
         self.shown_findings = self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
+        self.is_over = frame.view.job.state.is_over
         places = [self._format_place(linked.finding) for linked in self.all_findings]
         self._time_width, self._step_width = (max((len(place[at]) for place in places), default=0) for at in (0, 1))
         current = frame.headline or (frame.findings[-1] if frame.findings else None)
@@ -70,7 +71,7 @@ class FindingsDialog(Dialog[Annotation]):
 
     def compose_box(self) -> ComposeResult:
         if not self.all_findings:
-            yield Static(Text(_NO_FINDINGS), id="text", markup=False)
+            yield Static(Text("No findings." if self.is_over else _NO_FINDINGS), id="text", markup=False)
             return
         yield Input(placeholder="words", id="search")
         yield OptionList(*(Option(self._format_line(linked)) for linked in self.all_findings), id="list", markup=False)

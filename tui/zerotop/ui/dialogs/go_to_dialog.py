@@ -48,7 +48,7 @@ class GoToDialog(Dialog[Destination]):
         self._early: list[Key] = []
 
     def compose_box(self) -> ComposeResult:
-        steps = "none finished yet" if self.last_step is None else f"0 to {self.last_step}"
+        steps = "none finished" if self.last_step is None else f"0 to {self.last_step}"
         text = f"A step ({steps}) such as 12, an elapsed time such as 1:30, begin or end."
         yield Static(Text(text), id="text", markup=False)
         yield Input(id="place", select_on_focus=False)

@@ -104,6 +104,8 @@ def _format_batch(view: LiveView) -> str:
         ("micro-batch", job.micro_batch),
         ("accumulation", job.gradient_accumulation),
         ("ranks", job.ranks),
+        ("data-parallel groups", job.batch_ranks if job.batch_ranks != job.ranks else None),
+        ("stages", job.stages),
     )
     return ", ".join(f"{name} {number}" for name, number in parts if number is not None)
 

@@ -23,6 +23,8 @@ _PHASE_WORDS = {
     "grads_to_cpu": "grads→cpu",
     "params_to_gpu": "params→gpu",
     "cpu_optimizer": "cpu optim",
+    "stage_wait": "stage wait",
+    "stage_send": "stage send",
     "checkpoint_save": "ckpt save",
     "checkpoint_load": "ckpt load",
 }
@@ -33,6 +35,8 @@ _PHASE_STYLES = {
     "backward": "phase-backward",
     "reduce": "phase-communication",
     "allgather": "phase-communication",
+    "stage_wait": "phase-communication",
+    "stage_send": "phase-communication",
     "step": "phase-step",
     "optimizer": "phase-step",
     "cpu_optimizer": "phase-step",
@@ -57,7 +61,14 @@ def phase_style(phase: str) -> str:
 
 def describe_no_output(job: Job) -> str:
     """Return the text of an empty output panel."""
-    return "No output yet" if job.prints_here else "Not captured; see the job's own terminal"
+    if not job.prints_here:
+        return "Not captured; see the job's own terminal"
+    return "No output" if job.state.is_over else "No output yet"
+
+
+def describe_no_ranks(job: Job) -> str:
+    """Return the text of a list of ranks without any."""
+    return "No rank was recorded" if job.state.is_over else "Waiting for ranks"
 
 
 def rank_name(rank: int, *, short: bool = False) -> str:
@@ -84,12 +95,13 @@ def format_batch(job: Job, glyphs: Glyphs, *, short: bool = False) -> str:
     """Return ``micro-batch 2 × accumulation 1 × 8 ranks``, or ``mb2 ga1 ×8`` if short."""
     if job.micro_batch is None and job.gradient_accumulation is None:
         return format_count(job.ranks, "rank") if job.ranks else ""
-    numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
+    numbers = (job.micro_batch, job.gradient_accumulation, job.batch_ranks)
     micro, steps, ranks = (str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
     if short:
         return f"mb{micro} ga{steps} {glyphs.times}{ranks}"
-    word = pluralize(job.ranks or 0, "rank")
-    return f" {glyphs.times} ".join((f"micro-batch {micro}", f"accumulation {steps}", f"{ranks} {word}"))
+    word = pluralize(job.batch_ranks or 0, "rank" if job.batch_ranks == job.ranks else "data-parallel group")
+    batch = f" {glyphs.times} ".join((f"micro-batch {micro}", f"accumulation {steps}", f"{ranks} {word}"))
+    return ", ".join(filter(None, (batch, job.stages_text)))
 
 
 def format_model(job: Job) -> str:

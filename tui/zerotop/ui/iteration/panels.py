@@ -110,7 +110,10 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
     """Say why nothing can be folded, and how to change that."""
     if folding.is_busy:
         return (("Folding iterations …", "muted"),)
+    is_over = frame.view.job.state.is_over
     if folding.waveforms.has_steps(frame.view.cursor_ns):
+        if is_over:
+            return (("Too few iterations were recorded to show one.", "text"),)
         return (
             ("Waiting for the first iterations.", "text"),
             ("They will show GPU, CPU, power and memory in each phase.", "muted"),
@@ -118,6 +121,8 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
     # While a job starts, its processes are there before their engines are.
     missing = next((notice for notice in frame.view.job.notices if notice.startswith("The probe was not loaded")), "")
+    if not missing and not frame.view.ranks and is_over:
+        return (("No rank trained: there is no iteration to show.", "text"),)
     if not missing and (not frame.view.ranks or frame.view.job.state is JobState.STARTING):
         return (
             ("Waiting for the training to begin.", "text"),

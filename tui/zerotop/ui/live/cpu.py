@@ -19,7 +19,14 @@ from zerotop.ui.drawing.formatting import (
     format_rough_time,
 )
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import choose_exit_style, format_cores_used, phase_style, phase_word, rank_name
+from zerotop.ui.drawing.labels import (
+    choose_exit_style,
+    describe_no_ranks,
+    format_cores_used,
+    phase_style,
+    phase_word,
+    rank_name,
+)
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
@@ -51,7 +58,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         text = f"{glyphs.ellipsis} {format_count(len(hidden), 'more rank')}, {used} cores each"
         rows.append(fit_row(((text, "muted"),), width, glyphs))
     if not view.ranks:
-        rows.append(fit_row((("  Waiting for ranks", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {describe_no_ranks(view.job)}", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 

@@ -57,7 +57,7 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     if ranks == 1:
         return "One rank: there is no other one to compare it with.", "One rank.", False
     if skew is None:
-        return "Ranks are compared once two of them have finished a step.", "Nothing to compare yet.", False
+        return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"
     if skew.is_alike:
         most = _format_percent(max(0.0, skew.iteration_share) * 100)

@@ -9,7 +9,7 @@ from zerotop.analysis.live_view import LiveView, Rank
 from zerotop.analysis.processes.cores import Cores, format_cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import format_cores_used, rank_name
+from zerotop.ui.drawing.labels import describe_no_ranks, format_cores_used, rank_name
 from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
@@ -35,7 +35,7 @@ def draw_ranks(
     rows = [_draw_title(view, first, height - 1, placed, width, glyphs)]
     rows.extend(placed.draw_row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
-        rows.append(fit_row((("  Waiting for ranks", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {describe_no_ranks(view.job)}", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 

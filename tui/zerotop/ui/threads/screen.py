@@ -21,6 +21,7 @@ from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.labels import describe_no_ranks
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
@@ -151,7 +152,8 @@ class ThreadList(Scrollable, PointedPanel):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         rank = find_shown_rank(frame)
         if rank is None:
-            text = "  Waiting for ranks: their threads appear here."
+            is_over = frame.view.job.state.is_over
+            text = f"  {describe_no_ranks(frame.view.job)}{'.' if is_over else ': their threads appear here.'}"
             return [fit_row(((text, "muted"),), width, self.glyphs), *[fit_row((), width, self.glyphs)] * (height - 1)]
         if (rank.host, rank.pid) != self._process_key:
             self._process_key, self._top_row = (rank.host, rank.pid), 0

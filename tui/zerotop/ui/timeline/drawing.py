@@ -28,8 +28,8 @@ _PURE_SHARE = 0.75
 # if this share of the columns is mixed, a tall ribbon shows the phases' shares.
 _MIXED_SHARE = 0.5
 _EMPTY_TEXT = (
-    "Nothing recorded yet. Memory and CPU lanes appear with the first samples, one second after the job starts; "
-    "each rank's phases appear once it trains."
+    "Nothing recorded up to this time. Memory and CPU lanes begin with the first samples, one second after the job starts; "
+    "each rank's phases begin once it trains."
 )
 _TOO_NARROW = "Too narrow for a timeline."
 _PHASE_STYLES = [phase_style(phase) for phase in PHASES]

@@ -296,6 +296,8 @@ class LoopHooks:
             state.backward_count += 1
             if self._steps.stepped_in_backward:
                 self._steps.end_backward(recorder, time_ns)
+        else:
+            self._steps.stepped_in_backward.clear()
         if self._steps.step is not None:
             self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
 

@@ -28,7 +28,8 @@ class OptimizerStepHooks:
         self._probe = loop.probe
         self.step: StepInProgress | None = None
         self.counter = IterationCounter(loop)
-        self.stepped_in_backward = False
+        self.stepped_in_backward: list[Any] = []
+        """The optimizers that have stepped in the backward in progress."""
         self._meter = self._probe.meter
         self._counting = self._probe.counting
         self._guard = Guard("optimizer steps", self._meter)
@@ -149,7 +150,7 @@ class OptimizerStepHooks:
         if recorder is None:
             return
         if recorder.find_phase("backward") is not None:
-            self.stepped_in_backward = True
+            self.stepped_in_backward.append(optimizer)
             self.loop.can_count = False  # without the backward such a step would look like any other
             return
         step = self.step
@@ -295,14 +296,15 @@ class OptimizerStepHooks:
 
     def end_backward(self, recorder: Recorder, time_ns: int) -> None:
         """End an iteration whose optimizers step during the backward, each as soon as its gradients are ready."""
-        if not self.stepped_in_backward:
+        optimizers, self.stepped_in_backward = self.stepped_in_backward, []
+        ends_iteration = False
+        for optimizer in optimizers:
+            ends_iteration |= self.counter.finish_step(optimizer)
+        if not ends_iteration:
             return
-        self.stepped_in_backward = False
         self.loop.record_facts(at_update=True)
-        span, state = (
-            recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True),
-            self._probe.engines.loop,
-        )
+        span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True)
+        state = self._probe.engines.loop
         if state is not None:
             state.finished_steps += 1
             state.backward_count = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -9,11 +10,16 @@ from zerotop_probe.outside import procfs
 
 # A rank that does nothing is due after this time, and each time after twice as long.
 _IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
+# In a job that was attached to, because it hangs perhaps, that is much sooner.
+_ATTACHED_IDLE_S = 3.0
 # One that computes is due at these times: it may wait for others in a busy loop.
-_BUSY_S = (60.0, 120.0, 240.0)
+_BUSY_S, _ATTACHED_BUSY_S = (60.0, 120.0, 240.0), (5.0, 15.0, 60.0)
 # A rank computes if it and its children use this many cores.
 _BUSY_CORES = 0.05
 _WAITS_FOR_DISK = "D"
+# The main thread of a rank that may train in steps of little work moves if it went to sleep so often since the last check.
+_MOVES = 2
+_SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
 class Found(NamedTuple):
@@ -36,9 +42,11 @@ class _Start:
 
     def __init__(self, now_s: float, *, is_new: bool) -> None:
         self.idle_since_s = self._checked_s = now_s
-        self._next_idle_s = _IDLE_S
-        self._busy_s = [now_s + seconds for seconds in _BUSY_S] if is_new else []
+        self._first_idle_s = self._next_idle_s = _IDLE_S if is_new else _ATTACHED_IDLE_S
+        self._busy_s = [now_s + seconds for seconds in (_BUSY_S if is_new else _ATTACHED_BUSY_S)]
         self._ticks: dict[int, int] = {}
+        self._is_new = is_new
+        self._switches = -1  # of the main thread; -1 before a check, and after a look, which stops the thread
 
     def check(self, family: Sequence[int], now_s: float) -> None:
         """Note whether its processes have done anything since the last time."""
@@ -46,9 +54,18 @@ class _Start:
         ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
         used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
         is_busy = used > _BUSY_CORES * procfs.TICKS_PER_S * (now_s - self._checked_s)
-        if is_busy or any(stat.state == _WAITS_FOR_DISK for stat in stats.values()):
-            self.idle_since_s, self._next_idle_s = now_s, _IDLE_S
+        if (
+            is_busy
+            or (not self._is_new and self._has_moved(family[0]))
+            or any(stat.state == _WAITS_FOR_DISK for stat in stats.values())
+        ):
+            self.idle_since_s, self._next_idle_s = now_s, self._first_idle_s
         self._ticks, self._checked_s = ticks, now_s
+
+    def _has_moved(self, pid: int) -> bool:
+        found = _SWITCHES.search(procfs.read_file(f"/proc/{pid}/task/{pid}/status", 1 << 13))
+        last, self._switches = self._switches, int(found[1]) if found else -1
+        return last >= 0 and self._switches >= last + _MOVES
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look at it now; once for each such time."""
@@ -58,6 +75,8 @@ class _Start:
             self._next_idle_s = idle_s + min(idle_s, _LONGEST_PAUSE_S)
         if is_late:
             del self._busy_s[0]
+        if is_idle or is_late:
+            self._switches = -1
         return is_idle or is_late
 
 

@@ -16,7 +16,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import nccl_ras, py_spy
 from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
 
-_PERIOD_S, _START_PERIOD_S = 1.0, 5.0
+_PERIOD_S, _START_PERIOD_S, _ATTACHED_PERIOD_S = 1.0, 5.0, 1.0
 # A rank is quiet after this time, or after this many times its longest recent gap between records, as in long steps.
 _QUIET_S, _USUAL_GAPS = 10.0, 3.0
 _REMEMBERED_GAPS = 20
@@ -92,16 +92,19 @@ class StuckRankWatcher(threading.Thread):
                     launched = nccl_ras.read_launched(self._ranks)
                     self._on_stacks(Found(heard.rank, heard.pid), stacks | {"launched": launched})
         if time.monotonic() >= self._next_s:
-            self._check_starts(program)
-            self._next_s = time.monotonic() + _START_PERIOD_S
+            is_new = self._check_starts(program)
+            self._next_s = time.monotonic() + (_START_PERIOD_S if is_new else _ATTACHED_PERIOD_S)
 
-    def _check_starts(self, program: str) -> None:
-        """Read the stacks of processes that have not reported yet, and may never report."""
+    def _check_starts(self, program: str) -> bool:
+        """Read the stacks of processes that have not reported yet, and may never report; return whether all are new."""
         found = [one for one in self._list_silent() if self._is_running(one.pid)]
         for due in self._starts.find_due(found, time.monotonic()):
             stacks = py_spy.dump_stacks(program, due.found.pid)
             if stacks is not None:
-                self._on_stacks(due.found, stacks | {"idle_s": round(due.idle_s, 3)})
+                launched = [] if due.found.is_new else nccl_ras.read_launched({one.pid for one in found})
+                extra = {"launched": launched} if launched else {}
+                self._on_stacks(due.found, stacks | {"idle_s": round(due.idle_s, 3)} | extra)
+        return all(one.is_new for one in found)
 
     def _is_running(self, pid: int) -> bool:
         stat = procfs.read_stat(pid)

@@ -68,7 +68,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         lead, state = group.lead, group.get_state(_State, _KIND.name)
         for event in read_new_stacks(lead, state.events_read, (BETWEEN, UNSEEN), SHARE):
-            if _KIND.name not in group.reported:
+            if _KIND.name not in group.reported and not group.has_stages:
                 state.samples += _count_samples(event)
                 if state.samples >= state.due_samples:
                     state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.shortage_kinds import choose_shortage_kind
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
@@ -200,7 +201,9 @@ def _build_finding(
         "exit_code": end.exit_code,
     }
     early, scheduler = _find_early_end(group, end, ended_ns), _find_scheduler(recording, ended_ns, known_ns)
-    return (_LEFT_ALONE if early is not None else _choose_kind(end, kills, scheduler)).at(
+    shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
+    kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
+    return (_LEFT_ALONE if early is not None else kind).at(
         process,
         ended_ns,
         known_ns,
@@ -215,6 +218,7 @@ def _build_finding(
         signal=end.signal_name,
         scheduler=scheduler,
         **_describe_exception(end),
+        **short,
         **(early or {}),
     )
 

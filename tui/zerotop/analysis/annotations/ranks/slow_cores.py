@@ -73,7 +73,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was slow in _WINDOWS windows in a row."""
     for group in recording.groups:
         is_open = len(group.processes) > 1 and _COMPUTES.name not in group.reported
-        if is_open and hides_slow_cores(group):
+        if is_open and not group.has_stages and hides_slow_cores(group):
             yield from _check_group(group)
 
 

@@ -86,6 +86,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _computes_alone(group: Group) -> bool:
     """Whether ranks hold all parameters in the forward, and need no others."""
     engine = group.engine
+    if group.has_stages:
+        return False
     stage = engine.get("zero_stage")
     return stage in (0, 1, 2) if stage is not None else engine.get("parallelism") == "DDP"
 

@@ -77,7 +77,7 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that the others waited for at _LOOKS looks in a row."""
     for group in recording.groups:
-        if _GPU.name not in group.reported:
+        if _GPU.name not in group.reported and not group.has_stages:
             yield from _check_group(group)
 
 

@@ -67,7 +67,7 @@ class _State:
 
 
 def _find_late(group: Group) -> Iterator[_Late]:
-    if _KIND.name not in group.reported and len(group.processes) > 1:
+    if _KIND.name not in group.reported and len(group.processes) > 1 and not group.has_stages:
         count = min(len(process.aligned_steps) for process in group.processes)
         window = group.next_steps(count, _KIND.name)
         if window is None:

@@ -26,8 +26,13 @@ _KIND = FindingKind(
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
+_ATTACHED = _KIND.with_changes(
+    headline="No rank has moved for {silent_s:seconds}: {odd}",
+    details="[{groups} ][{use}. ]The job was like this when zerotop attached.",
+)
 # Events from before the first step are read at most this much later (ns).
 _LATE_NS = 10 * 10**9
+_MOST_USES = 8
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
@@ -51,7 +56,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         start = find_standstill(recording.session, time_ns)
         if start is not None and _is_stuck(recording, start, time_ns):
             state.is_over = True
-            yield _build_finding(start, time_ns)
+            yield _build_finding(recording, start, time_ns)
             return
 
 
@@ -70,6 +75,9 @@ def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
     late = [group for group in groups if not group.awaits_others]
     if not late and any(group.wait is None or group.wait.kind is not WaitKind.COLLECTIVE for group in groups):
         return False  # a first backward may take any time
+    is_attached = bool(recording.events_named(events.ATTACHED))
+    if is_attached and any(one.idle_s == 0 for group in late or groups for one in group.stacks):
+        return False  # a rank that is well may be seen in the same line twice
     checked = late if late or len(groups) > 1 else groups
     return not any(_is_working(recording, group, start, time_ns) for group in checked)
 
@@ -87,20 +95,36 @@ def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: i
     return False
 
 
-def _build_finding(start: Start, known_ns: int) -> Annotation:
+def _describe_use(recording: Evidence, start: Start, time_ns: int) -> str:
+    """Return the processor use of each rank since the job was attached to."""
+    uses = []
+    for group in start.standstill.groups:
+        for process in group.processes[:_MOST_USES]:
+            records = recording.get_records("processes", process.host, "pid", process.pid)
+            rows = records.read_window(start.since_ns, time_ns).rows
+            if len(rows):
+                uses.append((process.rank, float(np.nan_to_num(rows["cores_used"]).mean())))
+    said = ", ".join(f"rank {rank} {cores:.1f}" for rank, cores in sorted(uses)[:_MOST_USES])
+    return f"Cores used: {said}" if said else ""
+
+
+def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Annotation:
     odd, groups = start.standstill.odd, start.standstill.groups
     shown = odd if odd is not None else groups[0]
     ranks = sorted(rank for group in groups for rank in group.ranks)
     said = describe_odd(start.standstill, _ODD_WIDTH)
     others = [group for group in groups if (group is not odd and len(groups) > 1) or group.place not in said]
     is_awaited = any(group.awaits_others for group in groups)
-    return _KIND.with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING).at(
+    is_attached = bool(recording.events_named(events.ATTACHED))
+    kind = (_ATTACHED if is_attached else _KIND).with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING)
+    return kind.at(
         None,
         start.since_ns,
         known_ns,
         {"silent_s": (known_ns - start.since_ns) / 1e9},
         ranks=list(odd.ranks) if odd is not None else ranks,
         odd=said,
+        use=_describe_use(recording, start, known_ns) or None,
         groups=" ".join(f"{describe_group(one)}." for one in others) or None,
         advice=write_advice(start.standstill),
         line=shown.place.partition(" in ")[0] or None,

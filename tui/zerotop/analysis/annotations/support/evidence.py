@@ -36,6 +36,11 @@ class Group(DetectorState):
         return self.lead.engine
 
     @property
+    def has_stages(self) -> bool:
+        """Whether ranks are stages of a pipeline, which differ, and wait for each other between their phases."""
+        return bool(self.engine.get("pipeline"))
+
+    @property
     def gathers_parameters(self) -> bool:
         """Whether ranks gather parameters within forward and backward, as under ZeRO-3 and FSDP."""
         return self.engine.get("zero_stage") == 3 or str(self.engine.get("parallelism") or "").startswith("FSDP")

@@ -14,8 +14,8 @@ class _Advice(NamedTuple):
 
 _RECORD_STACKS = _Advice(None, "py-spy record --subprocesses -o stacks.svg -- COMMAND")
 _SEE_STACKS = _Advice(
-    "Record the next run with py-spy installed: if it hangs too, the Ranks screen shows the line of each rank.",
-    "pip install py-spy",
+    "Record the next run, too: if it hangs, the Ranks screen shows the line of each rank.",
+    "zerotop run -- COMMAND",
 )
 _CHOOSE_GPU = _Advice(
     "Before the next run, see who uses the GPUs, and choose free ones with CUDA_VISIBLE_DEVICES.", "nvidia-smi"

@@ -38,7 +38,7 @@ from zerotop.analysis.engine import LOOP, keep_latest
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.optimizer_states import DTYPE_BYTES, StateBytes, compute_state_bytes
 from zerotop.analysis.memory.host_ledger import HostLedger
-from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.ledger_rows import GpuLedger, LedgerRow
 from zerotop.analysis.memory.phase_peaks import RankPeaks
 from zerotop.analysis.memory.tensor_inventory import (
     CATEGORIES,
@@ -101,11 +101,12 @@ class Difference:
     expected_bytes: int | None  # None without a formula
     measured_bytes: int
     note: str = ""
+    is_outdated: bool = False  # memory has changed since it was measured
 
     @property
     def difference_bytes(self) -> int | None:
-        """Measured less expected."""
-        return None if self.expected_bytes is None else self.measured_bytes - self.expected_bytes
+        """Measured less expected; None if that says nothing of this moment."""
+        return None if self.expected_bytes is None or self.is_outdated else self.measured_bytes - self.expected_bytes
 
 
 def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
@@ -237,7 +238,8 @@ def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> t
             continue
         total = sizes[row.key] * ranks if row.key in sizes else None
         is_freed = row.key == GRADIENTS and 2 * row.bytes < (total or 0) and is_after_update(row.basis)
-        differences.append(Difference(row.key, total, row.bytes, _FREED if is_freed else ""))
+        is_outdated = isinstance(row, LedgerRow) and row.is_outdated
+        differences.append(Difference(row.key, total, row.bytes, _FREED if is_freed else "", is_outdated))
     return tuple(differences)
 
 

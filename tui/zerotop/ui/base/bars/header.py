@@ -97,7 +97,7 @@ def _bar_width(width: int) -> int:
 def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """Return (importance, row) in drawing order."""
     progress, job = view.progress, view.job
-    items: list[tuple[int, Row]] = [(9, _draw_step(progress, glyphs))]
+    items: list[tuple[int, Row]] = [(9, _draw_step(progress, view.job.state.is_over, glyphs))]
     if progress.total_steps and bar >= 4:
         done = progress.finished_steps / progress.total_steps
         items.append((2, draw_stacked_bar([("progress", done)], 1.0, bar, glyphs, rest="progress-rest")))
@@ -116,10 +116,11 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
     return items
 
 
-def _draw_step(progress: Progress, glyphs: Glyphs) -> Row:
+def _draw_step(progress: Progress, is_over: bool, glyphs: Glyphs) -> Row:
     """Draw ``13/616 steps``, the number of finished steps, padded to the width of the total."""
     if progress.step is None:
-        text = "no step yet" if progress.total_steps is None else f"–/{progress.total_steps} steps"
+        none = "no step" if is_over else "no step yet"
+        text = none if progress.total_steps is None else f"–/{progress.total_steps} steps"
         return ((glyphs.to_plain(text), "band-muted"),)
     if progress.total_steps is None:
         word = pluralize(progress.finished_steps, "step")
