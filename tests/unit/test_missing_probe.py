@@ -142,8 +142,8 @@ def test_which_processes_are_ranks(
                 if found is not None:
                     pids.setdefault(found.pid, f"child of {pids[process.pid]}")
                     tracked.add_process(found, None, read_command_line(found.pid), {})
-        for process_found, is_rank in tracked.find_new(time.monotonic()):
-            seen.setdefault(pids[process_found.process.pid], []).append(is_rank)
+        for one, is_rank in tracked.find_new(time.monotonic()):
+            seen.setdefault(pids[one.process.pid], []).append(is_rank)
         time.sleep(0.1)
         return time.monotonic() > end_s
 
