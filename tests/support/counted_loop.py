@@ -158,7 +158,7 @@ def check_steps(library: Any) -> None:
 def check_failures(library: Any) -> None:
     """Let calls fail: the job gets its own exceptions, and Python hears of them."""
     loop = CountedLoop(library)
-    failed = []
+    failed: list[Any] = []
     calls: tuple[tuple[Any, Any], ...] = (loop.backward, "loss"), (loop.module, 1)
     for call, argument in calls:
         try:
