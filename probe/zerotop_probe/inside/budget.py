@@ -113,6 +113,7 @@ class DetailBudget:
             steps: steps since the last call, if they were counted.
             last_ns: the duration of the last of several steps.
         """
+        steps = max(1, steps)  # a step may end twice if a signal handler of the job interrupted its first end
         elapsed_ns = time_ns - self._last_end_ns
         by_hooks_ns, by_threads_ns = cost_ns - self._last_cost_ns, threads_ns - self._last_threads_ns
         self._last_end_ns, self._last_cost_ns, self._last_threads_ns = time_ns, cost_ns, threads_ns
