@@ -20,7 +20,7 @@ class Short(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Shortage:
+class WorkerShortage:
     """One shortage, as an exception reports it."""
 
     kind: Short
@@ -43,18 +43,18 @@ _WORKER = re.compile(
 _WORKER_FILE = "torch/utils/data/_utils/worker.py"
 
 
-def find_shortage(traceback: Traceback) -> Shortage | None:
+def find_shortage(traceback: Traceback) -> WorkerShortage | None:
     """Return the shortage that an exception reports; None if it reports none."""
     worker = _WORKER.search(traceback.message)
     is_worker = worker is not None or any(frame.path.endswith(_WORKER_FILE) for frame in traceback.frames)
     pid = int(worker["pid"]) if worker is not None else None
     signal = (worker["signal"] or "").strip() if worker is not None else ""
     if _OPEN_FILES.search(traceback.message):
-        return Shortage(Short.OPEN_FILES, is_worker)
+        return WorkerShortage(Short.OPEN_FILES, is_worker)
     if _SHARED_MEMORY.search(traceback.message):
-        return Shortage(Short.SHARED_MEMORY, is_worker, "/dev/shm", pid, signal)
+        return WorkerShortage(Short.SHARED_MEMORY, is_worker, "/dev/shm", pid, signal)
     if (match := _SPACE.search(traceback.message)) is not None:
         folder = os.path.dirname(match["path"] or "")
         is_shared = folder.startswith("/dev/shm")
-        return Shortage(Short.SHARED_MEMORY if is_shared else Short.SPACE, is_worker, folder)
-    return Shortage(Short.WORKER, True, worker_pid=pid, signal=signal) if signal else None
+        return WorkerShortage(Short.SHARED_MEMORY if is_shared else Short.SPACE, is_worker, folder)
+    return WorkerShortage(Short.WORKER, True, worker_pid=pid, signal=signal) if signal else None
