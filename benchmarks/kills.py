@@ -34,7 +34,7 @@ from agents import read_table_file
 from terminals import Terminal
 from zerotop import demo
 from zerotop_probe.recording.directory import SESSION_VARIABLE
-from zerotop_probe.recording.events import JOB_ENDED
+from zerotop_probe.recording.events import JobEnded
 
 RANKS, EXIT_CODE = 2, 5
 # The job keeps a copy of what it prints; its exit code is that of the training and EXIT_CODE.
@@ -127,7 +127,7 @@ class Training:
         while set(self.list_parts().values()) - {"viewer"}:
             self._watch_viewer(0.1)
         self.viewer.close()
-        ends = [event for event in read_events(self.session) if event.get("event") == JOB_ENDED]
+        ends = [event for event in read_events(self.session) if event.get("event") == JobEnded.event_name]
         codes = {event["exit_code"] for event in ends} - {None}
         wrong = []
         if status is not None and status != EXIT_CODE:

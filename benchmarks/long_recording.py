@@ -26,6 +26,7 @@ from open_session import PHASES, measure_opening
 from zerotop_probe.outside.folding import folding
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX
 from zerotop_probe.recording import clock, directory, segments, tables
+from zerotop_probe.recording.events import Engine, JobStarted, Node
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, FOLDED, PHASE_CODE, TICK
 from zerotop_probe.recording.writer import EventWriter, Identity, make_header
 
@@ -155,13 +156,13 @@ class Recording:
     def _write_events(self, node: Identity, ranks: list[Identity]) -> None:
         writer = EventWriter(str(self.path), node, clock=self.clock)
         gpus = [{"index": number, "name": "GPU", "uuid": f"GPU-{node.host}-{number}"} for number in range(RANKS)]
-        writer.write(self.begin_ns, "node", gpus=gpus)
+        writer.write(self.begin_ns, Node, gpus=gpus)
         if node.host == clock.read_hostname():
-            writer.write(self.begin_ns, "job_started", pid=999)
+            writer.write(self.begin_ns, JobStarted, pid=999)
         writer.close()
         for who in ranks:
             writer = EventWriter(str(self.path), who, clock=self.clock)
-            writer.write(self.begin_ns, "engine", world_size=NODES * RANKS, zero_stage=2, model="made up")
+            writer.write(self.begin_ns, Engine, world_size=NODES * RANKS, zero_stage=2, model="made up")
             writer.close()
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.events import Engine, JobEnded, JobStarted, Node
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, PHASE_CODE, TICK
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
@@ -140,11 +141,11 @@ def write_job(path: Path, records: int) -> Recording:
 
 def _write_events(made: Recording) -> None:
     node = EventWriter(str(made.path), made.node)
-    node.write(0, "node", gpus=[{"index": number, "name": "GPU", "uuid": f"GPU-{number}"} for number in range(RANKS)])
-    node.write(0, "job_started", pid=LAUNCHER)
-    node.write(made.length_ns, "job_ended", exit_code=0, text="The job ended well.")
+    node.write(0, Node, gpus=[{"index": number, "name": "GPU", "uuid": f"GPU-{number}"} for number in range(RANKS)])
+    node.write(0, JobStarted, pid=LAUNCHER)
+    node.write(made.length_ns, JobEnded, exit_code=0, text="The job ended well.")
     rank = EventWriter(str(made.path), made.identify_rank(0))
-    rank.write(0, "engine", world_size=RANKS, zero_stage=2, model="made up")
+    rank.write(0, Engine, world_size=RANKS, zero_stage=2, model="made up")
     for writer in (node, rank):
         writer.close()
 

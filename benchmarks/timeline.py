@@ -29,6 +29,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.timeline.drawing import chart_cells, draw_timeline
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import LEVELS_NS, TimelineView
+from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.writer import EventWriter
 
 WIDTH, HEIGHT = 198, 42  # of the panel in a terminal of 200x50
@@ -51,7 +52,7 @@ def write_recording(path: Path, records: int) -> None:
     made = open_session.write_job(path, records)
     for number in range(open_session.RANKS):
         writer = EventWriter(str(made.path), made.identify_rank(number))
-        writer.write(1, "engine", world_size=open_session.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
+        writer.write(1, Engine, world_size=open_session.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
         writer.close()
 
 

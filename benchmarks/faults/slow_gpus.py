@@ -37,7 +37,7 @@ def main() -> None:
             engine, fault = name.split("-")
             rank = number % options.ranks
             session = _run_job(engine, fault, rank, options, (options.keep or Path(folder)) / f"{number}-{name}")
-            looks = session.events_named(events.STREAM_WAITS)
+            looks = session.events_of(events.StreamWaits)
             print(f"{name} rank {rank}:", *(_describe_look(look) for look in looks), sep="\n    ", flush=True)
             for one in find_annotations(session, session.end_ns):
                 print(f"    {one.name} {one.ranks} step {one.step}: {one.headline}", flush=True)

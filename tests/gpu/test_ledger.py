@@ -18,6 +18,7 @@ from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, PRIVATE, GpuLedger
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import OutOfMemory
 
 torch = pytest.importorskip("torch")
 
@@ -155,7 +156,7 @@ def test_memory_of_a_graph_is_told_apart(tmp_path: Path) -> None:
 def test_the_ledger_at_a_failure_is_what_pytorch_held(tmp_path: Path) -> None:
     watched = run_kind("oom", tmp_path)
     (error,) = watched.rank.find_events("out_of_memory")
-    event = watched.session.events_named("out_of_memory", watched.session.end_ns)[0]
+    event = watched.session.events_of(OutOfMemory, watched.session.end_ns)[0]
     (ledger,) = (one for one in read_ledgers(watched.session, event.unix_ns) if one.ranks)
     assert ledger.allocated_bytes == error["allocated_bytes"]
     assert ledger.sum_bytes(*ALLOCATED) == error["allocated_bytes"]

@@ -163,7 +163,8 @@ def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_
                 assert [len(list(session.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
         assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     assert session is not None
-    said = [event.name for event in Session.open(session).events if event.name in ("entered", "left", "probe_error")]
+    names = [event.event_name for event in Session.open(session).events]
+    said = [name for name in names if name in ("entered", "left", "probe_error")]
     assert sorted(said) == ["entered"] * 4 + ["left"] * 4
     assert trained_alike(tmp_path, counted_alone)
 
@@ -221,7 +222,7 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, cal
         wait_for(lambda: list_samplers(two) == "")
         recorded = Session.open(session)
         assert not recorded.is_over
-        assert [event.host for event in recorded.events if event.name == "parted"] == ["zt_node_2"]
+        assert [event.writer.host for event in recorded.events if event.event_name == "parted"] == ["zt_node_2"]
 
         def list_alive() -> list[int]:
             return [rank.rank for rank in RecordingSource(Session.open(session)).view_at(None).ranks if rank.alive]

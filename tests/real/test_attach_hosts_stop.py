@@ -101,8 +101,8 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
     terminal.type_keys("l")
     terminal.exit_code()
     wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
-    sent = [event for event in Session.open(session).events if event.name == "stop_sent"]
-    assert sorted((event.host, event.facts["signal"]) for event in sent) == [
+    sent = [event for event in Session.open(session).events if event.event_name == "stop_sent"]
+    assert sorted((event.writer.host, event.facts["signal"]) for event in sent) == [
         ("zt_node_1", "SIGINT"),
         ("zt_node_2", "SIGINT"),
     ]

@@ -166,7 +166,7 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
         Path(payload.answer_path(str(tmp_path), process)).touch()
     elif trace == "pending":
         writer = EventWriter(str(tmp_path), Identity.for_this_process("control"))
-        writer.write(time.monotonic_ns(), events.NOT_ENTERED, rank=0, pid=process.pid, why="", pending=True)
+        writer.write(time.monotonic_ns(), events.NotEntered, rank=0, pid=process.pid, why="", pending=True)
         writer.close()
     facts = job_control.read_facts(str(tmp_path))
     assert attaching._may_hold_probe(str(tmp_path), facts, process.pid) == bool(trace)

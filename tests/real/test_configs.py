@@ -59,7 +59,9 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
         expected.append((zero["stage"], *devices, config.rpartition("_")[2]))
     facts = ("zero_stage", "offload_optimizer", "offload_parameters", "dtype")
     for rank in range(RANKS):
-        loop, *engines = [event.facts for event in session.events if (event.name, event.rank) == ("engine", rank)]
+        loop, *engines = [
+            event.facts for event in session.events if (event.event_name, event.writer.rank) == ("engine", rank)
+        ]
         assert loop["kind"] == "loop"
         # The first engine takes over the loop's number, so that its steps count too.
         numbers = [0, *range(len(expected))]
@@ -70,7 +72,7 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
         assert steps[["engine", "step"]].tolist() == [(number, step) for number in numbers for step in range(3)]
     assert read_first_engine(session)["zero_stage"] == expected[0][0]
     assert [rows["step"].tolist() for rows in read_rank_steps(session)] == [[0, 1, 2, 0, 1, 2]] * RANKS
-    assert not [event for event in session.events if event.name in ("probe_error", "sampler_error", "rank_silent")]
+    assert not [event for event in session.events if event.event_name in ("probe_error", "sampler_error", "rank_silent")]
 
 
 @pytest.mark.parametrize("config", ["zero2_offload_optimizer_bf16", None])

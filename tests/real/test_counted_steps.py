@@ -18,6 +18,7 @@ from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 from zerotop_probe.inside import native
 from zerotop_probe.recording.directory import NATIVE_VARIABLE
+from zerotop_probe.recording.events import Hello, Overflow, ProbeError
 from zerotop_probe.recording.tables import UNKNOWN
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -84,7 +85,7 @@ def test_counted_steps_have_exact_numbers_and_times(
 ) -> None:
     for run in (clean_run, planted_run, scaled_run):
         (steps,), moments = run.steps, run.moments[0]
-        (hello,) = run.session.events_named("hello")
+        (hello,) = run.session.events_of(Hello)
         assert hello.facts["native"] is (environment[NATIVE_VARIABLE] == "1")
         assert steps["step"].tolist() == list(range(200))
         assert steps["counted"].sum() > 100
@@ -127,7 +128,7 @@ def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(pla
 def test_skipped_updates_and_micro_steps(scaled_run: ShortRun) -> None:
     (steps,) = scaled_run.steps
     assert np.flatnonzero(steps["skipped"]).tolist() == [*_SKIPPED]
-    overflows = [event.facts for event in scaled_run.session.events_named("overflow")]
+    overflows = [event.facts for event in scaled_run.session.events_of(Overflow)]
     assert [(one["step"], one["loss_scale_before"], one["loss_scale_after"]) for one in overflows] == [
         (_SKIPPED[0], 2.0**16, 2.0**15),
         (_SKIPPED[1], 2.0**15, 2.0**14),
@@ -154,7 +155,7 @@ def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, environmen
     facts, facts_alone = (json.loads((folder / "odd-steps.json").read_bytes()) for folder in (tmp_path, alone))
     assert facts == facts_alone
     session = Session.open(run.session)
-    assert not session.events_named("probe_error")
+    assert not session.events_of(ProbeError)
     steps = max(read_rank_steps(session), key=len)  # the forked child has few
     assert steps["step"].tolist() == list(range(facts["updates"]))
     assert steps["counted"].sum() > 100

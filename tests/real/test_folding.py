@@ -38,7 +38,7 @@ def test_no_step_is_missing_and_the_size_is_bounded(tmp_path: Path, job_environm
         for rows, count in zip(read_rank_steps(recording), counted, strict=True):
             assert rows["steps"].sum() == count
             assert (rows["step"][1:] - rows["steps"][1:]).tolist() == rows["step"][:-1].tolist()
-    assert not [event for event in watched.events if event.name == "sampler_error"]
+    assert not [event for event in watched.events if event.event_name == "sampler_error"]
     assert all(len(source.array) for source in Session.open(Path(session)).sources["folded"])
     # Folding runs at the lowest priority: where others use the cores it comes late.
     assert max(sizes) < 2 * MAX_BYTES

@@ -13,6 +13,7 @@ from standing_jobs import LINES, StandingJob
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import RankStacks, Stacks
 
 ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
@@ -80,8 +81,8 @@ def test_saving_and_computing_for_long_is_no_hang(standing_jobs: dict[str, Stand
     """The other ranks wait as long as in a hang."""
     job = standing_jobs[kind]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
-    written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]
-    assert {event.rank for event in written} >= {0}
+    written = [event for event in Session.open(job.session).events_of(Stacks) if event.facts.get("why") == "silent"]
+    assert {event.writer.rank for event in written} >= {0}
     assert job.find_named("hung_ranks") is None
 
 
@@ -103,7 +104,7 @@ def test_a_rank_that_computes_before_the_first_step_holds_nobody_up(standing_job
     job = standing_jobs["prepare"]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
     if can_read_others():
-        read = Session.open(job.session).events_named("rank_stacks")
+        read = Session.open(job.session).events_of(RankStacks)
         # One waits and does nothing; the other one computes, and is read too if that takes a minute, as on a busy machine.
         assert {event.facts["rank"] for event in read if event.facts["idle_s"] > 10} == {0}
     assert job.find_named("stuck_at_start") is None

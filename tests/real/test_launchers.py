@@ -63,7 +63,7 @@ class Recorded:
         return spans
 
     def find_facts(self, event: str) -> list[dict[str, Any]]:
-        return [found.facts for found in self.session.events if found.name == event]
+        return [found.facts for found in self.session.events if found.event_name == event]
 
 
 @pytest.fixture(params=list(CHOSEN))
@@ -91,7 +91,7 @@ def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -
 
 def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -> None:
     for name in ("hello", "engine", "goodbye"):
-        ranks = [event.rank for event in recorded_run.session.events if event.name == name]
+        ranks = [event.writer.rank for event in recorded_run.session.events if event.event_name == name]
         assert sorted(ranks) == recorded_run.ranks, name
     content = json.loads(demo.find_config(recorded_run.config).read_text())
     zero = content["zero_optimization"]
@@ -135,7 +135,7 @@ def test_evaluations_and_checkpoints_are_where_asked(recorded_run: Recorded) -> 
 
 def test_the_sampler_found_all_ranks_with_their_memory(recorded_run: Recorded) -> None:
     pids_found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
-    pids = {event.rank: event.pid for event in recorded_run.session.events if event.name == "hello"}
+    pids = {event.writer.rank: event.writer.pid for event in recorded_run.session.events if event.event_name == "hello"}
     assert pids_found == pids
     (processes,) = recorded_run.session.sources["processes"]
     for rank, pid in pids.items():

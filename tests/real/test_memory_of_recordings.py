@@ -18,6 +18,7 @@ from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import EngineFacts
 
 NAMES = recordings.list_recordings()
 MOMENTS = 150
@@ -80,8 +81,8 @@ def test_what_formulas_say_is_what_was_counted(name: str) -> None:
     session = open_cached(name)
     rows = read_steps(session)
     cursor = int(rows["end_unix_ns"].max())
-    engines = [event.facts for event in session.events if event.name == "engine"]
-    known = parse_setup(engines[0])
+    engines = [event.facts for event in session.events if event.event_name == "engine"]
+    known = parse_setup(EngineFacts(engines[0]))
     assert known is not None
     masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
     ledgers = [found for found in read_ledgers(session, cursor) if found.ranks]  # a machine may have more GPUs than the job
@@ -166,7 +167,7 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert "607,744 bytes for each of the 163,840 tokens" in post_mortem.cause  # 151 936 logits of 4 bytes
     assert post_mortem.setting == "per_device_eval_batch_size"
     assert "Tried to allocate 92.73 GiB" in post_mortem.text
-    before = next(event for event in session.events if event.name == "out_of_memory").unix_ns - 1
+    before = next(event for event in session.events if event.event_name == "out_of_memory").unix_ns - 1
     assert find_post_mortem(session, before) is None
 
 

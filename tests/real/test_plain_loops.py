@@ -11,6 +11,7 @@ import pytest
 from loop_runs import Counted, run_loop, torch_version
 from rank_recordings import Rank
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE, SKIPPED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -127,7 +128,7 @@ def test_what_trains(ddp_run: Counted, number: int) -> None:
     # Two moments for each parameter, and a step count for each of five tensors.
     assert hosts["next_forward"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
     assert hosts["after_update"] == hosts["next_forward"] | {"gradients": weights}
-    setup = parse_setup(engine)
+    setup = parse_setup(EngineFacts(engine))
     assert setup is not None
     assert compute_expected(setup).host == hosts["after_update"]
 
@@ -190,7 +191,7 @@ def test_the_steps_of_the_only_optimizer_count_though_it_has_no_parameters(singl
     rank, own = find_style(single_runs, "idle")
     assert count_iterations(rank) == own["steps"]
     assert list_forwards(rank) == own["forwards"]
-    setup = parse_setup(rank.find_events("engine")[0])
+    setup = parse_setup(EngineFacts(rank.find_events("engine")[0]))
     assert setup is not None
     assert compute_expected(setup).host["optimizer_state"] == 0
 

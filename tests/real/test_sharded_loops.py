@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from loop_runs import Counted, run_loop_variants
-from zerotop.analysis.engine import Engine, parse_engine
+from zerotop.analysis.engine import EngineSummary, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -72,7 +73,7 @@ def test_how_it_is_sharded(sharded_run: tuple[int, Counted]) -> None:
     }
     assert [engine[name] for name in ("parameters", "trainable_parameters")] == [own["parameters"]] * 2
     assert engine["rank_parameters"] == own["local_parameters"] == own["parameters"] / 2
-    shown = Engine(**parse_engine(engine))
+    shown = EngineSummary(**parse_engine(EngineFacts(engine)))
     assert shown.setup_text == f"{NAMES[version]} x 2, bf16, AdamW"
     assert "fp32, computes in bf16" in shown.describe_engine()
 
@@ -87,7 +88,7 @@ def test_shards_and_what_is_gathered(sharded_run: tuple[int, Counted]) -> None:
     gathered = 2 * (544 if version == 1 else own["parameters"])
     assert hosts["before_backward"] == {"parameters": shard, "unsharded_parameters": gathered}
     assert hosts["before_update"] == {"parameters": shard, "gradients": shard}
-    setup = parse_setup(rank.find_events("engine")[0])
+    setup = parse_setup(EngineFacts(rank.find_events("engine")[0]))
     assert setup is not None
     expected = compute_expected(setup).host
     for category in ("parameters", "gradients", "optimizer_state"):

@@ -21,6 +21,7 @@ from terminals import Terminal
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
 from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
+from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.tables import PHASE_CODE
 
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
@@ -50,7 +51,7 @@ def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> N
         assert (row["steps"], row["micro_batch_tokens"]) == (3, 2 * row["seq_length"])
         assert row["tokens_per_s"] > row["iterations_per_s"] > 0
         assert row["step_cores"] > 0
-        engine = Session.open(tmp_path / "sweep" / row["session"]).events_named("engine")[0].facts
+        engine = Session.open(tmp_path / "sweep" / row["session"]).events_of(Engine)[0].facts
         assert (engine["zero_stage"], engine["offload_optimizer"]) == (2, "cpu")
 
 

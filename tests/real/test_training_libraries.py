@@ -9,6 +9,7 @@ import pytest
 
 from loop_runs import run_loop
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -36,7 +37,7 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
         "quantized_parameters": own["quantized"],
     }
     assert hosts["before_update"]["gradients"] == 4 * own["trainable"]
-    setup = parse_setup(engine)
+    setup = parse_setup(EngineFacts(engine))
     assert setup is not None
     assert compute_expected(setup).host["frozen_parameters"] == 4 * own["frozen"]
     assert hosts["after_update"]["optimizer_state"] == pytest.approx(8 * own["trainable"], abs=4 * 16)
@@ -80,7 +81,7 @@ def test_reinforcement_learning_of_trl(tmp_path: Path) -> None:
     assert engine["parameters"] == own["trained"] + own["reference"]
     hosts = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     assert hosts["before_update"]["frozen_parameters"] == 4 * own["reference"]
-    setup = parse_setup(engine)
+    setup = parse_setup(EngineFacts(engine))
     assert setup is not None
     assert compute_expected(setup).host["gradients"] == hosts["before_update"]["gradients"] == 4 * own["trained"]
 

@@ -20,6 +20,7 @@ import numpy as np
 from zerotop.session.packed.packing import pack_folder, unpack_files
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.event_base import read_fields
 
 ESCAPES = "\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[2J\u202e\x9b2J\r\n\x00end"
 NUMBERS: tuple[Any, ...] = (0, -1, -2, 1 << 31, (1 << 31) - 1, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63), 10**400)
@@ -370,8 +371,9 @@ def any_events(folder: Path, chance: random.Random) -> None:
     def add_random_events(lines: list[str]) -> list[str]:
         time_ns = json.loads(lines[-1])["time_ns"] if lines else 1
         fresh = []
-        for name, fields in events.EVENTS.items():
-            facts = {field.name: chance.choice(VALUES) for field in fields if chance.random() < 0.8}
+        for name, event in events.EVENTS.items():
+            fields = read_fields(event).values()
+            facts = {key: chance.choice(VALUES) for key, _, _ in fields if chance.random() < 0.8}
             fresh.append(json.dumps({"time_ns": time_ns, "event": name, **facts}))
         return [*lines, *fresh]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from zerotop.session.events.event_schema import drop_invalid_facts
-from zerotop_probe.recording.events import EVENTS
+from zerotop_probe.recording.event_base import EVENTS, read_fields
 
 
 def check_event(event: dict[str, Any]) -> None:
     """Fail unless an event's line has declared fields only, each of its declared type."""
     facts = {name: value for name, value in event.items() if name not in ("time_ns", "event")}
     name = event["event"]
-    undeclared = facts.keys() - {field.name for field in EVENTS[name]}
+    declared = EVENTS[name]
+    undeclared = facts.keys() - {key for key, _, _ in read_fields(declared).values()}
     assert not undeclared, f"{name} has undeclared fields: {undeclared}"
-    assert not drop_invalid_facts(name, facts), f"{name} has fields of other types than declared: {event}"
+    assert not drop_invalid_facts(declared, facts), f"{name} has fields of other types than declared: {event}"

@@ -34,6 +34,7 @@ from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
 from zerotop.session.samples import Ints, Rows
+from zerotop_probe.recording.events import EngineFacts
 
 GIB = 1024**3
 BEGIN_NS = 1_790_000_000 * 10**9
@@ -347,7 +348,7 @@ class Telling:
     def make_job(self) -> Job:
         job = self.story.job
         if not self.started:
-            facts = parse_engine({})
+            facts = parse_engine(EngineFacts({}))
             job = replace(job, **facts, state=JobState.STARTING, exit_text="Waiting for the training to begin.")
         if self.over:
             job = replace(job, state=JobState.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)

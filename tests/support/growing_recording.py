@@ -89,10 +89,10 @@ class GrowingRank:
     def _say_hello(self, session: str, world: int) -> None:
         now = time.monotonic_ns()
         writer = EventWriter(session, self._identity)
-        writer.write(now, events.HELLO, rank=self.rank, local_rank=self.local, world_size=world)
+        writer.write(now, events.Hello, rank=self.rank, local_rank=self.local, world_size=world)
         writer.write(
             now,
-            events.ENGINE,
+            events.Engine,
             engine=0,
             zero_stage=2,
             offload_optimizer="cpu",
@@ -105,7 +105,7 @@ class GrowingRank:
             model="LlamaForCausalLM",
             devices=[{"ordinal": self.local, "uuid": _make_uuid(self.rank)}],
         )
-        writer.write(now, events.TOTAL_STEPS, steps=100_000, source="trainer")
+        writer.write(now, events.TotalSteps, steps=100_000, source="trainer")
         writer.close()
 
     def run_steps(self) -> Iterator[float]:
@@ -188,9 +188,9 @@ class GrowingNode:
         self._log = create_file(session, f"output-{identity.file_stem}", ".log")
         self._written = self._facts = 0
         writer, now = EventWriter(session, identity), time.monotonic_ns()
-        writer.write(now, events.JOB_STARTED, pid=identity.pid, start=identity.start, command=COMMAND)
+        writer.write(now, events.JobStarted, pid=identity.pid, start=identity.start, command=COMMAND)
         gpus = [{"index": rank.local, "uuid": _make_uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
-        writer.write(now, events.NODE, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
+        writer.write(now, events.Node, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
         writer.close()
 
     def take_sample(self) -> None:

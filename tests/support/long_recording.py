@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zerotop_probe.recording import directory, events, tables
+from zerotop_probe.recording.events import Event
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, PHASE_CODE, TICK, UNKNOWN
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
@@ -151,14 +152,14 @@ class _Writer:
     def _write_events(self) -> None:
         node = EventWriter(str(self.path), self.node, clock=self.clock)
         gpus = [{"index": rank, "uuid": f"GPU-{rank}", "name": "GPU"} for rank in range(self.trouble.ranks)]
-        node.write(0, events.NODE, host=self.node.host, cores=CORES, gpus=gpus)
+        node.write(0, events.Node, host=self.node.host, cores=CORES, gpus=gpus)
         writers = [
             EventWriter(str(self.path), self._identify_rank(rank), clock=self.clock) for rank in range(self.trouble.ranks)
         ]
         engine = {"zero_stage": 2, "offload_optimizer": "cpu", "offload_parameters": "none", "dtype": "bf16"}
         sizes = {"parameters": 10**9, "trainable_parameters": 10**9, "data_parallel": 1}
         for rank, writer in enumerate(writers if self.trouble.has_probe else ()):
-            writer.write(0, events.HELLO, rank=rank, local_rank=rank, world_size=self.trouble.ranks)
+            writer.write(0, events.Hello, rank=rank, local_rank=rank, world_size=self.trouble.ranks)
             devices = [{"ordinal": rank, "uuid": str(rank), "total_bytes": 80 * GIB}]
             facts: dict[str, Any] = {
                 "engine": 0,
@@ -168,9 +169,9 @@ class _Writer:
                 **engine,
                 **sizes,
             }
-            writer.write(0, events.ENGINE, **(facts | dict(self.trouble.engine)))
+            writer.write(0, events.Engine, **(facts | dict(self.trouble.engine)))
 
-        def write_event(second: float, name: str, *, on_node: bool = False, **facts: Any) -> None:
+        def write_event(second: float, name: type[Event], *, on_node: bool = False, **facts: Any) -> None:
             (node if on_node else writers[0]).write(int(second * 1e9), name, **facts)
 
         self.trouble.events(write_event, self.steps)

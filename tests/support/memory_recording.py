@@ -10,6 +10,7 @@ from typing import Any
 from small_recording import S, make_identity, make_span, read_recording, write_table
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.events import Event
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK, Table
 from zerotop_probe.recording.writer import EventWriter, Identity, create_file
 
@@ -88,10 +89,10 @@ class Recording:
         """Write a whole table."""
         write_table(self.folder, table, who, *records, **more).close()
 
-    def write_event(self, who: Identity, at: float, name: str, **facts: Any) -> None:
+    def write_event(self, who: Identity, at: float, event: type[Event], **facts: Any) -> None:
         """Add an event."""
         writer = EventWriter(str(self.folder), who)
-        writer.write(int(at * S), name, **facts)
+        writer.write(int(at * S), event, **facts)
         writer.close()
 
     def node_event(self, gpus: int = 1) -> None:
@@ -99,7 +100,7 @@ class Recording:
         told = [
             {"index": i, "uuid": f"{UUID}{i}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(80)} for i in range(gpus)
         ]
-        self.write_event(self.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=None)
+        self.write_event(self.node, 0, events.Node, host="node1", cores=8, gpus=told, gpu_notice=None)
 
     def write_engine(self, rank: int = 0, at: float = 1, on: int = 0, **facts: Any) -> None:
         """Add an engine with 1 Gi parameters in bf16 under ZeRO-2, on the GPU of that index."""
@@ -118,7 +119,7 @@ class Recording:
             "optimizer": "DeepSpeedZeroOptimizer",
             "devices": [{"ordinal": 0, "uuid": f"{UUID}{on}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(79)}],
         }
-        self.write_event(make_identity(rank), at, events.ENGINE, **(usual | facts))
+        self.write_event(make_identity(rank), at, events.Engine, **(usual | facts))
 
     def write_inventory(self, at: float, when: str, device: dict[str, float], *, rank: int = 0, **facts: Any) -> None:
         """Add an inventory of tensors, in gibibytes; ``unclaimed`` is 0 if not given."""
@@ -135,7 +136,7 @@ class Recording:
             "unclaimed_bytes": unclaimed,
             "unclaimed_largest": [unclaimed] if unclaimed else [],
         }
-        self.write_event(make_identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
+        self.write_event(make_identity(rank), at, events.Tensors, when=when, device=sizes, **(told | facts))
 
     def write_output(self, at: float, text: str) -> None:
         """Write the job's output; to be called once."""

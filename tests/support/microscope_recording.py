@@ -38,5 +38,5 @@ def record_trace(folder: Path, request: int = 1) -> Recording:
         "requested_bytes": gib_to_bytes(14.5),
         "reserved_bytes": gib_to_bytes(22),
     }
-    recording.write_event(who, 29.1, events.MICROSCOPE, request=request, state="recorded", baseline=baseline, **facts)
+    recording.write_event(who, 29.1, events.Microscope, request=request, state="recorded", baseline=baseline, **facts)
     return recording

@@ -119,36 +119,36 @@ def _lose_steps(rows: Rows) -> None:
 
 def _add_overflows(write: Callable[..., None], steps: int) -> None:
     for step in range(0, steps, 20):
-        write(STEP_S * (step + 1), events.OVERFLOW, engine=0, step=step, loss_scale_before=2.0, loss_scale_after=1.0)
+        write(STEP_S * (step + 1), events.Overflow, engine=0, step=step, loss_scale_before=2.0, loss_scale_after=1.0)
 
 
 def _run_out(write: Callable[..., None], steps: int) -> None:
     facts = {"device": 0, "requested_bytes": GIB, "free_bytes": 0, "phase": "forward", "micro_step": 0}
     for step in range(100, steps, 400):
-        write(STEP_S * (step + 0.3), events.OUT_OF_MEMORY, step=step, allocated_bytes=70 * GIB, **facts)
+        write(STEP_S * (step + 0.3), events.OutOfMemory, step=step, allocated_bytes=70 * GIB, **facts)
 
 
 def _take_inventory(write: Callable[..., None], steps: int) -> None:
     host = {"master_weights": 8 * GIB, "gradients": 8 * GIB, "optimizer_state": 16 * GIB}
     facts = {"engine": 0, "host": host, "host_pinned": host, "pinned_allocator": {"allocated_bytes": 60 * GIB}}
-    write(STEP_S * 0.99, events.TENSORS, step=1, when="after_update", **facts)
-    write(STEP_S * 0.99, events.TENSORS, step=1, when="init", **facts)
+    write(STEP_S * 0.99, events.Tensors, step=1, when="after_update", **facts)
+    write(STEP_S * 0.99, events.Tensors, step=1, when="init", **facts)
 
 
 def _bind_cores(write: Callable[..., None], steps: int) -> None:
     for rank in range(2):
-        write(0.01, events.AFFINITY, on_node=True, pid=1000 + rank, cpus="0-3")
+        write(0.01, events.Affinity, on_node=True, pid=1000 + rank, cpus="0-3")
 
 
 def _lose_ranks(write: Callable[..., None], steps: int) -> None:
     for number in range(steps // 200):
-        write(50 * number + 1, events.RANK_GONE, on_node=True, rank=0, pid=2000 + number)
-    write(STEP_S * steps, events.RANK_GONE, on_node=True, rank=0, pid=1000)
+        write(50 * number + 1, events.RankGone, on_node=True, rank=0, pid=2000 + number)
+    write(STEP_S * steps, events.RankGone, on_node=True, rank=0, pid=1000)
 
 
 def _collect_garbage(write: Callable[..., None], steps: int) -> None:
     for second in range(60, int(STEP_S * steps), 60):
-        write(second, events.GARBAGE, begin_ns=(second - 1) * 10**9, seconds=0.5, collections=3)
+        write(second, events.Garbage, begin_ns=(second - 1) * 10**9, seconds=0.5, collections=3)
 
 
 def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
@@ -156,7 +156,7 @@ def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
 
     def write_events(write: Callable[..., None], steps: int) -> None:
         for number, second in enumerate(changes_s):
-            write(second + 0.1, events.DEBUG_MODE, mode=mode, on=number % 2 == 0, begin_ns=int(second * 1e9))
+            write(second + 0.1, events.DebugMode, mode=mode, on=number % 2 == 0, begin_ns=int(second * 1e9))
 
     return write_events
 
@@ -168,7 +168,7 @@ def empty_cache(every_s: float) -> Callable[..., None]:
         for calls in (1, 2, 4, 8, 16):
             second = 70 + every_s * (calls - 1)
             facts = {"begin_ns": 70 * 10**9, "calls": calls, "seconds": 0.01 * calls}
-            write(second + 0.1, events.CACHE_CLEARED, **facts, file="train.py", line=33, function="main")
+            write(second + 0.1, events.CacheCleared, **facts, file="train.py", line=33, function="main")
 
     return write_events
 
@@ -177,13 +177,13 @@ def _start_threads(write: Callable[..., None], steps: int) -> None:
     stacks = {"frames": [], "stacks": [], "cores": 0.9, "lock_wait_s": 0.002}
     for number in range(10):
         times = {name: int((70 + 50 * number + later_s) * 1e9) for name, later_s in (("begin_ns", 0), ("busy_ns", 1))}
-        write(72 + 50 * number, events.BUSY_THREAD, thread=f"t{number}", end_ns=times["busy_ns"], **times, **stacks)
+        write(72 + 50 * number, events.BusyThread, thread=f"t{number}", end_ns=times["busy_ns"], **times, **stacks)
 
 
 def _stop_ranks(write: Callable[..., None], steps: int) -> None:
     for second in range(60, int(STEP_S * steps), 60):
-        write(second, events.RANK_STOPPED, on_node=True, rank=0, pid=1000)
-        write(second + 12, events.RANK_CONTINUED, on_node=True, rank=0, pid=1000)
+        write(second, events.RankStopped, on_node=True, rank=0, pid=1000)
+        write(second + 12, events.RankContinued, on_node=True, rank=0, pid=1000)
 
 
 def write_stacks(why: str, period: int, period_s: float, *seconds: float, call: str = "time.sleep") -> Callable[..., None]:
@@ -197,7 +197,7 @@ def write_stacks(why: str, period: int, period_s: float, *seconds: float, call: 
             for second in seconds:
                 end_s = number * period_s + second
                 times = {"begin_ns": int((end_s - 1) * 1e9), "end_ns": int(end_s * 1e9), "step": int(end_s / STEP_S)}
-                write(end_s + 0.01, events.STACKS, **times, **facts)
+                write(end_s + 0.01, events.Stacks, **times, **facts)
 
     return write_events
 
@@ -210,7 +210,7 @@ def _stop_often(paces: Rows, rank: int) -> None:
 def _write_late_stacks(write: Callable[..., None], steps: int) -> None:
     """Write stacks of one line between the phases, from some step on: at first of two in three steps, then rarely."""
 
-    def write_one(second: float, name: str, **facts: Any) -> None:
+    def write_one(second: float, name: type[events.Event], **facts: Any) -> None:
         step = int(second / STEP_S)
         is_early = _SLOW_FROM <= step < _SLOW_FROM + 45
         if (is_early and step % 3) or (step > _SLOW_FROM and step % 120 == 1):

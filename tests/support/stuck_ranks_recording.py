@@ -47,7 +47,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     for rank in stands:
         who = make_identity(rank)
         recording.write_engine(rank)
-        recording.write_event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
+        recording.write_event(who, 1.5, events.Hello, rank=rank, local_rank=rank)
         begin = SILENT_S - STEPS
         spans = [make_span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
         recording.write_records(tables.SPANS, who, spans, born=1)
@@ -57,7 +57,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
-                recording.write_event(make_identity(rank), second, events.STACKS, **make_facts(stand, second))
+                recording.write_event(make_identity(rank), second, events.Stacks, **make_facts(stand, second))
     return recording.open_session()
 
 

@@ -29,6 +29,7 @@ from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.start.screen import StartScreen
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
@@ -262,7 +263,7 @@ async def test_what_appears_while_one_looks_is_shown(session_root: Path) -> None
         writer = EventWriter(folder, Identity.for_this_process("node"))
 
         def is_live() -> bool:
-            writer.write(time.monotonic_ns(), "node")  # a recording that is silent for seconds is not live
+            writer.write(time.monotonic_ns(), Node)  # a recording that is silent for seconds is not live
             return "● live" in start.text()
 
         await wait_until(pilot, is_live)

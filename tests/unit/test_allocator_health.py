@@ -110,7 +110,7 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
-    recording.write_event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
+    recording.write_event(make_identity(1), 1, events.Hello, torch="2.11.0+cu130", environment=environment)
     first, second = read_allocator_health(recording.open_session(), second_to_unix_ns(20))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)

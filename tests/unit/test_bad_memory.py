@@ -29,16 +29,17 @@ from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.views.memory_view import MemoryViewBuilder
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.device.tensor_inventory import PARAMETERS, Inventory
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.events import Engine, Node
 from zerotop_probe.recording.rings.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
@@ -158,7 +159,7 @@ def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
         sampler.take_sample(tick * S // 10, tick)
     sampler.close()
     told = [one.__dict__ for one in seen[0].gpus]
-    recording.write_event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
+    recording.write_event(recording.node, 0, events.Node, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
     return recording
 
 
@@ -182,16 +183,16 @@ def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch
 # --- hidden and renumbered -------------------------------------------------------------------------------------------------
 
 
-def make_event(name: str, pid: int = -1, **facts: Any) -> Event:
-    return Event(name=name, unix_ns=0, role="rank", host="node1", rank=0, pid=pid, facts=facts)
+def make_writer(pid: int) -> Identity:
+    return Identity("rank", 0, "node1", pid, 0, "")
 
 
-def make_node_event(*uuids: str, **more: Any) -> Event:
-    return make_event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
+def make_node_event(*uuids: str, **more: Any) -> Node:
+    return Node({"gpus": [{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)]}, 0, make_writer(-1))
 
 
-def make_engine_event(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
-    return make_event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
+def make_engine_event(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Engine:
+    return Engine({"devices": [{"ordinal": ordinal, "uuid": uuid, **more}]}, 0, make_writer(pid))
 
 
 def test_reordered_by_cuda_visible_devices() -> None:
@@ -217,7 +218,7 @@ def test_a_torch_without_uuids() -> None:
 
 def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
     small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib_to_bytes(size)} for size in (10, 40))
-    parts = make_event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
+    parts = Node({"gpus": [{"index": 1, **small}, {"index": 2, **large}]}, 0, make_writer(-1))
     devices = Devices(
         [parts],
         [
@@ -236,7 +237,7 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
     recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event()
     recording.write_engine()
-    recording.write_event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
+    recording.write_event(recording.node, 0.4, events.RankFound, rank=0, local_rank=0, pid=who.pid, start=1)
     recording.write_records(tables.ALLOCATOR, who, [make_reading(2 + i / 4, 20, 30) for i in range(100)], born=1)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
     recording.write_records(tables.SPANS, who, spans, born=1)
@@ -319,7 +320,7 @@ def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path), ME, meter)
     clock = DeviceClock(recorder.files, 0, Cuda(), meter)
     refusal = "PyTorch keeps no history of this job's allocator (pluggable)."
-    microscope = Microscope(str(tmp_path), ME, 0, None, recorder.write_event, meter, refusal)
+    microscope = StepMicroscope(str(tmp_path), ME, 0, None, recorder.write_event, meter, refusal)
     recorder.device = RankDevice(None, clock, microscope)
     (tmp_path / "microscope.json").write_text('{"request": 1, "steps": 1}')
     microscope.poll(0, 0, 0)
@@ -427,7 +428,7 @@ def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
     assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None
     assert (view.setup.parameters, view.setup.trains) == (GIB, True)
-    both = sum_expected(parse_setups([one for one in session.events if one.name == "engine"]))
+    both = sum_expected(parse_setups([one for one in session.events if isinstance(one, Engine)]))
     assert both is not None
     assert both.gpu["master_weights"] == gib_to_bytes(4)
     assert sum_expected([]) is None

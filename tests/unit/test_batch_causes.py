@@ -11,6 +11,7 @@ import pytest
 from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop_probe.recording.events import EngineFacts
 
 
 def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
@@ -37,7 +38,9 @@ def test_what_has_changed_is_named(size: tuple[int, int, int], text: str) -> Non
 
 
 def find_cause(before: Any, after: Any, engine: dict[str, Any]) -> Cause:
-    change = SimpleNamespace(before=before, after=after, phased=(before, after), process=SimpleNamespace(engine=engine))
+    change = SimpleNamespace(
+        before=before, after=after, phased=(before, after), process=SimpleNamespace(engine=EngineFacts(engine))
+    )
     cause = check_batch(cast("StepChange", change))
     assert cause is not None
     return cause

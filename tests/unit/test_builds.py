@@ -74,12 +74,12 @@ class Looks:
         self._ranks = RankFinder(str(folder), root, self._writer)
         self._writer.write = self._note  # type: ignore[method-assign]
 
-    def _note(self, time_ns: int, event: str, **facts: Any) -> None:
+    def _note(self, time_ns: int, event: type[events.Event] | str, **facts: Any) -> None:
         self.events.append({"event": event, **facts})
 
-    def look_again(self, name: str) -> list[dict[str, Any]]:
+    def look_again(self, kind: type[events.Event]) -> list[dict[str, Any]]:
         self._ranks.update_ranks(now=True)
-        return [event for event in self.events if event["event"] == name]
+        return [event for event in self.events if event["event"] is kind]
 
     def close(self) -> None:
         self._writer.close()
@@ -103,9 +103,9 @@ def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
     lock_file: Path, start_rank: Start, make_looks: Callable[[Process], Looks]
 ) -> None:
     seen = make_looks(start_rank(SLEEP))
-    (found,) = wait_for(lambda: seen.look_again(events.BUILD_LOCKED))
+    (found,) = wait_for(lambda: seen.look_again(events.BuildLocked))
     assert found["path"] == str(lock_file)
-    assert [len(seen.look_again(events.BUILD_LOCKED)) for _ in range(3)] == [1, 1, 1]
+    assert [len(seen.look_again(events.BuildLocked)) for _ in range(3)] == [1, 1, 1]
 
 
 def test_no_lock_is_reported_while_something_is_compiled(
@@ -114,11 +114,11 @@ def test_no_lock_is_reported_while_something_is_compiled(
     seen = make_looks(start_rank(COMPILE))
 
     def list_extensions() -> list[str]:
-        return [event["extension"] for event in seen.look_again(events.COMPILING)]
+        return [event["extension"] for event in seen.look_again(events.Compiling)]
 
     # A compiler that is only starting may have no arguments yet, and so no name: it is named at a later look.
     wait_for(lambda: "cpu_adam" in list_extensions())
-    assert [len(seen.look_again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
+    assert [len(seen.look_again(events.BuildLocked)) for _ in range(4)] == [0, 0, 0, 0]
     assert list_extensions().count("cpu_adam") == 1
     assert set(list_extensions()) <= {"", "cpu_adam"}
 

@@ -81,7 +81,7 @@ def write_job(folder: Path, seconds: list[float], thread: dict[str, Any] | None)
         at += 0.05 * length
     write_table(folder, SPANS, make_identity(0), *spans).close()
     writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
-    writer.write(0, events.HELLO, rank=0, watches_threads=True)
+    writer.write(0, events.Hello, rank=0, watches_threads=True)
     if thread is not None:
         frames = [
             {"file": "threading.py", "line": 982, "function": "Thread.run", "own": False},
@@ -99,7 +99,7 @@ def write_job(folder: Path, seconds: list[float], thread: dict[str, Any] | None)
         }
         begin = thread.pop("begin", 3.9)
         times = {"begin_ns": int(begin * S), "busy_ns": int((begin + 0.7) * S), "end_ns": int((begin + 1.6) * S)}
-        writer.write(int((begin + 1.6) * S), events.BUSY_THREAD, **(facts | times | thread))
+        writer.write(int((begin + 1.6) * S), events.BusyThread, **(facts | times | thread))
     writer.close()
 
 

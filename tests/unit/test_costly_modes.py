@@ -97,7 +97,7 @@ def write_job(folder: Path, seconds: list[float], *changes: tuple[float, bool], 
     for second, is_on in changes:
         facts: dict[str, Any] = {"file": "train.py", "line": 33, "function": "<module>"} if is_on else {}
         known_ns = int((second + 0.2) * S)
-        writer.write(known_ns, events.DEBUG_MODE, mode=mode, on=is_on, begin_ns=int(second * S), **facts)
+        writer.write(known_ns, events.DebugMode, mode=mode, on=is_on, begin_ns=int(second * S), **facts)
     writer.close()
 
 
@@ -109,7 +109,7 @@ def write_clearings(folder: Path, seconds: list[float], first_s: float, every_s:
         calls = 2**power
         facts = {"begin_ns": int(first_s * S), "calls": calls, "seconds": 0.02 * calls}
         known_ns = int((first_s + every_s * (calls - 1) + 0.02) * S)
-        writer.write(known_ns, events.CACHE_CLEARED, **facts, file="train.py", line=33, function="tidy")
+        writer.write(known_ns, events.CacheCleared, **facts, file="train.py", line=33, function="tidy")
     writer.close()
 
 

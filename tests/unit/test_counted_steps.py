@@ -18,8 +18,8 @@ from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device import stream_waits
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.device.stream_waits import StreamWaits
+from zerotop_probe.inside.device.microscope import StepMicroscope
+from zerotop_probe.inside.device.stream_waits import StreamWaitCounter
 from zerotop_probe.inside.guard import CostMeter, wrap_function
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory, events
@@ -136,8 +136,8 @@ def test_steps_in_which_waits_of_streams_are_measured_have_phases(
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
     monkeypatch.setattr(stream_waits, "now", lambda: running_job.time_ns)
     cuda, recorder, meter = FakeCuda(), running_job.recorder, running_job.meter
-    waits = StreamWaits(cuda, 1, recorder.write_event, meter)
-    microscope = Microscope(str(tmp_path), ME, 1, None, recorder.write_event, meter)
+    waits = StreamWaitCounter(cuda, 1, recorder.write_event, meter)
+    microscope = StepMicroscope(str(tmp_path), ME, 1, None, recorder.write_event, meter)
     clock = DeviceClock(recorder.files, 1, cuda, meter, None)
     recorder.device = RankDevice(None, clock, microscope, None, waits)
     measured = []
@@ -152,7 +152,9 @@ def test_steps_in_which_waits_of_streams_are_measured_have_phases(
     counted = steps["flags"][np.isin(steps["step"], measured)] & COUNTED
     assert not counted.any()
     assert (steps["flags"] & COUNTED != 0).mean() > 0.8
-    assert [one["waited_ns"] for one in Rank(tmp_path / "session", 0).find_events(events.STREAM_WAITS)] == [[3 * MS] * 4] * 2
+    assert [one["waited_ns"] for one in Rank(tmp_path / "session", 0).find_events(events.StreamWaits.event_name)] == [
+        [3 * MS] * 4
+    ] * 2
 
 
 def test_a_failed_call_is_recorded_although_its_begin_is_unknown() -> None:

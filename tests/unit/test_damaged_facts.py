@@ -47,50 +47,50 @@ def _find_container(facts: Any, path: tuple[Any, ...]) -> Any:
 
 
 INVALID = [
-    (events.NODE, remove_fact("gpus", 0, "index")),
-    (events.NODE, set_fact("first", "gpus", 0, "index")),
-    (events.NODE, set_fact("0", "gpus", 0, "index")),
-    (events.NODE, set_fact(None, "gpus", 0, "name")),
-    (events.NODE, set_fact([None], "gpus")),
-    (events.NODE, set_fact({"0": {}}, "gpus")),
-    (events.NODE, set_fact(10**30, "memory_bytes")),
-    (events.NODE, set_fact([["0-3"]], "numa")),
-    (events.NODE, set_fact([{"node": 0}], "numa")),
-    (events.HELLO, set_fact([1], "environment")),
-    (events.HELLO, set_fact({"OMP_NUM_THREADS": 4}, "environment")),
-    (events.HELLO, set_fact(math.nan, "arguments")),
-    (events.ENGINE, set_fact({"ordinal": 0}, "devices")),
-    (events.ENGINE, set_fact(["cuda:0"], "devices")),
-    (events.ENGINE, set_fact("0", "devices", 0, "ordinal")),
-    (events.ENGINE, set_fact([2], "zero_stage")),
-    (events.ENGINE, set_fact(True, "parameters")),
-    (events.ENGINE, set_fact(2.5, "world_size")),
-    (events.ENGINE, set_fact({}, "model")),
-    (events.ENGINE, set_fact("{}", "config")),
-    (events.TENSORS, set_fact([3], "device")),
-    (events.TENSORS, set_fact(["3"], "unclaimed_largest")),
-    (events.AFFINITY, set_fact({"main": "0-3"}, "threads")),
-    (events.RANK_FOUND, set_fact([], "rank")),
-    (events.RANK_GONE, set_fact({}, "pid")),
-    (events.JOB_ENDED, set_fact("0", "exit_code")),
+    (events.Node, remove_fact("gpus", 0, "index")),
+    (events.Node, set_fact("first", "gpus", 0, "index")),
+    (events.Node, set_fact("0", "gpus", 0, "index")),
+    (events.Node, set_fact(None, "gpus", 0, "name")),
+    (events.Node, set_fact([None], "gpus")),
+    (events.Node, set_fact({"0": {}}, "gpus")),
+    (events.Node, set_fact(10**30, "memory_bytes")),
+    (events.Node, set_fact([["0-3"]], "numa")),
+    (events.Node, set_fact([{"node": 0}], "numa")),
+    (events.Hello, set_fact([1], "environment")),
+    (events.Hello, set_fact({"OMP_NUM_THREADS": 4}, "environment")),
+    (events.Hello, set_fact(math.nan, "arguments")),
+    (events.Engine, set_fact({"ordinal": 0}, "devices")),
+    (events.Engine, set_fact(["cuda:0"], "devices")),
+    (events.Engine, set_fact("0", "devices", 0, "ordinal")),
+    (events.Engine, set_fact([2], "zero_stage")),
+    (events.Engine, set_fact(True, "parameters")),
+    (events.Engine, set_fact(2.5, "world_size")),
+    (events.Engine, set_fact({}, "model")),
+    (events.Engine, set_fact("{}", "config")),
+    (events.Tensors, set_fact([3], "device")),
+    (events.Tensors, set_fact(["3"], "unclaimed_largest")),
+    (events.Affinity, set_fact({"main": "0-3"}, "threads")),
+    (events.RankFound, set_fact([], "rank")),
+    (events.RankGone, set_fact({}, "pid")),
+    (events.JobEnded, set_fact("0", "exit_code")),
 ]
 INCOMPLETE = [
-    (events.TOTAL_STEPS, remove_fact("steps")),
-    (events.TOTAL_STEPS, set_fact("40", "steps")),
-    (events.MICROSCOPE, set_fact(None, "request")),
-    (events.MICROSCOPE, remove_fact("baseline")),
-    (events.MICROSCOPE, set_fact({"requested_bytes": None}, "baseline")),
-    (events.MICROSCOPE, set_fact(math.inf, "begin_ns")),
-    (events.JOB_ENDED, set_fact(10**30, "time_ns")),
+    (events.TotalSteps, remove_fact("steps")),
+    (events.TotalSteps, set_fact("40", "steps")),
+    (events.Microscope, set_fact(None, "request")),
+    (events.Microscope, remove_fact("baseline")),
+    (events.Microscope, set_fact({"requested_bytes": None}, "baseline")),
+    (events.Microscope, set_fact(math.inf, "begin_ns")),
+    (events.JobEnded, set_fact(10**30, "time_ns")),
 ]
 
 
-def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
-    """Return a recording in which the first event of that name is changed."""
+def changed_once(kind: type[events.Event], change: Callable[[Facts], None]) -> Session:
+    """Return a recording in which the first event of that kind is changed."""
     pending = [None]
 
     def damage_event(event: Facts) -> Facts:
-        if event.get("event") == name and pending:
+        if event.get("event") == kind.event_name and pending:
             change(event)
             pending.clear()
         return event
@@ -98,21 +98,21 @@ def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
     return recordings.rewrite_events("gpu-microscope", damage_event)
 
 
-@pytest.mark.parametrize(("name", "change"), INVALID)
-def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[Facts], None]) -> None:
-    session, before = changed_once(name, change), recordings.open_recording("gpu-microscope")
+@pytest.mark.parametrize(("kind", "change"), INVALID)
+def test_invalid_fact_becomes_none_and_is_counted(kind: type[events.Event], change: Callable[[Facts], None]) -> None:
+    session, before = changed_once(kind, change), recordings.open_recording("gpu-microscope")
     assert session.damaged_lines == 1
-    first, whole = session.events_named(name)[0].facts, before.events_named(name)[0].facts
+    first, whole = session.events_of(kind)[0].facts, before.events_of(kind)[0].facts
     (differs,) = [fact for fact in whole if first[fact] != whole[fact]]
     assert first[differs] is None
     assert len(session.events) == len(before.events)
 
 
-@pytest.mark.parametrize(("name", "change"), INCOMPLETE)
-def test_event_without_required_fact_is_skipped(name: str, change: Callable[[Facts], None]) -> None:
-    session = changed_once(name, change)
+@pytest.mark.parametrize(("kind", "change"), INCOMPLETE)
+def test_event_without_required_fact_is_skipped(kind: type[events.Event], change: Callable[[Facts], None]) -> None:
+    session = changed_once(kind, change)
     assert session.damaged_lines == 1
-    assert len(session.events_named(name)) == len(recordings.open_recording("gpu-microscope").events_named(name)) - 1
+    assert len(session.events_of(kind)) == len(recordings.open_recording("gpu-microscope").events_of(kind)) - 1
 
 
 def test_missing_and_newer_facts_are_no_damage() -> None:

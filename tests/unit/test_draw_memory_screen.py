@@ -120,7 +120,7 @@ def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
 
 def test_ranks_that_have_exited(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     view = view_of(recording, 40)
     assert "State when the first rank exited, 11 s ago." in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 

@@ -41,9 +41,9 @@ def make_lossy_recording(folder: Path) -> Recording:
         tables.PROBE, make_identity(0), [make_record(tables.PROBE, 1), make_record(tables.PROBE, 2, lost=3)]
     )
     recording.write_records(tables.PROBE, make_identity(1), [make_record(tables.PROBE, 4, lost=5)])
-    recording.write_event(make_identity(0), 8, events.GOODBYE, lost=7)
-    recording.write_event(recording.node, 9, events.JOB_ENDED, exit_code=0, text="The job ended with exit code 0.")
-    recording.write_event(recording.node, 10, events.SAMPLER_ENDED, lost_records=100, lost_output_bytes=9)
+    recording.write_event(make_identity(0), 8, events.Goodbye, lost=7)
+    recording.write_event(recording.node, 9, events.JobEnded, exit_code=0, text="The job ended with exit code 0.")
+    recording.write_event(recording.node, 10, events.SamplerEnded, lost_records=100, lost_output_bytes=9)
     return recording
 
 
@@ -70,8 +70,8 @@ def test_the_screen_says_so_from_when_it_is_known(tmp_path: Path, second: int, l
 
 def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(make_identity(0), 8, events.GOODBYE, lost="many")
-    recording.write_event(recording.node, 10, events.SAMPLER_ENDED, lost_records=None)
+    recording.write_event(make_identity(0), 8, events.Goodbye, lost="many")
+    recording.write_event(recording.node, 10, events.SamplerEnded, lost_records=None)
     assert read_ending(recording.open_session()).lost_records == 0
     assert Losses(0, 0).loss_sentence == ""
 
@@ -83,7 +83,7 @@ def test_a_rank_on_a_full_disk_still_says_what_it_lost(tmp_path: Path) -> None:
         command = [sys.executable, "-c", RANK, str(session), str(disk / "filler"), "500"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         (path,) = session.glob("events-rank*.jsonl")
-        (goodbye,) = [event for event in told_in(path) if event.get("event") == events.GOODBYE]
+        (goodbye,) = [event for event in told_in(path) if event.get("event") == events.Goodbye.event_name]
         written = sum(len(read_table_file(path)) for name in ("spans", "begins") for path in session.glob(f"{name}-*.rec"))
     assert (done.returncode, done.stderr) == (0, "")
     # Two of each phase; and what the probe has cost, at the end.

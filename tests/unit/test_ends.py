@@ -10,6 +10,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_proce
 from zerotop.analysis.processes.process_exits import ProcessExits, read_exits
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone
 from zerotop_probe.recording.tables import BEGINS
 from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
@@ -48,22 +49,22 @@ def two_nodes(tmp_path: Path) -> Nodes:
 
 def test_the_first_word_of_an_end_counts(two_nodes: Nodes) -> None:
     assert two_nodes.find_exits() == [None, None]
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "rank_gone", rank=0, pid=10)
-    two_nodes.own[0].write(two_nodes.unix_ns_at(3), "goodbye")
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(5), "rank_gone", rank=1, pid=11)  # another node's number
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), RankGone, rank=0, pid=10)
+    two_nodes.own[0].write(two_nodes.unix_ns_at(3), Goodbye)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(5), RankGone, rank=1, pid=11)  # another node's number
     assert two_nodes.find_exits() == [3, None]
 
 
 def test_a_command_takes_its_own_node_with_it(two_nodes: Nodes) -> None:
     for node in two_nodes.nodes:
-        node.write(two_nodes.unix_ns_at(0), "job_started", pid=8, start=1)
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "job_ended", exit_code=0)
+        node.write(two_nodes.unix_ns_at(0), JobStarted, pid=8, start=1)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), JobEnded, exit_code=0)
     assert two_nodes.find_exits() == [4, None]
 
 
 def test_a_launcher_takes_all_nodes_with_it(two_nodes: Nodes) -> None:
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(0), "job_started", pid=8, start=1)
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "job_ended", exit_code=0)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(0), JobStarted, pid=8, start=1)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), JobEnded, exit_code=0)
     assert two_nodes.find_exits() == [4, 4]
     assert find_alive_processes(two_nodes.session, two_nodes.session.begin_ns + 63 * S) == [
         RankProcess("n0", 10, 0),
@@ -73,9 +74,9 @@ def test_a_launcher_takes_all_nodes_with_it(two_nodes: Nodes) -> None:
 
 
 def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(2), "job_ended", exit_code=0)
-    two_nodes.nodes[1].write(two_nodes.unix_ns_at(6), "job_started", pid=8, start=1)
-    two_nodes.own[1].write(two_nodes.unix_ns_at(9), "goodbye")
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(2), JobEnded, exit_code=0)
+    two_nodes.nodes[1].write(two_nodes.unix_ns_at(6), JobStarted, pid=8, start=1)
+    two_nodes.own[1].write(two_nodes.unix_ns_at(9), Goodbye)
     two_nodes.session.refresh()
     exits, (_, other) = read_exits(two_nodes.session), two_nodes.session.sources["begins"]
     zero = two_nodes.session.begin_ns + 60 * S
@@ -84,5 +85,5 @@ def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
 
 
 def test_an_end_before_its_beginning_was_another_process_s(two_nodes: Nodes) -> None:
-    two_nodes.nodes[0].write(two_nodes.unix_ns_at(-120), "rank_gone", rank=0, pid=10)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(-120), RankGone, rank=0, pid=10)
     assert two_nodes.find_exits() == [None, None]

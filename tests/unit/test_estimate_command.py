@@ -32,7 +32,7 @@ def test_quantized_parameters_are_told_apart(tmp_path: Path, capsys: pytest.Capt
     path = tmp_path / "job"
     directory.create_session(["python", "train.py"], path=str(path))
     recording, rank = Recording(path), make_identity(0)
-    recording.write_event(rank, 1, events.ENGINE, engine=0, **LOOP)
+    recording.write_event(rank, 1, events.Engine, engine=0, **LOOP)
     step = make_span(6, 7, "step", flags=tables.BOUNDARY)
     spans = [make_span(2, 3, "forward", tokens=512), make_span(4, 5, "backward"), step]
     recording.write_records(tables.SPANS, rank, spans)

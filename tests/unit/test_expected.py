@@ -28,6 +28,7 @@ from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes.alive_ranks import find_alive_processes
+from zerotop_probe.recording.events import EngineFacts
 
 SIZES = [
     {"parameters": parameters, "layer": layer, "gpus": gpus, "nodes": nodes, "factor": factor}
@@ -105,7 +106,7 @@ def make_engine(**facts: Any) -> dict[str, Any]:
 
 
 def expect_memory(facts: dict[str, Any]) -> Any:
-    known = parse_setup(facts)
+    known = parse_setup(EngineFacts(facts))
     assert known is not None
     return compute_expected(known)
 
@@ -154,7 +155,7 @@ def test_other_optimizers_keep_other_states(name: str, size: int) -> None:
 
 def test_state_of_an_optimizer_that_is_not_known_is_not_guessed() -> None:
     assert "optimizer_state" not in list_sizes(make_engine(inner_optimizer="SGD"))
-    assert parse_setup({"zero_stage": None, "parameters": 1}) is None
+    assert parse_setup(EngineFacts({"zero_stage": None, "parameters": 1})) is None
 
 
 # Of zerotop's demo, 3 213 568 parameters on two ranks of a CPU, where all is in host memory: what the probe counted of rank
@@ -226,7 +227,9 @@ def test_differences_of_a_host(tmp_path: Path) -> None:
 
 
 def test_which_estimates_are_of_the_job() -> None:
-    known = parse_setup(make_engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
+    known = parse_setup(
+        EngineFacts(make_engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
+    )
     assert known is not None
     found = estimate_job(known, nodes=2)
     assert found == (*estimate_zero2(1000, gpus=8, nodes=2), *estimate_zero3(1000, 100, gpus=8, nodes=2))
@@ -234,7 +237,7 @@ def test_which_estimates_are_of_the_job() -> None:
         "offload_param=none, offload_optimizer=cpu, zero_init=1",
         "offload_param=none, offload_optimizer=cpu, zero_init=0",
     ]
-    without = parse_setup(make_engine(zero_stage=1))
+    without = parse_setup(EngineFacts(make_engine(zero_stage=1)))
     assert without is not None
     assert {estimate.stage for estimate in estimate_job(without)} == {2}
     assert not any(is_for_setup(estimate, without) for estimate in estimate_job(without))

@@ -26,6 +26,7 @@ from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
 from zerotop.session.spreadsheet import escape_formula
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -166,7 +167,7 @@ def test_a_name_cut_within_a_letter(tmp_path: Path) -> None:
 
 def test_events(tmp_path: Path) -> None:
     ranks = EventWriter(str(tmp_path), make_identity(1, host="-n"))
-    ranks.write(2, "engine", stage=2, loss=math.nan)
+    ranks.write(2, Engine, stage=2, loss=math.nan)
     node = EventWriter(str(tmp_path), make_identity(-1, host="-n"))
     node.write(3, "=gpu\ud800")
     session = read_recording(tmp_path)

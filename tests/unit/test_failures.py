@@ -24,11 +24,11 @@ from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
 def end_job(recording: Recording, at_s: float, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed with exit code 1."}
-    recording.write_event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+    recording.write_event(recording.node, at_s, events.JobEnded, **(usual_end | facts))
 
 
 def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
-    recording.write_event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+    recording.write_event(recording.node, at_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
 
 
 def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
@@ -47,7 +47,7 @@ def require_failure(recording: Recording, second: float = 40) -> Failure:
 def test_nothing_died(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     assert find_checked_failure(recording, 29) is None
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     end_rank(recording, 29.5)
     end_job(recording, 30, exit_code=0)
     assert find_checked_failure(recording, 29.6) is None
@@ -56,7 +56,7 @@ def test_nothing_died(tmp_path: Path) -> None:
 
 def test_a_gpu_without_room(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 25, events.OUT_OF_MEMORY, **OOM)
+    recording.write_event(make_identity(0), 25, events.OutOfMemory, **OOM)
     assert find_checked_failure(recording, 24.9) is None
     failure = require_failure(recording, 25)
     assert (failure.kind, failure.rank, failure.final) == (MEMORY, 0, False)
@@ -72,7 +72,7 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
 
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
+    recording.write_event(make_identity(0), 19.5, events.OutOfMemory, **OOM)
     assert require_failure(recording, 19.6).final is False
     assert find_checked_failure(recording, 23.5) is None
     end_job(recording, 30, text="The job failed with exit code 1.")
@@ -89,7 +89,7 @@ def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> Non
 )
 def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, launcher="deepspeed")
     end_rank(recording, 26)
     early = require_failure(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
@@ -111,7 +111,7 @@ def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> Non
 
 def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(recording.node, 25, events.STOP_SENT)
+    recording.write_event(recording.node, 25, events.StopSent)
     end_rank(recording, 26)
     end_job(recording, 27, signal="SIGTERM", exit_code=143)
     assert find_checked_failure(recording) is None
@@ -131,7 +131,7 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
         + _make_traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
     )
     for rank in (0, 1):
-        recording.write_event(make_identity(rank), 31.5, events.GOODBYE)
+        recording.write_event(make_identity(rank), 31.5, events.Goodbye)
     end_job(recording, 32)
     failure = require_failure(recording)
     assert (failure.kind, failure.rank, failure.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
@@ -184,8 +184,8 @@ _DEEPSPEED_SAYS = "[launch.py:325:sigkill_handler] ['python', 'train.py', '--loc
 def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: str, printed: str, what: str) -> None:
     """DeepSpeed's launcher turns signal 6 into 250."""
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 1.5, events.Hello, rank=0, local_rank=0, launcher=launcher)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     recording.write_output(29.4, printed or "bye\n")
     end_job(recording, 30, exit_code=250, text="The job failed with exit code 250.")
     assert what in require_failure(recording).what

@@ -93,8 +93,8 @@ def make_lossy_recording(folder: Path) -> Recording:
             spans.append(make_span(step + 0.5, step + 1, "step", step, BOUNDARY))
         recording.write_records(tables.SPANS, make_identity(rank), spans)
         recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
-        recording.write_event(make_identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
-        recording.write_event(make_identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
+        recording.write_event(make_identity(rank), 3.1, events.RecordsLost, step=3, why="Disk quota exceeded")
+        recording.write_event(make_identity(rank), 10, events.Goodbye, lost=6, step=8 + rank)
     return recording
 
 
@@ -172,7 +172,7 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
         recording.write_records(tables.SPANS, make_identity(0), spans)
         recording.write_records(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
         if lost:
-            recording.write_event(make_identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
+            recording.write_event(make_identity(0), 3.5, events.RecordsLost, step=3, why="No space left on device")
         session = recording.open_session()
         names = [finding.name for finding in find_annotations(session, session.end_ns)]
         assert ("hung_ranks" in names) == (not lost)

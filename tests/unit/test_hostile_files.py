@@ -165,7 +165,7 @@ def test_lines_that_are_no_events(tmp_path: Path) -> None:
         for line in (b"[" * 100_000, b"x" * (9 << 20), nested, b'{"time_ns":1e300,"event":"x"}', good):
             file.write(line + b"\n")
     session = read_recording(tmp_path)
-    assert [event.name for event in session.events] == ["known", "known"]
+    assert [event.event_name for event in session.events] == ["known", "known"]
     assert session.damaged_lines == 4
 
 
@@ -178,7 +178,7 @@ def test_events_have_a_budget() -> None:
 
 def test_facts_of_infinite_size_are_none(tmp_path: Path) -> None:
     writer = EventWriter(str(tmp_path), make_identity(0))
-    writer.write(time.monotonic_ns(), events.OVERFLOW, step=1, loss_scale_before=float("inf"), loss_scale_after=2.0)
+    writer.write(time.monotonic_ns(), events.Overflow, step=1, loss_scale_before=float("inf"), loss_scale_after=2.0)
     writer.close()
     session = read_recording(tmp_path)
     assert session.events[0].facts["loss_scale_before"] is None

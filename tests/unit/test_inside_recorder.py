@@ -16,11 +16,12 @@ from rank_recordings import Rank, read_table_file
 from zerotop_probe.inside.device.allocator import AllocatorSampler, CounterReader
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.stack_sampler import StackSampler
+from zerotop_probe.recording.events import Hello
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, FAILED, LIGHT, PHASES
 from zerotop_probe.recording.writer import Identity
 
@@ -113,7 +114,7 @@ def test_a_session_that_cannot_be_written_is_silence(tmp_path: Path, name: str, 
     (tmp_path / "file").touch()
     recorder = Recorder(str(tmp_path / name), ME, CostMeter())
     recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
-    recorder.write_event(30, "hello")
+    recorder.write_event(30, Hello)
     assert recorder.lost_records >= 3
     assert capfd.readouterr() == ("", "")
 
@@ -298,7 +299,7 @@ class TestAllocator:
         meter = CostMeter()
         allocator = AllocatorSampler(recorder.files, 3, (read, read), meter, windows=True)
         clock = DeviceClock(recorder.files, 3, Cuda(), meter, binding)
-        microscope = Microscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
+        microscope = StepMicroscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
         recorder.device = RankDevice(allocator, clock, microscope)
         return meter
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import JobEnded, RankGone
 from zerotop_probe.recording.tables import BOUNDARY
 from zerotop_probe.recording.writer import EventWriter
 
@@ -60,7 +61,7 @@ class Process:
         self.step += 1
 
     def end_process(self, at: float) -> None:
-        self.job.events.write(int(at * S), "rank_gone", rank=self.rank, pid=self.pid)
+        self.job.events.write(int(at * S), RankGone, rank=self.rank, pid=self.pid)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_process_without_steps_hides_nothing_after_the_end(tmp_path: Path, end
     job.start_process(1, 0)
     job.start_process(0, 0).finish_step(1, 2)
     if ended:
-        job.events.write(3 * S, "job_ended", exit_code=1, text="")
+        job.events.write(3 * S, JobEnded, exit_code=1, text="")
     source = job.open_source()
     assert not source.is_live
     assert list_iterations(source, 3) == [(0, 1.0)]

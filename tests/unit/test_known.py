@@ -25,7 +25,7 @@ def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     assert [value_at(19), value_at(19.5), value_at(29)] == [19, 19, 19]
     assert value_at(17.5) == 17.5  # before the inventory of 18.5
     assert value_at(0.5) == 0.5  # before the table was made
-    recording.write_event(make_identity(0), 19.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 19.2, events.Goodbye)
     session.refresh()
     assert [value_at(19), value_at(19.1), value_at(19.3)] == [19, 19, 19.3]
     recording.write_records(tables.SPANS, make_identity(1), [make_span(1, 2, "forward")], born=19.2)
@@ -36,7 +36,7 @@ def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
 
 def test_ranks_come_and_go_as_they_do_without_it(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     session = recording.open_session()
     counts = [len(find_alive_processes(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
     assert counts == [0, 1, 1, 0, 1, 0]

@@ -35,6 +35,7 @@ from zerotop.analysis.memory.tensor_inventory import CATEGORIES
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Entered, Goodbye, Left, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 
@@ -112,7 +113,7 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
+    recording.write_event(recording.node, 29.2, RankGone, rank=0, pid=make_identity(0).pid)
     session = recording.open_session()
     assert list_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
     assert list_row_sizes(read_only_ledger(session, 29.5)) == {
@@ -292,7 +293,7 @@ def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: P
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 29.2, "goodbye")
+    recording.write_event(make_identity(0), 29.2, Goodbye)
     assert list_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
@@ -303,7 +304,7 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
 
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 29.2, "left", lost=0)
+    recording.write_event(make_identity(0), 29.2, Left, lost=0)
     ledger = read_only_ledger(recording.open_session(), 29.5)
     assert list_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert ledger.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
@@ -565,7 +566,7 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
     ]
     session = record_phases(tmp_path, plan, readings)
     assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
-    Recording(tmp_path).write_event(make_identity(0), 0.5, "entered")
+    Recording(tmp_path).write_event(make_identity(0), 0.5, Entered)
     session = read_recording(tmp_path)
     assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
     (peaks,) = read_rank_peaks(session, second_to_unix_ns(5))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.support.steps.fp16_warmup import estimate_state_bytes
-from zerotop.analysis.engine import LOOP, Engine, measure_batch, parse_engine
+from zerotop.analysis.engine import LOOP, EngineSummary, measure_batch, parse_engine
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
 
 def make_loop(**facts: Any) -> dict[str, Any]:
@@ -36,16 +37,23 @@ def make_loop(**facts: Any) -> dict[str, Any]:
 
 
 def test_a_loop_is_described_by_what_trains_it() -> None:
-    engine = Engine(**parse_engine(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
+    engine = EngineSummary(
+        **parse_engine(EngineFacts(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
+    )
     assert engine.describe_engine() == (
         "Net, 0.0 M parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
     )
     assert engine.setup_text == "DDP x 4, bf16, AdamW"
-    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "bf16, no optimizer"
-    lora = Engine(**parse_engine(make_loop(parallelism="", dtype="fp32", frozen_dtype="bf16", autocast="")))
+    assert (
+        EngineSummary(**parse_engine(EngineFacts(make_loop(parallelism="", inner_optimizer="")))).setup_text
+        == "bf16, no optimizer"
+    )
+    lora = EngineSummary(
+        **parse_engine(EngineFacts(make_loop(parallelism="", dtype="fp32", frozen_dtype="bf16", autocast="")))
+    )
     assert lora.setup_text == "bf16 base, fp32 trained, AdamW"
     assert "bf16 base, fp32 trained" in lora.describe_engine()
-    assert "(0.0 M trained)" in Engine(**parse_engine(make_loop())).describe_engine()
+    assert "(0.0 M trained)" in EngineSummary(**parse_engine(EngineFacts(make_loop()))).describe_engine()
 
 
 @pytest.mark.parametrize(
@@ -62,9 +70,9 @@ def test_batches_are_counted_where_no_library_states_them(
 ) -> None:
     steps = np.zeros(1, STEP_DTYPE)
     steps["rows"], steps["micro_steps"] = rows, micro_steps
-    assert measure_batch(make_loop(**stated), steps) == measured
-    assert measure_batch({"zero_stage": 2}, steps) == {}
-    assert measure_batch(make_loop(optimizers=[{}, {}], **stated), steps) == {}
+    assert measure_batch(EngineFacts(make_loop(**stated)), steps) == measured
+    assert measure_batch(EngineFacts({"zero_stage": 2}), steps) == {}
+    assert measure_batch(EngineFacts(make_loop(optimizers=[{}, {}], **stated)), steps) == {}
 
 
 @pytest.mark.parametrize(("rows", "batch"), [([32, 32, 8], 32), ([8, 32], 32), ([64] * 9 + [32, 32, 32, 8] * 16, 32)])
@@ -72,7 +80,7 @@ def test_the_smaller_last_batch_of_an_epoch_is_not_the_batch_size(rows: list[int
     """Of the last steps: a batch size that was changed long ago does not count."""
     steps = np.zeros(len(rows), STEP_DTYPE)
     steps["rows"], steps["micro_steps"], steps["step"] = rows, 1, np.arange(len(rows)) + 100
-    assert measure_batch(make_loop(), steps) == {"micro_batch": batch, "gradient_accumulation": 1}
+    assert measure_batch(EngineFacts(make_loop()), steps) == {"micro_batch": batch, "gradient_accumulation": 1}
 
 
 @pytest.mark.parametrize(("first_step", "batch"), [(0, 8), (100, 48)])
@@ -80,7 +88,7 @@ def test_forwards_before_the_training_do_not_make_the_batch_larger(first_step: i
     """As in docs/stories: five of them count as a part of the first step."""
     steps = np.zeros(2, STEP_DTYPE)
     steps["rows"], steps["micro_steps"], steps["step"] = [48, 8], 1, [first_step, first_step + 1]
-    assert measure_batch(make_loop(), steps)["micro_batch"] == batch
+    assert measure_batch(EngineFacts(make_loop()), steps)["micro_batch"] == batch
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,9 @@ def test_forwards_before_the_training_do_not_make_the_batch_larger(first_step: i
 )
 def test_state_follows_from_the_optimizer(name: str, settings: dict[str, Any], each: int | None) -> None:
     optimizers = [{"class": name, "parameters": 100, "settings": settings}]
-    assert compute_state_bytes(optimizers, 4) == (None if each is None else StateBytes(100 * each, 0, 0))
+    assert compute_state_bytes([EngineOptimizer(one) for one in optimizers], 4) == (
+        None if each is None else StateBytes(100 * each, 0, 0)
+    )
 
 
 def test_the_first_update_is_expected_to_add_what_its_optimizers_keep() -> None:
@@ -106,30 +116,33 @@ def test_the_first_update_is_expected_to_add_what_its_optimizers_keep() -> None:
         {"class": "SGD", "parameters": 5, "settings": {"momentum": 0.9}},
     ]
     engine = make_loop(optimizers=optimizers, inner_optimizer="Adam + SGD")
-    assert estimate_state_bytes(engine) == estimate_state_bytes(engine | {"device": "cpu"}) == 10 * 8 + 5 * 4
+    for device in (engine["device"], "cpu"):
+        assert estimate_state_bytes(EngineFacts(engine | {"device": device})) == 10 * 8 + 5 * 4
 
 
 def test_expected_memory_of_a_loop() -> None:
-    setup = parse_setup(make_loop())
+    setup = parse_setup(EngineFacts(make_loop()))
     assert setup is not None
     # Without the dtype of the frozen base there is no formula for it; neither are there master weights.
     assert compute_expected(setup).gpu == {"parameters": 400, "gradients": 400, "optimizer_state": 800}
-    frozen = parse_setup(make_loop(frozen_dtype="bf16", quantized_parameters=300))
+    frozen = parse_setup(EngineFacts(make_loop(frozen_dtype="bf16", quantized_parameters=300)))
     assert frozen is not None
     assert compute_expected(frozen).gpu["frozen_parameters"] == 2 * (1000 - 100 - 300)
     assert estimate_job(setup) == ()
-    shared = parse_setup(make_loop(parallelism="FSDP2"))
+    shared = parse_setup(EngineFacts(make_loop(parallelism="FSDP2")))
     assert shared is not None
     assert compute_expected(shared).gpu == {"parameters": 100, "gradients": 100, "optimizer_state": 200}
     # Two replicas of two shards each.
-    hybrid = parse_setup(make_loop(parallelism="FSDP", sharding={"ranks": 2}))
+    hybrid = parse_setup(EngineFacts(make_loop(parallelism="FSDP", sharding={"ranks": 2})))
     assert hybrid is not None
     assert compute_expected(hybrid).gpu == {"parameters": 200, "gradients": 200, "optimizer_state": 400}
 
 
 def test_advice_names_settings_of_the_script() -> None:
     loop, zero, trainer = {"kind": LOOP}, {"zero_stage": 1}, {"library": "Trainer"}
-    by_hand, by_trainer, deepspeed, both = (read_terms(setup) for setup in (loop, loop | trainer, zero, zero | trainer))
+    by_hand, by_trainer, deepspeed, both = (
+        read_terms(EngineFacts(setup)) for setup in (loop, loop | trainer, zero, zero | trainer)
+    )
     assert not any(
         "Trainer" in text or "zero" in text.replace("zerotop", "") or "DeepSpeed" in text for text in by_hand.values()
     )
@@ -137,6 +150,9 @@ def test_advice_names_settings_of_the_script() -> None:
     assert deepspeed["batch_size"] == "train_micro_batch_size_per_gpu"
     assert not any("per_device" in text or "Trainer" in text for text in deepspeed.values())
     assert deepspeed["accumulation_fix"] == '"gradient_accumulation_steps": 2'
-    assert read_terms({"gradient_accumulation": 4} | trainer)["accumulation_fix"] == "gradient_accumulation_steps=8"
+    assert (
+        read_terms(EngineFacts({"gradient_accumulation": 4} | trainer))["accumulation_fix"]
+        == "gradient_accumulation_steps=8"
+    )
     assert "DeepSpeed" in deepspeed["breakdown"]
     assert "DeepSpeed" not in by_trainer["breakdown"]

@@ -13,6 +13,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.session.table_files import Source
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Engine, Hello
 from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter
 
@@ -25,8 +26,8 @@ def write_ranks(folder: Path) -> None:
     for rank in range(RANKS):
         who = make_identity(rank, host=f"node{rank // NODE}")
         events = EventWriter(str(folder), who)
-        events.write(1, "hello", rank=rank)
-        events.write(1, "engine", engine=0, devices=[{"ordinal": rank % NODE}], world_size=RANKS)
+        events.write(1, Hello, rank=rank)
+        events.write(1, Engine, engine=0, devices=[{"ordinal": rank % NODE}], world_size=RANKS)
         events.close()
         spans = [
             make_span(step + begin, step + end, phase, step, flags)

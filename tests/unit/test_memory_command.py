@@ -23,7 +23,7 @@ def record_ended_job(folder: Path) -> Recording:
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
     recording = record_two_steps(path)
-    recording.write_event(recording.node, 30, events.JOB_ENDED, exit_code=0, signal=None, oom_kills=0, text="")
+    recording.write_event(recording.node, 30, events.JobEnded, exit_code=0, signal=None, oom_kills=0, text="")
     return recording
 
 
@@ -82,7 +82,7 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
         "phase": "forward",
         "step": 2,
     }
-    recording.write_event(make_identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
+    recording.write_event(make_identity(0), 29.5, events.OutOfMemory, device=0, micro_step=0, **facts)
     lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert lines[0].startswith("job, at the failure: ")
     assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job ended"

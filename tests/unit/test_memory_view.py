@@ -25,8 +25,10 @@ from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
-from zerotop.session.reader import Event, Session
+from zerotop.session.events.event_files import E
+from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.events import Goodbye, JobEnded, OutOfMemory, RankGone, Tensors
 from zerotop_probe.recording.tables import PHASE_CODE
 
 MOST_MOMENTS = 12
@@ -61,8 +63,8 @@ def check_view(view: MemoryView) -> None:
 def choose_moments(session: Session) -> list[int]:
     """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
     moments = [session.begin_ns, session.last_written_ns]
-    moments += [event.unix_ns for event in (*pick_event(session, "tensors", -1), *pick_event(session, "out_of_memory", 0))]
-    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick_event(session, name, 0)]
+    moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
+    exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
     moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
     for source in session.sources["spans"][:1]:
@@ -74,9 +76,9 @@ def choose_moments(session: Session) -> list[int]:
     return sorted(list(dict.fromkeys(moments))[:MOST_MOMENTS])
 
 
-def pick_event(session: Session, name: str, place: int) -> Sequence[Event]:
-    """One event of a name, if there is any."""
-    named = session.events_named(name)
+def pick_event(session: Session, kind: type[E], place: int) -> Sequence[E]:
+    """One event of a kind, if there is any."""
+    named = session.events_of(kind)
     return [named[place]] if named else []
 
 
@@ -136,7 +138,7 @@ def test_the_peak_beside_now(tmp_path: Path) -> None:
 
 def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
     assert current_sizes(view.lines)["allocated"] == 14.75
@@ -152,8 +154,8 @@ def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
         "limit_bytes": gib_to_bytes(79),
         "phase": "backward",
     }
-    recording.write_event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
-    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.1, events.OutOfMemory, step=1, micro_step=0, **facts)
+    recording.write_event(make_identity(0), 29.2, events.Goodbye)
     view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.1 * S)
     assert view.failure is not None

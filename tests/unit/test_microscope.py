@@ -16,7 +16,7 @@ from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.session.reader import Session
-from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording import directory
@@ -57,7 +57,7 @@ class Rank:
         self.session = session
         self.memory = Memory()
         self.recorder = Recorder(session, ME, CostMeter())
-        self.microscope = Microscope(session, ME, 0, self.memory, self.recorder.write_event, CostMeter())
+        self.microscope = StepMicroscope(session, ME, 0, self.memory, self.recorder.write_event, CostMeter())
 
     def run_step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
         span = self.recorder.begin_span(now(), "backward", (0, number, 0))

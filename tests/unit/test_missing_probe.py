@@ -156,17 +156,17 @@ def test_which_processes_are_ranks(
 
 def write_missing(recording: Recording, at: float, pid: int, **facts: Any) -> None:
     usual = {"rank": None, "start": 1, "is_rank": True, "program": "python loop.py", "reason": "pythonpath", "by": "script"}
-    recording.write_event(recording.node, at, events.PROBE_MISSING, pid=pid, **usual | facts)
+    recording.write_event(recording.node, at, events.ProbeMissing, pid=pid, **usual | facts)
 
 
 def open_ended(recording: Recording, at: float) -> Session:
-    recording.write_event(recording.node, at, events.JOB_ENDED, exit_code=0)
+    recording.write_event(recording.node, at, events.JobEnded, exit_code=0)
     return recording.open_session()
 
 
 def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
     for rank in (0, 1):
         write_missing(recording, 2 + rank, 50 + rank, rank=rank)
     session = open_ended(recording, 20)
@@ -183,7 +183,7 @@ def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) ->
 @pytest.mark.parametrize("reason", missing_analysis._REASONS)
 @pytest.mark.parametrize("count", [1, 1234])
 def test_each_reason_is_a_short_headline_and_a_clause(reason: str, count: int) -> None:
-    event = Event(BEGIN_NS, events.PROBE_MISSING, {}, "node", -1, "node1", 9)
+    event = Event(BEGIN_NS, events.ProbeMissing, {}, "node", -1, "node1", 9)
     for by in ("script", "/a/b/sitecustomize.py" if reason == "shadowed" else "-I" if reason == "option" else "sudo"):
         missing = missing_analysis.MissingProbe(reason, by, True, (event,) * count)
         assert len(missing.headline) <= 80
@@ -192,7 +192,7 @@ def test_each_reason_is_a_short_headline_and_a_clause(reason: str, count: int) -
 
 def test_a_short_process_is_no_rank_but_it_may_have_trained(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
     write_missing(recording, 2, 50, is_rank=False, reason="environment", by="command")
     session = open_ended(recording, 4)
     assert describe_missing_probes(session, BEGIN_NS + 3 * S) == []
@@ -205,10 +205,10 @@ def test_a_short_process_is_no_rank_but_it_may_have_trained(tmp_path: Path) -> N
 
 def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
     write_missing(recording, 2, 50)
     write_missing(recording, 2.5, 51, rank=1, reason="option", by="-S")
-    recording.write_event(make_identity(0, 52), 3, events.HELLO)
+    recording.write_event(make_identity(0, 52), 3, events.Hello)
     session = open_ended(recording, 20)
     assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [
         "The probe was not loaded in 1 rank: it runs python -S, which does not load site modules."
@@ -217,9 +217,9 @@ def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: 
 
 def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
     write_missing(recording, 2, 50)
-    recording.write_event(make_identity(0, 50), 9, events.HELLO)
+    recording.write_event(make_identity(0, 50), 9, events.Hello)
     session = open_ended(recording, 20)
     assert len(describe_missing_probes(session, BEGIN_NS + 8 * S)) == 1
     assert describe_missing_probes(session, BEGIN_NS + 20 * S) == []

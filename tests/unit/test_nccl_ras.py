@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from zerotop.analysis.hangs.sentences import describe_collectives
-from zerotop.analysis.hangs.stacks import Launched, RankStacks, StackFrame, ThreadStack
+from zerotop.analysis.hangs.stacks import Launched, StackFrame, StackReport, ThreadStack
 from zerotop.analysis.hangs.standstill import group_ranks
 from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop_probe.outside.sampling.stuck.nccl_ras import parse_status, read_launched
@@ -82,7 +82,7 @@ def test_the_sentence_says_how_many_operations_were_launched() -> None:
     ranks = [RankProcess("node1", 100 + rank, rank) for rank in range(3)]
     thread = ThreadStack("", "sleep", (StackFrame("train.py", 40, "build", True),))
     counts = tuple(Launched("AllReduce", process.pid, 59 if process.rank == 1 else 60) for process in ranks)
-    stacks = {process: RankStacks(process, 1, 60, "between phases", (thread,)) for process in ranks}
+    stacks = {process: StackReport(process, 1, 60, "between phases", (thread,)) for process in ranks}
     stacks[ranks[1]] = replace(stacks[ranks[1]], is_running=False, launched=counts)
     said = describe_collectives(group_ranks(ranks, stacks, {}))
     assert said == "NCCL has launched 60 AllReduce operations on ranks 0 and 2, 59 AllReduce operations on rank 1."

@@ -39,7 +39,7 @@ def test_a_fix_for_the_next_run(recording: str, name: str, live: str, ended: str
 @pytest.mark.parametrize("name", recordings.list_recordings())
 def test_no_fix_of_an_ended_job_needs_a_live_process(name: str) -> None:
     session = recordings.open_recording(name)
-    if session.events_named(events.JOB_ENDED):
+    if session.events_of(events.JobEnded):
         assert [one.fix for one in RecordedRun(session, memory=False).findings if LIVE.search(one.fix)] == []
 
 
@@ -54,7 +54,7 @@ def find_fix(session: Session) -> str:
 
 def detach(event: dict[str, Any]) -> dict[str, Any]:
     """Make the end of the job that of its recording."""
-    return {**event, "event": events.DETACHED} if event.get("event") == events.JOB_ENDED else event
+    return {**event, "event": events.Detached.event_name} if event.get("event") == events.JobEnded.event_name else event
 
 
 def test_a_job_that_goes_on_after_its_recording_has_live_fixes() -> None:

@@ -13,6 +13,7 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_
 from zerotop_probe.inside.device.tensor_inventory import build_loop_inventory
 from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, _LoopParts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
+from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
 torch = pytest.importorskip("torch")
 
@@ -50,7 +51,7 @@ def measure(
     parts = _LoopParts([model], [optimizer], TrainingLibrary())
     (described,) = _FACT_READERS["optimizers"](parts)
     facts = {"kind": "loop", "dtype": "fp32", "device": "cpu", "optimizer": name, "optimizers": [described]}
-    setup = parse_setup(facts | {"parallelism": "", **_FACT_READERS["parameters"](parts)})
+    setup = parse_setup(EngineFacts(facts | {"parallelism": "", **_FACT_READERS["parameters"](parts)}))
     assert setup is not None
     for _ in range(2):
         for parameter in model.weights:
@@ -107,7 +108,7 @@ def test_nothing_is_expected_of_an_optimizer_without_a_formula(kind: Any) -> Non
     optimizer = kind([torch.nn.Parameter(torch.rand(3))], lr=0.1)
     described = _FACT_READERS["optimizers"](_LoopParts([], [optimizer], TrainingLibrary()))
     assert described[0]["tensors"] == [{"shape": [3], "dtype": "fp32", "count": 1, "state_bits": None}]
-    assert compute_state_bytes(described, 4) is None
+    assert compute_state_bytes([EngineOptimizer(one) for one in described], 4) is None
 
 
 # Bytes that bitsandbytes 0.50.2 and torchao 0.18.0 kept on a CPU for an embedding of 100 x 64, a layer of 100 x 64 with a
@@ -134,12 +135,17 @@ def describe_quantized(package: str, name: str, bits: int | None, **settings: An
 
 @pytest.mark.parametrize(("package", "name", "bits", "measured"), QUANTIZED)
 def test_quantized_state_beside_real_figures(package: str, name: str, bits: int | None, measured: int | None) -> None:
-    found = compute_state_bytes(describe_quantized(package, name, bits), 4)
+    found = compute_state_bytes([EngineOptimizer(one) for one in describe_quantized(package, name, bits)], 4)
     assert (found and found.moments + found.scalars + found.host_scalars) == measured
 
 
 def test_paged_state_is_not_in_the_allocator() -> None:
-    assert compute_state_bytes(describe_quantized("bitsandbytes", "PagedAdamW8bit", 8, is_paged=True), 4) is None
+    assert (
+        compute_state_bytes(
+            [EngineOptimizer(one) for one in describe_quantized("bitsandbytes", "PagedAdamW8bit", 8, is_paged=True)], 4
+        )
+        is None
+    )
 
 
 def test_layers_that_bitsandbytes_does_not_quantize() -> None:
@@ -167,7 +173,9 @@ def test_a_model_that_is_frozen_at_the_moment_is_updated_later() -> None:
 def test_step_counts_are_in_host_memory_unless_the_gpu_needs_them(settings: dict[str, Any], places: tuple[int, int]) -> None:
     kind = {"shape": [10], "dtype": "fp32", "count": 1, "state_bits": None}
     optimizer = {"class": "Adam", "package": "torch", "parameters": 10, "tensors": [kind], "settings": settings}
-    setup = parse_setup({"kind": "loop", "parameters": 10, "optimizer": "Adam", "optimizers": [optimizer], "dtype": "fp32"})
+    setup = parse_setup(
+        EngineFacts({"kind": "loop", "parameters": 10, "optimizer": "Adam", "optimizers": [optimizer], "dtype": "fp32"})
+    )
     assert setup is not None
     found = compute_expected(setup)
     assert (found.gpu["optimizer_state"], found.host["optimizer_state"]) == places
@@ -176,5 +184,5 @@ def test_step_counts_are_in_host_memory_unless_the_gpu_needs_them(settings: dict
 def test_factors_of_shards_are_not_known() -> None:
     kind = {"shape": [10, 10], "dtype": "fp32", "count": 1, "state_bits": None}
     optimizers = [{"class": "Adafactor", "package": "torch", "parameters": 100, "tensors": [kind], "settings": {}}]
-    assert compute_state_bytes(optimizers, 4) == StateBytes(80, 0, 4)
-    assert compute_state_bytes(optimizers, 4, is_sharded=True) is None
+    assert compute_state_bytes([EngineOptimizer(one) for one in optimizers], 4) == StateBytes(80, 0, 4)
+    assert compute_state_bytes([EngineOptimizer(one) for one in optimizers], 4, is_sharded=True) is None

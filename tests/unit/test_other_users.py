@@ -56,9 +56,9 @@ def plant_job(session: Path, process: Process) -> None:
     """Write events that name a process as the root of the job, its sampler and a rank."""
     writer = EventWriter(str(session), Identity.for_this_process("node")._replace(pid=process.pid, start=process.start))
     now = time.monotonic_ns()
-    writer.write(now, events.JOB_STARTED, pid=process.pid, start=process.start)
-    writer.write(now, events.RANK_FOUND, rank=0, pid=process.pid, start=process.start)
-    writer.write(now, events.REACHED, name="evil.example", joined=True)
+    writer.write(now, events.JobStarted, pid=process.pid, start=process.start)
+    writer.write(now, events.RankFound, rank=0, pid=process.pid, start=process.start)
+    writer.write(now, events.Reached, name="evil.example", joined=True)
     writer.close()
 
 

@@ -17,6 +17,7 @@ from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.allocator_settings import parse_settings
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import PHASE_CODE
 
 
@@ -206,7 +207,7 @@ def test_the_last_of_several() -> None:
 def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
     recording = record_two_steps(folder)
-    recording.write_event(make_identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
+    recording.write_event(make_identity(0), at_s, events.OutOfMemory, **(OOM | facts))
     return recording
 
 
@@ -218,7 +219,7 @@ def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
 
 def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
-    recording.write_event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+    recording.write_event(recording.node, at_s, events.JobEnded, **(usual_end | facts))
 
 
 def test_what_the_rank_recorded(tmp_path: Path) -> None:
@@ -261,9 +262,9 @@ def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
 
 def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
     recording = record_failure(tmp_path, 29.2)
-    recording.write_event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
+    recording.write_event(make_identity(0), 15, events.OutOfMemory, **(OOM | {"requested_bytes": 1}))
     assert require_post_mortem(recording, 29.5).survived is None
-    recording.write_event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    recording.write_event(recording.node, 29.6, events.RankGone, rank=0, pid=make_identity(0).pid)
     post_mortem = require_post_mortem(recording, 30)
     assert (post_mortem.survived, post_mortem.requested_bytes, post_mortem.failures) == (False, gib_to_bytes(30), 2)
 
@@ -280,7 +281,7 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
         make_span(5, 7.2, "eval", flags=tables.FAILED),
     ]
     recording.write_records(tables.SPANS, who, spans)
-    recording.write_event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
+    recording.write_event(who, 7, events.OutOfMemory, **(OOM | {"phase": "forward", "rows": 160}))
     post_mortem = require_post_mortem(recording, 8)
     assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.setting) == ("forward", "eval", "batch_size")
     assert [(s.phase, s.failed) for s in post_mortem.spans] == [("eval", True), ("forward", True)]
@@ -295,7 +296,7 @@ def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> No
     spans = [make_span(1, 2, "step", flags=tables.BOUNDARY), make_span(3, 4, "step", 1, flags=counted)]
     recording.write_records(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
     unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
-    recording.write_event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
+    recording.write_event(who, 5, events.OutOfMemory, **(OOM | unknown))
     post_mortem = require_post_mortem(recording, 8)
     assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.step) == ("forward", "forward", 2)
     assert "The forward requested 30.00 GiB" in post_mortem.cause
@@ -376,7 +377,7 @@ def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_engine(at=1.5, offload_optimizer="cpu")
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
-    recording.write_event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    recording.write_event(recording.node, 30.5, events.RankGone, rank=0, pid=make_identity(0).pid)
     post_mortem = require_post_mortem(recording, 31)
     assert (post_mortem.kind, post_mortem.source, post_mortem.rank, post_mortem.oom_kills, post_mortem.survived) == (
         "killed",
@@ -451,7 +452,7 @@ def make_case(**facts: Any) -> OomCase:
         "outer_phase": "backward",
         "torch": "2.8.0",
     }
-    return OomCase(**(usual_case | facts))
+    return OomCase(**(usual_case | facts | {"engine": EngineFacts(facts.get("engine", {}))}))
 
 
 ZERO2 = {"zero_stage": 2, "offload_optimizer": "none", "offload_parameters": "none", "micro_batch": 4}
@@ -584,7 +585,7 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
 def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
-    verdict = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
+    verdict = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=EngineFacts(engine), **facts))
     assert verdict.cause
     assert verdict.advice
     assert verdict.setting

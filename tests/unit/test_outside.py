@@ -89,7 +89,7 @@ class _Recorder(EventWriter):
         super().__init__(str(folder), Identity.for_this_process("node"))
         self.events: list[tuple[str, dict[str, Any]]] = []
 
-    def write(self, time_ns: int, event: str, **facts: Any) -> None:
+    def write(self, time_ns: int, event: type[events.Event], **facts: Any) -> None:
         self.events.append((event, facts))
 
 
@@ -104,7 +104,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
     assert recorder.events == []
     for now_s in (131.0, 150.0):
         watcher._report_late(now_s)
-    assert [(event, facts["rank"]) for event, facts in recorder.events] == [("rank_silent", 1)]
+    assert [(event, facts["rank"]) for event, facts in recorder.events] == [(events.RankSilent, 1)]
     recorder.close()
 
 
@@ -563,11 +563,11 @@ def test_facts_that_make_no_sense_hide_no_others(tmp_path: Path, line: str) -> N
     ours = Process.from_pid(os.getpid())
     assert ours is not None
     writer = EventWriter(str(tmp_path), Identity.for_this_process("node"))
-    writer.write(1, events.JOB_STARTED, pid=ours.pid, start=ours.start)
+    writer.write(1, events.JobStarted, pid=ours.pid, start=ours.start)
     (path,) = tmp_path.glob("events-*")
     with path.open("a") as file:
         file.write(line + "\n")
-    writer.write(9, events.RANK_FOUND, pid=ours.pid, start=ours.start)
+    writer.write(9, events.RankFound, pid=ours.pid, start=ours.start)
     torn = '{"zerotop": [1, 0], "writer": {"role": "node", "host": %s, "boot": %s}}\n'
     (tmp_path / "events-node-x-1.jsonl").write_text(
         torn % (json.dumps(clock.read_hostname()), json.dumps(clock.read_boot_id()))

@@ -42,10 +42,10 @@ def test_an_overview_equals_the_whole_recording(name: str) -> None:
     about = build_overview(quick_read.open_glimpse(recordings.find_packed_file(name)))
     rows = read_steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
-    engine = next(event.facts for event in whole.events if event.name == "engine")
+    engine = next(event.facts for event in whole.events if event.event_name == "engine")
     # A recording that was detached knows neither the end of the job nor its exit code.
     detached_s = (whole.last_written_ns - whole.begin_ns) / 1e9
-    ended = next((event.facts for event in whole.events if event.name == "job_ended"), {"seconds": detached_s})
+    ended = next((event.facts for event in whole.events if event.event_name == "job_ended"), {"seconds": detached_s})
     finished = RecordingSource(whole).view_at(None).progress.finished_steps
     assert (about.ranks, about.exit_code) == (engine["world_size"], ended.get("exit_code"))
     # Where a job was killed, one of its ranks may have finished a step more than the lowest.

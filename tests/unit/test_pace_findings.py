@@ -63,7 +63,7 @@ def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]
     write_table(folder, PROCESSES, node, *processes).close()
     clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
     writer = EventWriter(str(folder), node, clock=clock)
-    writer.write(0, events.NODE, cores=2)
+    writer.write(0, events.Node, cores=2)
     writer.close()
 
 

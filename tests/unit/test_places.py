@@ -22,6 +22,7 @@ from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Engine, JobEnded, Left, Node, RankGone
 from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -135,10 +136,10 @@ def test_a_hosts_memory_is_what_the_job_may_use(tmp_path: Path, limit: int, expe
 def test_gpus(tmp_path: Path) -> None:
     events = EventWriter(str(tmp_path), SAMPLER)
     seen = ((0, "GPU-aa", "H200"), (1, "GPU-bb", "B"))
-    events.write(0, "node", gpus=[{"index": index, "uuid": uuid, "name": name} for index, uuid, name in seen])
+    events.write(0, Node, gpus=[{"index": index, "uuid": uuid, "name": name} for index, uuid, name in seen])
     for rank, uuid in ((0, "bb"), (1, "bb"), (2, "aa")):
         ranks = EventWriter(str(tmp_path), make_identity(rank))
-        ranks.write(0, "engine", devices=[{"ordinal": 0, "uuid": uuid}])
+        ranks.write(0, Engine, devices=[{"ordinal": 0, "uuid": uuid}])
         ranks.close()
         write_facts(tmp_path, tables.BEGINS, make_identity(rank), {"at": 1, "phase": 3})
     for rank, sizes in ((0, (5, 9, 3)), (1, (20, 10, 10))):
@@ -180,8 +181,8 @@ def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
         sizes = {"allocated_bytes": 40, "allocated_peak_bytes": 50, "reserved_bytes": 45, "reserved_peak_bytes": 55}
         write_facts(tmp_path, tables.ALLOCATOR, make_identity(rank), {"at": 1, **sizes}, born=1)
     events = EventWriter(str(tmp_path), SAMPLER)
-    events.write(3 * S, "rank_gone", rank=0, pid=make_identity(0).pid)
-    events.write(5 * S, "job_ended", exit_code=0)
+    events.write(3 * S, RankGone, rank=0, pid=make_identity(0).pid)
+    events.write(5 * S, JobEnded, exit_code=0)
     events.close()
     seen = [view_at(tmp_path, second).gpus[0] for second in (2, 4, 6)]
     assert [(gpu.allocated_bytes, gpu.reserved_bytes) for gpu in seen] == [(80, 90), (40, 45), (None, None)]
@@ -200,7 +201,7 @@ def test_a_rank_without_its_probe_has_no_place_until_it_is_entered_again(tmp_pat
             tmp_path, tables.BEGINS, make_identity(0), {"at": born, "phase": PHASE_CODE["forward"], "step": born}, born=born
         )
     events = EventWriter(str(tmp_path), make_identity(0))
-    events.write(4 * S, "left", lost=0)
+    events.write(4 * S, Left, lost=0)
     events.close()
     seen = [view_at(tmp_path, second) for second in (3, 6, 9)]
     assert [(one.gpus[0].allocated_bytes, one.gpus[0].reserved_bytes) for one in seen] == [(40, 45), (None, None), (30, 35)]

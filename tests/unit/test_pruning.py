@@ -28,7 +28,7 @@ def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             own = Process.from_pid(os.getpid())
             assert own is not None
             writer = EventWriter(str(path), Identity.for_this_process("control"))
-            writer.write(time.monotonic_ns(), events.JOB_STARTED, pid=own.pid, start=own.start)
+            writer.write(time.monotonic_ns(), events.JobStarted, pid=own.pid, start=own.start)
             writer.close()
         for file in [*path.iterdir(), path]:
             os.utime(file, (time.time() - days * DAY_S,) * 2)

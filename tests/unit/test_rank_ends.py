@@ -124,12 +124,12 @@ def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
     recording = record_two_steps(folder)
     recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
     for rank in (0, 1):
-        recording.write_event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
-    recording.write_event(make_identity(0), 31, events.GOODBYE)
+        recording.write_event(make_identity(rank), 1.5, events.Hello, rank=rank, local_rank=rank)
+    recording.write_event(make_identity(0), 31, events.Goodbye)
     for rank, second in ((0, 31.1), (1, 31.2)):
-        recording.write_event(recording.node, second, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+        recording.write_event(recording.node, second, events.RankGone, rank=rank, pid=make_identity(rank).pid)
     recording.write_output(32, output)
-    recording.write_event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
+    recording.write_event(recording.node, 33, events.JobEnded, exit_code=exit_code, signal=None, text="The job failed.")
     return recording
 
 
@@ -157,8 +157,8 @@ def test_of_two_ranks_that_one_look_has_missed_the_one_that_got_least_far_ended_
     recording.write_records(tables.SPANS, make_identity(1), rows, born=1)
     recording.write_output(31, DEEPSPEED)
     for rank in (0, 1):
-        recording.write_event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
-        recording.write_event(recording.node, 31.2 + rank * 1e-5, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+        recording.write_event(make_identity(rank), 1.5, events.Hello, rank=rank, local_rank=rank)
+        recording.write_event(recording.node, 31.2 + rank * 1e-5, events.RankGone, rank=rank, pid=make_identity(rank).pid)
     (dead,) = _find_dead(recording, 40)
     assert dead.headline == f"Rank {first} was killed by signal 9 (SIGKILL) after 2 steps"
 

@@ -13,7 +13,7 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
 
-def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, str]) -> Session:
+def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, type[events.RankEvent]]) -> Session:
     """Two ranks whose steps end then, and (second, rank, event) of their processes."""
     recording = Recording(folder)
     recording.write_engine()
@@ -24,8 +24,8 @@ def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int,
         ]
         recording.write_records(tables.SPANS, make_identity(rank), spans)
         recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
-    for second, rank, name in changes:
-        recording.write_event(recording.node, second, name, rank=rank, pid=make_identity(rank).pid)
+    for second, rank, kind in changes:
+        recording.write_event(recording.node, second, kind, rank=rank, pid=make_identity(rank).pid)
     return recording.open_session()
 
 
@@ -35,15 +35,15 @@ def find_stopped(session: Session, cursor_ns: int | None = None) -> list[Annotat
 
 
 def test_a_stop_has_its_length(tmp_path: Path) -> None:
-    session = record_job(tmp_path, (1, 2, 7, 8), (2.5, 1, events.RANK_STOPPED), (6.5, 1, events.RANK_CONTINUED))
+    session = record_job(tmp_path, (1, 2, 7, 8), (2.5, 1, events.RankStopped), (6.5, 1, events.RankContinued))
     (finding,) = find_stopped(session)
     assert (finding.ranks, finding.step, finding.known_ns) == ((1,), 2, BEGIN_NS + int(6.5 * S))
     assert finding.headline == "A signal stopped rank 1 for 4.00 s"
 
 
 def test_ranks_that_stop_together_are_one_finding_and_do_not_hang(tmp_path: Path) -> None:
-    stops = [(2.5 + rank / 10, rank, events.RANK_STOPPED) for rank in (0, 1)]
-    goes_on = [(200 + rank / 10, rank, events.RANK_CONTINUED) for rank in (0, 1)]
+    stops = [(2.5 + rank / 10, rank, events.RankStopped) for rank in (0, 1)]
+    goes_on = [(200 + rank / 10, rank, events.RankContinued) for rank in (0, 1)]
     session = record_job(tmp_path, (1, 2, 201, 202), *stops, *goes_on)
     still, continued = find_stopped(session)
     assert still.known_ns == BEGIN_NS + int(12.5 * S)
@@ -54,7 +54,7 @@ def test_ranks_that_stop_together_are_one_finding_and_do_not_hang(tmp_path: Path
 
 
 def test_short_stops_and_dead_ranks_are_none(tmp_path: Path) -> None:
-    changes = [(1.2, 0, events.RANK_STOPPED), (1.9, 0, events.RANK_CONTINUED)]
-    changes += [(2.5, 1, events.RANK_STOPPED), (3, 1, events.RANK_GONE)]
+    changes = [(1.2, 0, events.RankStopped), (1.9, 0, events.RankContinued)]
+    changes += [(2.5, 1, events.RankStopped), (3, 1, events.RankGone)]
     session = record_job(tmp_path, (1, 2, 3, 20), *changes)
     assert find_stopped(session) == []

@@ -79,7 +79,7 @@ def test_growing(tmp_path: Path) -> None:
     events.write(4, "early")
     assert session.refresh()
     assert read_times(session) == [[1, 2], [7]]
-    assert [event.name for event in session.events] == ["early", "late"]
+    assert [event.event_name for event in session.events] == ["early", "late"]
     assert not session.refresh()
     source = session.sources["probe"][0]
     assert [source.count_until(source.offset_ns + time) for time in (0, 1, 2, 3)] == [0, 1, 2, 2]
@@ -262,7 +262,7 @@ def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     session = Session.open(folder)
     assert read_times(session) == [[1]]
     assert session.sources["probe"][0].array["new"].tolist() == [7]
-    assert [(event.name, event.facts) for event in session.events] == [("future", {"fact": [1]})]
+    assert [(event.event_name, event.facts) for event in session.events] == [("future", {"fact": [1]})]
     assert session.damaged_files == 0
     for each in (writer, other, events):
         each.close()
@@ -299,12 +299,12 @@ def test_torn_and_damaged_events(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"time_ns": 4, "event"')
     session = Session.open(folder)
-    assert [event.name for event in session.events] == ["one", "three"]
+    assert [event.event_name for event in session.events] == ["one", "three"]
     assert session.damaged_lines == 5
     with path.open("ab") as file:
         file.write(b': "four"}\n')
     assert session.refresh()
-    assert [event.name for event in session.events] == ["one", "three", "four"]
+    assert [event.event_name for event in session.events] == ["one", "three", "four"]
     events.close()
 
 

@@ -62,7 +62,7 @@ def test_what_only_speaks_of_it_is_no_sender() -> None:
 def find_cancelled(folder: Path, output: str) -> list[tuple[str, str]]:
     recording = record_two_steps(folder)
     recording.write_output(32, f"step 3\n{output}\n")
-    recording.write_event(recording.node, 33, events.JOB_ENDED, exit_code=1, signal=None, text="The job failed.")
+    recording.write_event(recording.node, 33, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
     found = find_annotations(recording.open_session(), BEGIN_NS + 40 * S)
     return [(one.headline, one.fix) for one in found if one.name == "job_cancelled"]
 

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from zerotop.analysis.annotations.support.annotation import FindingKind, Severity
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop_probe.recording.events import EngineFacts
 
 KIND = FindingKind(
     name="made_up",
@@ -27,7 +26,7 @@ KIND = FindingKind(
 class Subject:
     """Two ranks in step 7."""
 
-    engine: Mapping[str, Any] = MappingProxyType({})
+    engine = EngineFacts({})
 
     def ranks_at(self, known_ns: int) -> tuple[int, ...]:
         return (3, 4) if known_ns >= 10 else (3,)

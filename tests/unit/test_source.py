@@ -15,6 +15,7 @@ from small_recording import S, make_identity, make_span, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
+from zerotop_probe.recording.events import Engine, JobEnded, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter
 
@@ -55,11 +56,11 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
         assert len([*seen[-1].history.ranks.values()]) == len(seen[-1].history.ranks)
 
     look_at(base - 1)
-    events[0].write(int(base * S), "engine", model="tiny", world_size=2)
+    events[0].write(int(base * S), Engine, model="tiny", world_size=2)
     dead = write_table(folder, tables.SPANS, make_identity(2), make_span(base - 1, base, "init"))
     for step in range(5):
         if step == 3:
-            events[-1].write(int((base + 4 * step) * S), "rank_gone", rank=2, pid=make_identity(2).pid)
+            events[-1].write(int((base + 4 * step) * S), RankGone, rank=2, pid=make_identity(2).pid)
             look_at(base + 4 * step)
         for rank in (0, 1):
             at = base + 1 + 4 * step + rank
@@ -73,7 +74,7 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
             node.write(tick, 9 - step, 1, 1, 1, 0, 0, 1.0, math.nan, 3, 1, 100 + rank, rank)
             hosts.write(tick, 100, 50 - step, 0, -1, -1, 1.0, 1.0, 4, 0)
             look_at(at + 0.75)
-    events[-1].write(int((base + 30) * S), "job_ended", exit_code=0, text="Done.")
+    events[-1].write(int((base + 30) * S), JobEnded, exit_code=0, text="Done.")
     look_at(base + 30)
     writers: list[Any] = [*spans.values(), *begins.values(), dead, node, hosts, *events.values()]
     for writer in writers:

@@ -21,6 +21,7 @@ from zerotop.analysis.code_line import find_own
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import SampledFrame, SampledStack
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
 LOOP = ("train.py", 120, "main", True)
@@ -432,8 +433,8 @@ OPTIMIZER = ("torch/optim/optimizer.py", 533, "Optimizer.profile_hook_step.<loca
     ],
 )
 def test_hooks_that_pytorch_calls_are_known(frames: list[Any], is_hook: bool) -> None:
-    named = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames]
-    found = find_own(named, {"frames": list(range(len(frames))), "call": "std"})
+    named = [SampledFrame(dict(zip(("file", "line", "function", "own"), frame, strict=True))) for frame in frames]
+    found = find_own(named, SampledStack({"frames": list(range(len(frames))), "call": "std"}))
     assert found is not None
     assert found.is_hook == is_hook
 

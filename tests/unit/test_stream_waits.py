@@ -11,7 +11,7 @@ import pytest
 from declared_events import check_event
 from fake_streams import COMPUTING, MS, FakeCuda, FakeEvent
 from zerotop_probe.inside.device import stream_waits
-from zerotop_probe.inside.device.stream_waits import StreamWaits
+from zerotop_probe.inside.device.stream_waits import StreamWaitCounter
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.recording import events
 
@@ -32,12 +32,12 @@ class Rank:
         monkeypatch.setattr(stream_waits, "now", lambda: self.time_ns)
         distributed = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: ranks)
         monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-        self.waits = StreamWaits(self.cuda, 1, self.write, self.meter)
+        self.waits = StreamWaitCounter(self.cuda, 1, self.write, self.meter)
         self.step = 0
 
-    def write(self, time_ns: int, event: str, **facts: Any) -> None:
+    def write(self, time_ns: int, event: type[events.Event], **facts: Any) -> None:
         check_event({"time_ns": time_ns, "event": event, **facts})
-        assert event == events.STREAM_WAITS
+        assert event == events.StreamWaits
         self.written.append(facts)
 
     def train(self, steps: int, *, waits_ns: tuple[int, ...] = (3 * MS, 5 * MS), seconds: float = 1.0) -> list[int]:

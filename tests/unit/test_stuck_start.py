@@ -40,17 +40,17 @@ def write_start(
     recording = Recording(folder)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
     for rank, pid in enumerate(pids):
-        recording.write_event(recording.node, 0, events.RANK_FOUND, rank=rank, pid=pid)
+        recording.write_event(recording.node, 0, events.RankFound, rank=rank, pid=pid)
     for second in read_s:
         for rank, stand in enumerate(stands):
             facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks", "collectives")}
             recording.write_event(
-                recording.node, second, events.RANK_STACKS, rank=rank, pid=pids[rank], idle_s=second, **facts
+                recording.node, second, events.RankStacks, rank=rank, pid=pids[rank], idle_s=second, **facts
             )
     if gone_s:
         for rank, pid in enumerate(pids):
-            recording.write_event(recording.node, gone_s, events.RANK_GONE, rank=rank, pid=pid)
-        recording.write_event(recording.node, gone_s + 1, events.JOB_ENDED, exit_code=1)
+            recording.write_event(recording.node, gone_s, events.RankGone, rank=rank, pid=pid)
+        recording.write_event(recording.node, gone_s + 1, events.JobEnded, exit_code=1)
     rows = [
         make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=stand.cores_used, waiting_cores=0.0)
         for second in range(60)
@@ -181,7 +181,7 @@ def test_a_rank_that_sleeps_between_its_steps_is_not_idle() -> None:
 
 def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_event(make_identity(-1, 999), 0, events.ATTACHED, pid=9)
+    recording.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)
     recording.open_session()
     session = write_start(tmp_path, [ARRIVED, ASLEEP], (4, 7))
     (finding,) = find_annotations(session, second_to_unix_ns(20))

@@ -7,6 +7,7 @@ from pathlib import Path
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.reports.headline import summarize_session
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Engine, JobEnded, Node
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter
 
@@ -17,11 +18,11 @@ def test_what_was_measured(tmp_path: Path) -> None:
     events = EventWriter(str(tmp_path), make_identity(0))
     batch = {"micro_batch": 4, "gradient_accumulation": 1, "world_size": 2}
     engine = {"model": "tiny", "parameters": 3_400_000, "zero_stage": 2, "offload_optimizer": "cpu", "dtype": "bf16"}
-    events.write(0, "engine", **engine, **batch)
+    events.write(0, Engine, **engine, **batch)
     events.close()
     node = EventWriter(str(tmp_path), make_identity(-1))
-    node.write(0, "node", gpus=[{"index": 0, "name": "H200", "uuid": "GPU-aa"}], gpu_notice="A notice.")
-    node.write(31 * S, "job_ended", exit_code=0, text="The job ended well.")
+    node.write(0, Node, gpus=[{"index": 0, "name": "H200", "uuid": "GPU-aa"}], gpu_notice="A notice.")
+    node.write(31 * S, JobEnded, exit_code=0, text="The job ended well.")
     node.close()
     for rank in (0, 1):
         spans = [

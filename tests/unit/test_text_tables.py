@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from zerotop.analysis.engine import Engine, add_stages, parse_engine
+from zerotop.analysis.engine import EngineSummary, add_stages, parse_engine
 from zerotop.analysis.formatting import GIB, KIB, MIB, format_bytes, format_gib
 from zerotop.analysis.text_tables import align_columns, format_tsv
+from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
 
 def test_columns_are_aligned_without_trailing_spaces() -> None:
@@ -51,10 +52,10 @@ def test_pipeline_texts() -> None:
         "world_size": 4,
     }
     facts |= {"pipeline": {"stage": 1, **stage}, "model": "Net"}
-    whole = add_stages([{"stage": 0, **stage}, {"stage": 1, **stage}, {"stage": 0, **stage}])
+    whole = add_stages([PipelineStage({"stage": number, **stage}) for number in (0, 1, 0)])
     assert whole == {"parameters": 2_000_000, "trainable_parameters": 1_800_000}
-    assert add_stages([{"stage": 0, **stage}, None]) == {}  # the other stage has not reported yet
-    engine = Engine(**parse_engine(facts | whole))
+    assert add_stages([PipelineStage({"stage": 0, **stage}), None]) == {}  # the other stage has not reported yet
+    engine = EngineSummary(**parse_engine(EngineFacts(facts | whole)))
     assert engine.describe_engine() == (
         "Net, 2.0 M parameters (1.8 M trained), 2 stages, ZeRO-1, "
         "batch 4 x 4 x 2 (micro-batch x accumulation x data-parallel groups)"
@@ -62,10 +63,13 @@ def test_pipeline_texts() -> None:
 
 
 def test_an_engine_is_described_by_what_is_known_of_it() -> None:
-    assert Engine().describe_engine() == "no training was recorded"
+    assert EngineSummary().describe_engine() == "no training was recorded"
     facts = {"model": "Tiny", "zero_stage": 3, "offload_parameters": "nvme", "dtype": "fp16", "world_size": 8}
-    assert Engine(**parse_engine(facts)).describe_engine() == "Tiny, ZeRO-3, parameters on NVMe, fp16, 8 ranks"
+    assert (
+        EngineSummary(**parse_engine(EngineFacts(facts))).describe_engine()
+        == "Tiny, ZeRO-3, parameters on NVMe, fp16, 8 ranks"
+    )
     facts |= {"parameters": 8_030_000_000, "micro_batch": 2, "gradient_accumulation": 4}
-    assert Engine(**parse_engine(facts)).describe_engine() == (
+    assert EngineSummary(**parse_engine(EngineFacts(facts))).describe_engine() == (
         "Tiny, 8,030.0 M parameters, ZeRO-3, parameters on NVMe, fp16, batch 2 x 4 x 8 (micro-batch x accumulation x ranks)"
     )

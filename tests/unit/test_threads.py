@@ -20,6 +20,7 @@ from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Affinity, Event, Node
 from zerotop_probe.recording.writer import EventWriter
 
 SAMPLER = make_identity(-1)
@@ -52,7 +53,7 @@ def read_threads(session: Session, at: float, pieces: int = 1, table: ThreadTabl
     return (table or ThreadTable(session)).threads_at(rank, cursor, CELLS, pieces * PIECE_NS)
 
 
-def write_event(folder: Path, at: float, event: str, **facts: Any) -> None:
+def write_event(folder: Path, at: float, event: type[Event], **facts: Any) -> None:
     writer = EventWriter(str(folder), SAMPLER)
     writer.write(int(at * S), event, **facts)
     writer.close()
@@ -131,10 +132,10 @@ def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
 
 
 def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
-    write_event(tmp_path, 0.1, "node", numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
+    write_event(tmp_path, 0.1, Node, numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
     writer = EventWriter(str(tmp_path), make_identity(-1, pid=7))
-    writer.write(int(0.2 * S), "affinity", pid=100, cpus="0-7", threads={"102": "5"})
-    writer.write(int(4.0 * S), "affinity", pid=100, cpus="0-3", threads={"101": "0-7"})
+    writer.write(int(0.2 * S), Affinity, pid=100, cpus="0-7", threads={"102": "5"})
+    writer.write(int(4.0 * S), Affinity, pid=100, cpus="0-3", threads={"101": "0-7"})
     rows = [make_thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
     session = record_threads(tmp_path, *rows)
     (group,) = read_threads(session, 9.6).groups
@@ -186,7 +187,7 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
 def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
     for rank, cpus in enumerate(("0-7", "8-15", "15,16")):
         writer = EventWriter(str(tmp_path), make_identity(-1, pid=50 + rank))
-        writer.write(0, "affinity", pid=100 + rank, cpus=cpus, threads={})
+        writer.write(0, Affinity, pid=100 + rank, cpus=cpus, threads={})
         writer.close()
     affinities, now = Affinities(record_threads(tmp_path)), BEGIN_NS + S
     three = make_ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))

@@ -121,7 +121,7 @@ def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> 
     session = open_recording("z2-offload")
     (source,) = session.sources["allocator"]
     window = replace(window, first=2400) if window.column_ns == 20 * MS else window
-    goodbye = next(event.unix_ns for event in session.events if event.name in ("goodbye", "rank_gone", "job_ended"))
+    goodbye = next(event.unix_ns for event in session.events if event.event_name in ("goodbye", "rank_gone", "job_ended"))
     times = [int(time_ns) + source.offset_ns for time_ns in source.array["time_ns"]]
     ends = [*times[1:], goodbye]
     for name, column in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):

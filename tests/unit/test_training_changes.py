@@ -131,7 +131,7 @@ def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None
     assert read_at(recording.open_session(), 25.6).allocated_bytes < 50 * GIB
     tensors: dict[str, float] = {"parameters": 2, "master_weights": 4, "gradients": 2}
     recording.write_inventory(25.4, "out_of_memory", tensors, unclaimed=42, step=1)
-    recording.write_event(make_identity(0), 25.5, events.OUT_OF_MEMORY, **OOM)
+    recording.write_event(make_identity(0), 25.5, events.OutOfMemory, **OOM)
     ledger = read_at(recording.open_session(), 25.6)
     assert ledger.allocated_bytes == 50 * GIB
     assert ledger.sum_bytes("gradients") == 2 * GIB
@@ -177,7 +177,7 @@ CHANGES = [
 
 def write_change(recording: Recording, at: float, *changes: dict[str, Any]) -> Session:
     facts = {"step": 5, "last_step": 2, "begin_ns": int((at - 3) * S), "changes": list(changes)}
-    recording.write_event(make_identity(0), at, events.TRAINING_CHANGED, **facts)
+    recording.write_event(make_identity(0), at, events.TrainingChanged, **facts)
     return recording.open_session()
 
 
@@ -185,13 +185,13 @@ def write_change(recording: Recording, at: float, *changes: dict[str, Any]) -> S
 def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, tmp_path: Path) -> None:
     line = {"file": "train.py", "line": 82, "function": "main"}
     session = write_change(Recording(tmp_path), 20, {"name": name, "before": before, "after": after, **line})
-    found = list_changes(session.events_named(events.TRAINING_CHANGED, session.end_ns), BEGIN_NS)
+    found = list_changes(session.events_of(events.TrainingChanged, session.end_ns), BEGIN_NS)
     assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
 
 
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
     session = write_change(Recording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
-    found = list(list_changes(session.events_named(events.TRAINING_CHANGED, session.end_ns), BEGIN_NS))
+    found = list(list_changes(session.events_of(events.TrainingChanged, session.end_ns), BEGIN_NS))
     at = [BEGIN_NS + second * S for second in (5, 10, 18, 19, 30)]
     assert choose_changes(found, at[0], at[1], at[4]) == []
     assert choose_changes(found, at[2], at[3], at[3]) == [], "not known yet"
@@ -254,7 +254,7 @@ def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> N
     recording = record_pace(tmp_path, 0.1, 0.1, gpu_use=90)
     for number in (1, replays) if replays else ():
         facts = {"begin_ns": int(17 * S), "replays": number, "file": "train.py", "line": 40, "function": "main"}
-        recording.write_event(make_identity(0), 17 if number == 1 else 22, events.GRAPH_REPLAYS, **facts)
+        recording.write_event(make_identity(0), 17 if number == 1 else 22, events.GraphReplays, **facts)
     (finding,) = find_named(recording.open_session(), "steps_unseen")
     assert finding.step == 59
     if replays:

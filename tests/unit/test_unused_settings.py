@@ -12,6 +12,7 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.deepspeed_keys import KEYS, find_unused_settings
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.demo import find_config
+from zerotop_probe.recording.events import Engine
 
 CPU = {"device": "cpu", "pin_memory": True}
 STAGE_2 = {"stage": 2, "overlap_comm": True}
@@ -134,7 +135,7 @@ def test_a_recording_has_the_finding_at_its_start() -> None:
         }
 
     session = recordings.rewrite_events("z2", misplace)
-    engine_ns = session.events_named("engine")[0].unix_ns
+    engine_ns = session.events_of(Engine)[0].unix_ns
     (finding,) = [one for one in find_annotations(session, engine_ns) if one.name == "unused_settings"]
     assert finding.known_ns == finding.begin_ns == engine_ns
     assert finding.headline == "offload_optimizer and 1 other setting have no effect"

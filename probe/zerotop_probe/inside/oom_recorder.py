@@ -65,7 +65,7 @@ class OomRecorder:
             self._count_guard.run_once(self._watch.count_at_failure, step or 0)
         recorder.write_event(
             now(),
-            events.OUT_OF_MEMORY,
+            events.OutOfMemory,
             device=device,
             requested_bytes=requested,
             limit_bytes=limit,

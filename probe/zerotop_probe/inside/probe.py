@@ -20,9 +20,9 @@ from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.device.peak_counters import PeakCounters
-from zerotop_probe.inside.device.stream_waits import StreamWaits
+from zerotop_probe.inside.device.stream_waits import StreamWaitCounter
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
@@ -116,7 +116,7 @@ class Probe:
             self._watches_exit = True
             watch_quick_exit(self._on_exit)
         code = {"native": native.counted_steps is not None}
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
+        recorder.write_event(time_ns, events.Hello, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
 
     def _wants_stacks(self) -> bool:
@@ -174,10 +174,10 @@ class Probe:
         clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter, torch._C)
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
-        microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
+        microscope = StepMicroscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
         can_find = kind == NATIVE and microscope.history.can_ask and self._wants_stacks()
         finder = LineFinder(device, memory, microscope.history, write_event, self.meter) if can_find else None
-        waits = StreamWaits(torch.cuda, device, write_event, self.meter)
+        waits = StreamWaitCounter(torch.cuda, device, write_event, self.meter)
         self.recorder.device = RankDevice(allocator, clock, microscope, finder, waits)
         self.recorder.is_quick = False
         self.counting.stop()
@@ -205,7 +205,7 @@ class Probe:
             self.recorder.stack.clear()
             self.counting.stop()
             self.recorder.last_forward = None
-            self.recorder.write_event(now(), events.PROBE_ERROR, where=where, error=_format_error(error))
+            self.recorder.write_event(now(), events.ProbeError, where=where, error=_format_error(error))
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
@@ -231,7 +231,7 @@ class Probe:
         recorder.write_spans()
         recorder.counted.read_peak(now())
         recorder.write_cost(now())
-        recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
+        recorder.write_event(now(), events.Goodbye, lost=recorder.lost_records, step=recorder.last_step)
         recorder.files.finish()
 
     @property
@@ -259,8 +259,8 @@ class Probe:
         recorder.counted.read_peak(now())
         recorder.write_cost(now())
         for error in errors:
-            recorder.write_event(now(), events.PROBE_ERROR, where="leaving", error=_format_error(error))
-        recorder.write_event(now(), events.LEFT, lost=recorder.lost_records, step=recorder.last_step)
+            recorder.write_event(now(), events.ProbeError, where="leaving", error=_format_error(error))
+        recorder.write_event(now(), events.Left, lost=recorder.lost_records, step=recorder.last_step)
         recorder.close()
 
     def _reset_child(self) -> None:

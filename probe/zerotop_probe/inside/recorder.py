@@ -16,6 +16,7 @@ from zerotop_probe.inside.interpreter.cost_records import CostRecords
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.events import Event
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
@@ -293,5 +294,5 @@ class Recorder:
             self.device.close()
         self.files.close()
 
-    def write_event(self, time_ns: int, event: str, **facts: Any) -> None:
+    def write_event(self, time_ns: int, event: type[Event], **facts: Any) -> None:
         self.files.events.write(time_ns, event, **facts)

@@ -40,7 +40,7 @@ class SpanLosses:
         self.count = lost
         if self._events_left and not self._is_losing:
             self._events_left -= 1
-            self._write_event(time_ns, events.RECORDS_LOST, step=step, why=self._writer.last_error)
+            self._write_event(time_ns, events.RecordsLost, step=step, why=self._writer.last_error)
         self._is_losing = True
 
     def stop_reporting(self) -> None:

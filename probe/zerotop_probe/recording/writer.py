@@ -10,37 +10,16 @@ import contextlib
 import errno
 import json
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from zerotop_probe.recording import clock, disk, segments
+from zerotop_probe.recording.event_base import Event
+from zerotop_probe.recording.identity import Identity as Identity
 from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.tables import FOLDED_TABLES, FORMAT_MAJOR, FORMAT_MINOR, Table
 
 # Twice what the events of a rank usually take.
 _ROOM_FOR_EVENTS = 1 << 14
-
-
-class Identity(NamedTuple):
-    """The writer of a file. ``role``: "rank" (a training process), "node" (a sampler) or "control" (a zerotop command)."""
-
-    role: str
-    rank: int
-    host: str
-    pid: int
-    start: int
-    boot: str
-
-    @classmethod
-    def for_this_process(cls, role: str, rank: int = -1) -> Identity:
-        """Return the identity of the calling process; ``rank`` only for role "rank"."""
-        pid = os.getpid()
-        return cls(role, rank, clock.read_hostname(), pid, clock.read_process_start(pid), clock.read_boot_id())
-
-    @property
-    def file_stem(self) -> str:
-        """The part of a file name that identifies the writer, for example ``rank3-node1-4711``."""
-        role = f"rank{self.rank}" if self.role == "rank" else self.role
-        return f"{role}-{self.host}-{self.pid}"
 
 
 def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
@@ -159,9 +138,10 @@ class RecordWriter:
                 os.close(descriptor)
 
 
-def format_event(time_ns: int, event: str, facts: dict[str, Any]) -> bytes:
+def format_event(time_ns: int, event: type[Event] | str, facts: dict[str, Any]) -> bytes:
     """Return the line of an event. Raise TypeError or ValueError if a fact cannot be written as JSON."""
-    return json.dumps({"time_ns": time_ns, "event": event, **facts}, default=str).encode() + b"\n"
+    name = event if isinstance(event, str) else event.event_name
+    return json.dumps({"time_ns": time_ns, "event": name, **facts}, default=str).encode() + b"\n"
 
 
 def reserve_events(descriptor: int | None) -> None:
@@ -188,7 +168,7 @@ class EventWriter:
         """Return the file's descriptor; None if it could not be created or is closed."""
         return self._descriptor
 
-    def write(self, time_ns: int, event: str, **facts: Any) -> None:
+    def write(self, time_ns: int, event: type[Event] | str, **facts: Any) -> None:
         """Append an event of :mod:`~zerotop_probe.recording.events` that happened at ``time_ns`` (CLOCK_MONOTONIC)."""
         try:
             self._append_line(format_event(time_ns, event, facts))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
+
+from zerotop_probe.recording.events import CodePlace, SampledFrame, SampledStack
 
 # A comprehension, a generator expression or a lambda at the end of a function's name.
 _EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
@@ -64,34 +66,42 @@ class OwnFrame(NamedTuple):
     is_hook: bool = False  # whether PyTorch called it beside what the model, loss and optimizer compute
 
 
+def read_line(place: CodePlace) -> CodeLine | None:
+    """Return the line that an event names; None if it is unknown or no text to show."""
+    file, line, function = place.file, place.line, place.function or "<module>"
+    if not file or not line or not (file.isprintable() and function.isprintable()):
+        return None
+    return CodeLine(file, line, function, ())
+
+
 # Files of PyTorch that call hooks, and the functions of own classes that they call for the computing itself.
 _HOOK_CALLERS = ("torch/nn/modules/module.py", "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
 _COMPUTING = ("forward", "backward", "step")
 
 
-def find_own(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
+def find_own(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
     """Return the innermost own frame of a stack of an event; None without one."""
-    callees = [stack["call"]] if stack.get("call") else []
-    numbers = stack["frames"]
+    callees = [stack.call] if stack.call else []
+    numbers = stack.frames
     for depth, number in enumerate(numbers):
         if not 0 <= number < len(frames):
             return None
         frame = frames[number]
-        if frame.get("own"):
+        if frame.own:
             is_hook = _is_hook([frames[one] for one in numbers[depth:] if 0 <= one < len(frames)])
-            own = OwnFrame(frame["file"], frame["line"], frame["function"], tuple(callees), is_hook)
+            own = OwnFrame(frame.file, frame.line, frame.function, tuple(callees), is_hook)
             is_clean = all(name.isprintable() for name in (own.file, own.function, *callees))
             return own if is_clean else None
-        callees.insert(0, name_function(frame["file"], frame["function"]))
+        callees.insert(0, name_function(frame.file, frame.function))
     return None
 
 
-def _is_hook(frames: Sequence[Mapping[str, Any]]) -> bool:
+def _is_hook(frames: Sequence[SampledFrame]) -> bool:
     """Whether PyTorch called the outermost of the own frames that these begin with as a hook."""
     for inner, outer in pairwise(frames):
-        if not outer.get("own"):
-            is_computing = inner["function"].rpartition(".")[2] in _COMPUTING
-            return outer["file"] in _HOOK_CALLERS and not is_computing
+        if not outer.own:
+            is_computing = inner.function.rpartition(".")[2] in _COMPUTING
+            return outer.file in _HOOK_CALLERS and not is_computing
     return False
 
 

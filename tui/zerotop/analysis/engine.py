@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording import events
+from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
 # How many of the last steps are searched for steps with phases.
 _MOST_SEARCHED = 64
@@ -34,7 +35,7 @@ LOOP, TRAINER = "loop", "Trainer"  # a kind, and a library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineSummary:
     """A DeepSpeed engine, or a loop without one. None and "": not recorded, or nothing trains yet."""
 
     kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
@@ -152,36 +153,40 @@ class Engine:
         return f"{self.parameters / 1e6:,.1f} M parameters{some}"
 
 
-def read_first_engine(session: Session, cursor_ns: int | None = None) -> Mapping[str, Any]:
+def read_first_engine(session: Session, cursor_ns: int | None = None) -> EngineFacts:
     """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
-    engines = [event for event in session.events_named(events.ENGINE, cursor_ns) if not event.facts.get("engine")]
-    first = min(reversed(engines), key=lambda event: event.rank, default=None)
+    engines = [event for event in session.events_of(events.Engine, cursor_ns) if not event.engine]
+    first = min(reversed(engines), key=lambda event: event.writer.rank, default=None)
     if first is None:
-        return {}
-    facts = add_library(first.facts, session.events_named(events.TOTAL_STEPS, cursor_ns))
-    return facts | add_stages(event.facts.get("pipeline") for event in engines)
+        return EngineFacts({})
+    engine = add_library(first, session.events_of(events.TotalSteps, cursor_ns))
+    return EngineFacts(engine.facts | add_stages(event.pipeline for event in engines))
 
 
-def add_stages(pipelines: Iterable[Mapping[str, int] | None]) -> dict[str, int]:
+def add_stages(pipelines: Iterable[PipelineStage | None]) -> dict[str, int | None]:
     """Return the parameters of a whole pipeline from the facts of its ranks; empty unless those of each stage are known."""
-    by_stage = {stage["stage"]: stage for stage in pipelines if stage}
-    if not by_stage or len(by_stage) != next(iter(by_stage.values()))["stages"]:
+    by_stage = {one.stage: one for one in pipelines if one}
+    if not by_stage or len(by_stage) != next(iter(by_stage.values())).stages:
         return {}
-    return {name: sum(stage[name] for stage in by_stage.values()) for name in ("parameters", "trainable_parameters")}
+    return {
+        "parameters": sum(one.parameters or 0 for one in by_stage.values()),
+        "trainable_parameters": sum(one.trainable_parameters or 0 for one in by_stage.values()),
+    }
 
 
-def add_library(engine: Mapping[str, Any], total_steps: Iterable[Event]) -> dict[str, Any]:
-    """Return the facts of a DeepSpeed engine with the library that runs it, which its events of planned steps name."""
-    is_trainer = any(event.facts.get("source") == "trainer" for event in total_steps)
-    return {"library": TRAINER, **engine} if engine and is_trainer else dict(engine)
+def add_library(engine: EngineFacts | None, total_steps: Iterable[events.TotalSteps]) -> EngineFacts:
+    """Return an engine's facts with the library that runs it, which DeepSpeed's events of planned steps name."""
+    is_trainer = any(event.source == "trainer" for event in total_steps)
+    facts = engine.facts if engine is not None else {}
+    return EngineFacts({"library": TRAINER, **facts} if facts and is_trainer else facts)
 
 
-def keep_latest(engines: Iterable[Event]) -> list[Event]:
+def keep_latest(engines: Iterable[events.Engine]) -> list[events.Engine]:
     """Return the last event of each number: a DeepSpeed engine takes over the number of a loop before it."""
-    return list({event.facts.get("engine") or 0: event for event in engines}.values())
+    return list({event.engine or 0: event for event in engines}.values())
 
 
-def find_takeovers(engines: Iterable[Event]) -> dict[int, int]:
+def find_takeovers(engines: Iterable[events.Engine]) -> dict[int, int]:
     """Return when a DeepSpeed engine took over the number of a loop (unix nanoseconds), by number.
 
     ``engines``: the ``engine`` events of one process, in order. Inventories before that time are the loop's, and outdated.
@@ -189,8 +194,8 @@ def find_takeovers(engines: Iterable[Event]) -> dict[int, int]:
     loops: set[int] = set()
     takeovers: dict[int, int] = {}
     for event in engines:
-        number = event.facts.get("engine") or 0
-        if event.facts.get("kind") == LOOP:
+        number = event.engine or 0
+        if event.kind == LOOP:
             loops.add(number)
         elif number in loops:
             takeovers[number] = event.unix_ns
@@ -198,25 +203,25 @@ def find_takeovers(engines: Iterable[Event]) -> dict[int, int]:
     return takeovers
 
 
-def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an :class:`Engine` from the facts of an ``engine`` event."""
-    texts = {name: facts.get(name) or default for name, default in _TEXTS.items()}
-    numbers = {name: facts.get(name) for name in _NUMBERS}
-    computes_in = (facts.get("sharding") or {}).get("dtype") or ""
-    ranks, stages = facts.get("world_size"), (facts.get("pipeline") or {}).get("stages")
-    counts = {"ranks": ranks, "replicas": find_replicas(facts), "stages": stages}
+def parse_engine(engine: EngineFacts) -> dict[str, Any]:
+    """Return the fields of an :class:`EngineSummary` from the facts of an ``engine`` event."""
+    texts = {name: getattr(engine, name) or default for name, default in _TEXTS.items()}
+    numbers = {name: getattr(engine, name) for name in _NUMBERS}
+    computes_in = (engine.sharding.dtype if engine.sharding is not None else None) or ""
+    stages = engine.pipeline.stages if engine.pipeline is not None else None
+    counts = {"ranks": engine.world_size, "replicas": find_replicas(engine), "stages": stages}
     return {**texts, **numbers, **counts, "computes_in": computes_in}
 
 
-def find_replicas(facts: Mapping[str, Any]) -> int | None:
+def find_replicas(engine: EngineFacts) -> int | None:
     """Return how many micro-batches the ranks of a job train on at once: fewer than ranks if several share one."""
-    rows, whole = (facts.get("micro_batch") or 0) * (facts.get("gradient_accumulation") or 0), facts.get("train_batch") or 0
-    if facts.get("kind") != LOOP and rows and whole and not whole % rows:
-        return int(whole // rows)
-    return facts.get("world_size")
+    rows, whole = (engine.micro_batch or 0) * (engine.gradient_accumulation or 0), engine.train_batch or 0
+    if engine.kind != LOOP and rows and whole and not whole % rows:
+        return whole // rows
+    return engine.world_size
 
 
-def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
+def measure_batch(engine: EngineFacts, steps: NDArray[Any]) -> dict[str, Any]:
     """Return micro-batch and accumulation of a loop that states neither, as in most of its last steps (STEP_DTYPE).
 
     The last batch of an epoch may be smaller. If several sizes are equally frequent, the largest counts. Empty if a library
@@ -225,15 +230,15 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
     """
     known = steps[-_MOST_SEARCHED:]
     known = known[known["micro_steps"] > 0]
-    if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(known):
+    if engine.kind != LOOP or len(engine.optimizers or ()) != 1 or not len(known):
         return {}
     known = known[_begins_with_forwards(known) :]
     pairs, frequencies = np.unique(np.stack([known["rows"], known["micro_steps"]]), axis=1, return_counts=True)
     rows, count = (int(number) for number in pairs[:, np.flatnonzero(frequencies == frequencies.max())[-1]])
     measured: dict[str, int] = {}
-    if engine.get("gradient_accumulation") is None and count > 0:
+    if engine.gradient_accumulation is None and count > 0:
         measured["gradient_accumulation"] = count
-    if engine.get("micro_batch") is None and count > 0 and rows > 0 and not rows % count:
+    if engine.micro_batch is None and count > 0 and rows > 0 and not rows % count:
         measured["micro_batch"] = rows // count
     return measured
 

@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.engine import Engine
+from zerotop.analysis.engine import EngineSummary
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.prices import HourlyPrice
 
@@ -36,7 +36,7 @@ class JobState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Engine):
+class Job(EngineSummary):
     """The job, and the first engine or loop that trains in it."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from zerotop.analysis.engine import LOOP, TRAINER
+from zerotop_probe.recording.events import EngineFacts
 
 _EVALUATE_WITHOUT = (
     "Evaluate under torch.no_grad(), and move outputs to the host at once: then they do not accumulate on the GPU."
@@ -61,25 +61,25 @@ _DEEPSPEED_TERMS = {
 _NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'
 
 
-def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
+def read_terms(engine: EngineFacts) -> dict[str, str]:
     """Return the terms for the script of an ``engine`` event; if it is empty, those of a hand-written DeepSpeed loop."""
-    is_loop, by_hand = engine.get("kind") == LOOP, engine.get("library") != TRAINER
+    is_loop, by_hand = engine.kind == LOOP, engine.library != TRAINER
     terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}
     return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms)
 
 
-def set_accumulation(engine: Mapping[str, Any], micro_steps: int) -> str:
+def set_accumulation(engine: EngineFacts, micro_steps: int) -> str:
     """Return the line with which the script of an ``engine`` event makes so many micro-steps in a step."""
-    if engine.get("library") == TRAINER:
+    if engine.library == TRAINER:
         return f"gradient_accumulation_steps={micro_steps}"
-    if engine.get("kind") == LOOP:
+    if engine.kind == LOOP:
         return f"if (micro_step + 1) % {micro_steps} == 0: optimizer.step()"
     return f'"gradient_accumulation_steps": {micro_steps}'
 
 
-def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> dict[str, str]:
-    rows, twice = engine.get("micro_batch"), 2 * (engine.get("gradient_accumulation") or 1)
+def _name_batch(engine: EngineFacts, *, is_loop: bool, by_hand: bool) -> dict[str, str]:
+    rows, twice = engine.micro_batch, 2 * (engine.gradient_accumulation or 1)
     if not by_hand:
         name, assign = "per_device_train_batch_size", "{}={}"
         bf16 = "bf16=True"
@@ -98,9 +98,9 @@ def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> d
     }
 
 
-def _name_host_memory(engine: Mapping[str, Any], terms: Mapping[str, str]) -> dict[str, str]:
+def _name_host_memory(engine: EngineFacts, terms: Mapping[str, str]) -> dict[str, str]:
     fewer = terms["fewer_workers"]
-    if engine.get("offload_optimizer") == "cpu":
+    if engine.offload_optimizer == "cpu":
         return {"less_host_memory": f"move the optimizer to NVMe, or use {fewer}", "less_host_memory_fix": _NVME_FIX}
     return {
         "less_host_memory": f"use {fewer}, or run fewer ranks on a node",

@@ -47,7 +47,7 @@ def _await_traces(session: Session, request: int, wait_s: float) -> tuple[Alloca
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and session.is_live:
         session.refresh()
-        answers = [event for event in session.events_named(events.MICROSCOPE) if event.facts["request"] == request]
+        answers = [event for event in session.events_of(events.Microscope) if event.request == request]
         if len(answers) == len(session.sources["allocator"]):
             break
         time.sleep(_POLL_S)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zerotop_probe.recording.tables import FORMAT_MAJOR
+from zerotop_probe.recording.writer import Identity
 
 MAX_NUMBER = 1 << 62
 """Limit of every size, count and time: the sum of two still fits into a column of a table."""
@@ -28,18 +29,12 @@ class SessionError(Exception):
     """A recording cannot be read; the text is a sentence for the user."""
 
 
-class Writer(NamedTuple):
-    role: str
-    rank: int
-    host: str
-    pid: int
-
-    @classmethod
-    def from_header(cls, header: dict[str, Any]) -> Writer:
-        """Return the writer that a header names. Raise one of :data:`DAMAGE_ERRORS` if it is invalid."""
-        writer = header["writer"]
-        rank, pid = parse_integer(writer["rank"], _MAX_ID), parse_integer(writer["pid"], _MAX_ID)
-        return cls(str(writer["role"])[:_MAX_NAME], rank, str(writer["host"])[:_MAX_NAME], pid)
+def parse_writer(header: dict[str, Any]) -> Identity:
+    """Return the writer that a header names. Raise one of :data:`DAMAGE_ERRORS` if it is invalid."""
+    writer = header["writer"]
+    rank, pid = parse_integer(writer["rank"], _MAX_ID), parse_integer(writer["pid"], _MAX_ID)
+    role, host, boot = (str(writer.get(name) or "")[:_MAX_NAME] for name in ("role", "host", "boot"))
+    return Identity(role, rank, host, pid, parse_integer(writer.get("start") or 0), boot)
 
 
 def parse_integer(value: Any, limit: int = MAX_NUMBER) -> int:

@@ -14,15 +14,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerotop.session.events.event_files import Event, EventBudget, EventFile
+from zerotop.session.events.event_files import E, EventBudget, EventFile
 from zerotop.session.events.event_index import EventIndex, get_event_time
-from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, Writer, read_header
+from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, parse_writer, read_header
 from zerotop.session.packed.packing import unpack_files
 from zerotop.session.session_info import load_info
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop.session.table_files import Source
 from zerotop_probe.recording import events, segments
 from zerotop_probe.recording.directory import SESSION_FILE
+from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import TABLES
 
@@ -31,7 +32,8 @@ __all__ = ["Event", "Session", "SessionError", "Source"]
 SILENCE_NS = 5_000_000_000
 """A recording without an end counts as ended after this silence. The sampler writes ten times a second."""
 
-_BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
+_BEGINNINGS: tuple[type[Event], ...] = (events.JobStarted, events.Attached)
+_ENDS: tuple[type[Event], ...] = (events.JobEnded, events.Detached)
 
 # A sampler folds and removes files every other minute.
 _MAX_TRIES = 5
@@ -147,13 +149,13 @@ class Session:
     def _update_last_written(self, source: Source) -> None:
         self.last_written_ns = max(self.last_written_ns, source.last_ns or 0)
 
-    def events_named(self, name: str, cursor_ns: int | None = None) -> Sequence[Event]:
-        """Return the events of a name up to the cursor (unix time; None: all), by time."""
-        return self._events.find_named(name, cursor_ns)
+    def events_of(self, kind: type[E], cursor_ns: int | None = None) -> Sequence[E]:
+        """Return the events of a kind up to the cursor (unix time; None: all), by time."""
+        return self._events.find_all(kind, cursor_ns)
 
-    def process_events(self, name: str, host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[Event]:
-        """Return the events of a name that a rank's process wrote up to the cursor, by time."""
-        return self._events.find_written(name, host, pid, rank, cursor_ns)
+    def process_events(self, kind: type[E], host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[E]:
+        """Return the events of a kind that a rank's process wrote up to the cursor, by time."""
+        return self._events.find_written(kind, host, pid, rank, cursor_ns)
 
     def host_sources(self, table: str, host: str) -> Sequence[Source]:
         """Return the tables of a name that were written on a node."""
@@ -263,7 +265,7 @@ class Session:
             self._known_files.add(name)
             header = read_header(line, name)
             if header["table"] in self.sources:
-                writer = Writer.from_header(header)
+                writer = parse_writer(header)
                 if len(self.process_sources(str(header["table"]), writer.host, writer.pid)) >= _MOST_OF_PROCESS:
                     raise ValueError("too many files of one process")
                 source = Source(self._folder, name, header, len(line), self._clocks.find_offset(header))
@@ -305,8 +307,8 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether the end of the job, or of the attachment to it, was recorded."""
-        last = [event for name in _BEGINNINGS + _ENDS for event in self._events.find_named(name)[-1:]]
-        return bool(last) and max(last, key=get_event_time).name in _ENDS
+        last = [event for kind in _BEGINNINGS + _ENDS for event in self._events.find_all(kind)[-1:]]
+        return bool(last) and isinstance(max(last, key=get_event_time), _ENDS)
 
     @property
     def is_live(self) -> bool:

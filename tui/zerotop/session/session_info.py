@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from zerotop.session.events.event_schema import MAX_DEPTH, is_deeper, is_valid
+from zerotop.session.events.event_schema import drop_invalid_facts
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format
 from zerotop.session.storage import Folder
 from zerotop_probe.recording.directory import SESSION_FILE
-from zerotop_probe.recording.events import Field
+from zerotop_probe.recording.event_base import Facts
 
 _MAX_INFO_BYTES = 1 << 24
 _MAX_NAME = 255  # characters of a session's name, which was the name of a folder
-_INFO_FIELDS = (
-    Field("name", str, "its folder's name"),
-    Field("command", [str], "the command line, redacted"),
-    Field("launcher", str, "kind of launcher"),
-    Field("working_directory", str, "of the command"),
-    Field("host", str, "short host name"),
-    Field("boot", str, "id of the boot"),
-    Field("price_per_hour", str, "of all hardware of the job, as the user wrote it"),
-)
+
+
+class SessionFacts(Facts):
+    """The facts of a session file that are used if they have these types."""
+
+    name: str | None  # its folder's name
+    command: list[str] | None  # the command line, redacted
+    launcher: str | None  # kind of launcher
+    working_directory: str | None  # of the command
+    host: str | None  # short host name
+    boot: str | None  # id of the boot
+    price_per_hour: str | None  # of all hardware of the job, as the user wrote it
 
 
 def load_info(folder: Folder) -> dict[str, Any]:
@@ -31,22 +34,13 @@ def load_info(folder: Folder) -> dict[str, Any]:
         info: dict[str, Any] = json.loads(folder.read_bytes(SESSION_FILE, 0, _MAX_INFO_BYTES))
         check_format(info, SESSION_FILE)
         Clocks().find_offset(info)
-        _drop_invalid(info)
+        drop_invalid_facts(SessionFacts, info)
+        if len(info.get("name") or "") > _MAX_NAME:
+            info["name"] = None
     except FileNotFoundError:
         raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
     except DAMAGE_ERRORS:
         raise SessionError(f"{path / SESSION_FILE} is damaged, or not of zerotop: the recording cannot be read.") from None
-    return info
-
-
-def _drop_invalid(info: dict[str, Any]) -> None:
-    """Remove wrongly typed facts of a session file. Raise ValueError if facts are nested too deeply."""
-    if is_deeper(info, MAX_DEPTH):
-        raise ValueError("the session file is nested too deeply")
-    for field in _INFO_FIELDS:
-        if not is_valid(info.get(field.name), field):
-            del info[field.name]
-    if len(info.get("name") or "") > _MAX_NAME:
-        del info["name"]
+    return {name: value for name, value in info.items() if value is not None}

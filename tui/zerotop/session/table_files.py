@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.headers import (
-    Writer,
     parse_columns,
     parse_integer,
+    parse_writer,
 )
 from zerotop.session.memory_map import release_pages
 from zerotop.session.record_check import TOLERANCE_NS, RecordCheck
@@ -41,7 +41,7 @@ class Source:
         self._folder = folder
         self.header = header
         self.table = str(header["table"])
-        self.role, self.rank, self.host, self.pid = Writer.from_header(header)
+        self.role, self.rank, self.host, self.pid = parse_writer(header)[:4]
         self.offset_ns = offset_ns
         created_ns = parse_integer(header["clock"]["monotonic_ns"])
         self.created_ns = created_ns + offset_ns

@@ -55,4 +55,4 @@ class GraphReplays:
         if self._write_event is not None:
             place = self._own_lines.find_place(sys._getframe()) if self._names_lines else None
             facts = place._asdict() if place is not None else {}
-            self._write_event(time_ns, events.GRAPH_REPLAYS, begin_ns=self._begin_ns, replays=count, **facts)
+            self._write_event(time_ns, events.GraphReplays, begin_ns=self._begin_ns, replays=count, **facts)

@@ -178,7 +178,7 @@ class TrainingWatch:
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}
             described.append({**facts, **(place._asdict() if place is not None else {})})
         facts = {"last_step": since_step, "begin_ns": since_ns, "changes": described}
-        self._write_event(now(), events.TRAINING_CHANGED, step=step, **facts)
+        self._write_event(now(), events.TrainingChanged, step=step, **facts)
 
     def _count(self, step: int, held: int) -> None:
         cuda = sys.modules["torch"].cuda

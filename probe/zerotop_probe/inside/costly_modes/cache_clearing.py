@@ -56,7 +56,7 @@ class CacheClearing:
         if calls.count & (calls.count - 1) == 0:
             line = place._asdict() if place is not None else {}
             facts = {"begin_ns": calls.begin_ns, "calls": calls.count, "seconds": calls.spent_ns / 1e9}
-            self._write_event(time_ns, events.CACHE_CLEARED, **facts, **line)
+            self._write_event(time_ns, events.CacheCleared, **facts, **line)
 
 
 class _Calls:

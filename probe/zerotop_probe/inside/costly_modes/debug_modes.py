@@ -82,7 +82,7 @@ class DebugModes:
         for change in self.take_changes(time_ns):
             place = change.place._asdict() if change.place is not None else {}
             facts = {"mode": change.mode, "on": change.is_on, "begin_ns": change.begin_ns}
-            self._write_event(time_ns, events.DEBUG_MODE, step=step, **facts, **place)
+            self._write_event(time_ns, events.DebugMode, step=step, **facts, **place)
 
     def take_changes(self, time_ns: int) -> Iterator[ModeChange]:
         """Yield the modes that are on or off other than at the last look."""
@@ -101,7 +101,7 @@ class DebugModes:
         return change
 
 
-def _write_nothing(time_ns: int, event: str, **facts: Any) -> None:
+def _write_nothing(time_ns: int, event: type[events.Event], **facts: Any) -> None:
     pass
 
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from zerotop_probe.inside.device.allocator import AllocatorSampler, StepMemory
 from zerotop_probe.inside.device.cuda_events import DeviceClock
-from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.device.stream_waits import StreamWaits
+from zerotop_probe.inside.device.microscope import StepMicroscope
+from zerotop_probe.inside.device.stream_waits import StreamWaitCounter
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.ticker import Ticker
@@ -50,9 +50,9 @@ class RankDevice:
         self,
         allocator: AllocatorSampler | None,
         clock: DeviceClock,
-        microscope: Microscope,
+        microscope: StepMicroscope,
         line_finder: MemoryListener | None = None,
-        stream_waits: StreamWaits | None = None,
+        stream_waits: StreamWaitCounter | None = None,
     ) -> None:
         """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator.
 

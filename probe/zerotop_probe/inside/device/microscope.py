@@ -29,7 +29,7 @@ _MAX_REQUEST_BYTES = 1 << 12
 _IN_USE = "The job records PyTorch's memory history itself."
 
 
-class Microscope:
+class StepMicroscope:
     """A tracer of one device's allocator, for a few steps at a time."""
 
     def __init__(
@@ -163,7 +163,7 @@ class Microscope:
         end_ns = trace.end_ns or trace.begin_ns
         facts = {"first_step": trace.first_step, "steps": trace.steps, "begin_ns": trace.begin_ns, "end_ns": end_ns}
         self._write_event(
-            now(), events.MICROSCOPE, request=trace.request, state=state, **facts, baseline=trace.baseline, **outcome
+            now(), events.Microscope, request=trace.request, state=state, **facts, baseline=trace.baseline, **outcome
         )
 
     def finish(self) -> None:

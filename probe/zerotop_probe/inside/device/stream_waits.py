@@ -42,7 +42,7 @@ class _Step:
         self.starved = 0
 
 
-class StreamWaits:
+class StreamWaitCounter:
     """Measures the waits of one rank's compute stream: the stream that is current when a step ends."""
 
     def __init__(self, cuda: Any, device: int, write_event: Callable[..., None], meter: CostMeter) -> None:
@@ -207,7 +207,7 @@ class StreamWaits:
             facts = {"waits": [step.waits for step in self._steps], "starved": [step.starved for step in self._steps]}
             self._free_events += [event for mark in marks for event in mark]
             self._steps = []
-            self._write_event(now(), events.STREAM_WAITS, first_step=self._first_step, waited_ns=waited, **facts)
+            self._write_event(now(), events.StreamWaits, first_step=self._first_step, waited_ns=waited, **facts)
 
 
 def has_other_ranks() -> bool:

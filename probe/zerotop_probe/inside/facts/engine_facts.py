@@ -32,12 +32,12 @@ def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
     probe.watch_device(find_ordinal(getattr(engine, "device", None)))
     if probe.recorder is None:
         return
-    probe.recorder.write_event(now(), events.ENGINE, engine=state.index, **facts)
+    probe.recorder.write_event(now(), events.Engine, engine=state.index, **facts)
     if not state.index:
         _watch_engine(probe, state)
     steps = find_planned_steps(facts["config"])
     if steps is not None:
-        probe.recorder.write_event(now(), events.TOTAL_STEPS, steps=steps, source="config")
+        probe.recorder.write_event(now(), events.TotalSteps, steps=steps, source="config")
 
 
 def _watch_engine(probe: Probe, state: EngineState) -> None:
@@ -84,7 +84,7 @@ def write_tensors(
     facts = more | tensor_inventory.build_facts(build, find_ordinal(device), find_held)
     if facts.get("contexts") and (place := probe.watch.find_loading_line()) is not None:
         facts["context_line"] = place._asdict()
-    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **facts)
+    probe.recorder.write_event(time_ns, events.Tensors, engine=state.index, step=step, when=when, **facts)
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: 
     """Record the ``engine`` event of a loop; ``known``: facts that cannot be read at this moment."""
     if probe.recorder is not None:
         facts = read_facts(_LoopParts(modules, optimizers, probe.library), _FACT_READERS) | known
-        probe.recorder.write_event(now(), events.ENGINE, engine=state.index, kind=LOOP, **facts)
+        probe.recorder.write_event(now(), events.Engine, engine=state.index, kind=LOOP, **facts)
 
 
 def record_loop_tensors(

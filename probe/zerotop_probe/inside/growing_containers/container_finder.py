@@ -91,7 +91,7 @@ class ContainerFinder:
             facts: dict[str, Any] = {"first_step": begin.step, "last_step": end.step, "begin_ns": begin.time_ns}
             facts |= {"end_ns": end.time_ns, "grown_bytes": grown_bytes, "seconds": self._cost_ns / 1e9}
             containers = [_describe_container(place, growth) for place, growth in named.items()]
-            self._write_event(now(), events.GROWING_CONTAINERS, containers=containers, **facts)
+            self._write_event(now(), events.GrowingContainers, containers=containers, **facts)
 
     def _note_cost(self, since_ns: int) -> int:
         """Count the time of this part of a look, which is part of a hook's time, as a one-time cost."""

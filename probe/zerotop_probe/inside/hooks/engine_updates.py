@@ -86,7 +86,7 @@ class UpdateHooks(TrainingHooks):
                 "loss_scale_before": update.loss_scale,
                 "loss_scale_after": after,
             }
-            self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=update.step, **facts)
+            self._probe.recorder.write_event(time_ns, events.Overflow, step=update.step, **facts)
 
     def inspect_tensors(self, state: EngineState, engine: Any, when: str) -> None:
         """Record the tensor inventory, which happens once at each ``when``."""

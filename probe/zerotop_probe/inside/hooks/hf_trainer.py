@@ -56,4 +56,4 @@ class TrainerHooks(TrainingHooks):
 
     def _write_total_steps(self, steps: int, time_ns: int, flags: int, result: Any) -> None:
         if self._probe.recorder is not None:
-            self._probe.recorder.write_event(now(), events.TOTAL_STEPS, steps=steps, source="trainer")
+            self._probe.recorder.write_event(now(), events.TotalSteps, steps=steps, source="trainer")

@@ -73,7 +73,7 @@ def enter(session: str) -> str:
     _install_loaded_modules()
     PROBE.start_recording(session, late=True)
     assert PROBE.recorder is not None
-    PROBE.recorder.write_event(now(), events.ENTERED)
+    PROBE.recorder.write_event(now(), events.Entered)
     _loop_hooks.begin_late()
     return "entered"
 

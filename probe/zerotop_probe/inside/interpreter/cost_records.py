@@ -53,12 +53,12 @@ class CostRecords:
         self._collector.start()
         if (done := self._collector.take_collections(time_ns)) is not None:
             facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
-            self._events.write(time_ns, events.GARBAGE, step=step, begin_ns=done.begin_ns, **facts)
+            self._events.write(time_ns, events.Garbage, step=step, begin_ns=done.begin_ns, **facts)
 
     def _write_compiled(self, time_ns: int, step: int) -> None:
         if (done := self._compilations.take_graphs(time_ns)) is not None:
             facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
-            self._events.write(time_ns, events.COMPILED, step=step, **facts)
+            self._events.write(time_ns, events.Compiled, step=step, **facts)
 
     def stop(self) -> None:
         """Look at no more collections."""

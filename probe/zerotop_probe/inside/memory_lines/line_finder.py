@@ -163,7 +163,7 @@ class LineFinder:
             facts = describe_peak(history, look.end_bytes, paths)
         self._write_event(
             now(),
-            events.MEMORY_LINES,
+            events.MemoryLines,
             why=look.why,
             first_step=look.first_step,
             steps=look.steps,

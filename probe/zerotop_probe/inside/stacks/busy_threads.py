@@ -141,7 +141,7 @@ class BusyThreads:
         times = {"begin_ns": look.idle_ns, "busy_ns": look.begin_ns}
         waited_s = look.waited_ns / look.tally.samples / 1e9
         who = {"thread": look.thread.name, "cores": cores, "lock_wait_s": waited_s}
-        self._write_event(time_ns, events.BUSY_THREAD, **who, **times, **stacks)
+        self._write_event(time_ns, events.BusyThread, **who, **times, **stacks)
 
 
 def _read_cpu(tid: int) -> int:

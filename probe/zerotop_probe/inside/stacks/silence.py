@@ -49,7 +49,7 @@ class SilenceRecorder:
             facts["calls"] = read_calls(self._paths)
         device = self._recorder.device
         facts["allocations"] = device.allocations if device is not None else None
-        self._recorder.write_event(now(), events.STACKS, where=where, why=SILENT, **times, **facts)
+        self._recorder.write_event(now(), events.Stacks, where=where, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
         """Return the stacks of all threads but the probe's own, that of the training thread first."""

@@ -263,4 +263,4 @@ class StackSampler:
         where, why = key
         self._written_ns[key] = time_ns
         facts = self._tallies.pop(key).make_facts()
-        self._recorder.write_event(time_ns, events.STACKS, where=where, why=why, **facts)
+        self._recorder.write_event(time_ns, events.Stacks, where=where, why=why, **facts)

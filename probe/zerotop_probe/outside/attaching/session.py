@@ -74,7 +74,7 @@ def _discard_session(session: str, *, keep_folder: bool) -> None:
 
 def note_attached(session: str, job: FoundJob) -> None:
     """Record that the recording of the job begins now, and which data is missing."""
-    _note_job(session, events.ATTACHED, job)
+    _note_job(session, events.Attached, job)
 
 
 def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
@@ -84,20 +84,20 @@ def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
     """
     pair = clock.read_clock_pair()
     aligned = {"clock": {**pair, "unix_ns": pair["unix_ns"] - ahead_ns}, "aligned": True}
-    _note_job(session, events.JOINED, job, aligned if ahead_ns else {})
+    _note_job(session, events.Joined, job, aligned if ahead_ns else {})
 
 
 def note_reached(session: str, name: str, *, host: str, ranks: int = 0, joined: bool) -> None:
     """Record that another node has joined or left."""
-    _write_event(session, events.REACHED, name=name, host=host, ranks=ranks, joined=joined)
+    _write_event(session, events.Reached, name=name, host=host, ranks=ranks, joined=joined)
 
 
 def note_not_reached(session: str, name: str, why: str) -> None:
     """Record that another node did not join."""
-    _write_event(session, events.NOT_REACHED, name=name, why=why)
+    _write_event(session, events.NotReached, name=name, why=why)
 
 
-def _note_job(session: str, event: str, job: FoundJob, header: Mapping[str, object] = _NO_HEADER) -> None:
+def _note_job(session: str, event: type[events.Event], job: FoundJob, header: Mapping[str, object] = _NO_HEADER) -> None:
     _write_event(
         session,
         event,
@@ -131,7 +131,7 @@ def enter_ranks(session: str, ranks: Sequence[tuple[int | None, Process]]) -> li
     for entry in entries:
         if entry.why_not:
             _write_event(
-                session, events.NOT_ENTERED, rank=numbers[entry.process], pid=entry.process.pid, why=entry.why_not,
+                session, events.NotEntered, rank=numbers[entry.process], pid=entry.process.pid, why=entry.why_not,
                 pending=entry.is_pending,
             )  # fmt: skip
     return entries
@@ -156,7 +156,7 @@ def stop_recording(session: str, *, joined: bool = False) -> None:
     deadline_s = time.monotonic() + _ENDING_S
     while job_control.is_sampler_alive(session) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-    _write_event(session, events.PARTED if joined else events.DETACHED)
+    _write_event(session, events.Parted if joined else events.Detached)
 
 
 def find_rank_files(session: str, pid: int) -> list[str]:
@@ -172,7 +172,9 @@ def _may_hold_probe(session: str, facts: job_control.JobFacts, pid: int) -> bool
     return bool(pid in facts.pending_pids or unanswered or find_rank_files(session, pid))
 
 
-def _write_event(session: str, event: str, header: Mapping[str, object] = _NO_HEADER, /, **facts: object) -> None:
+def _write_event(
+    session: str, event: type[events.Event], header: Mapping[str, object] = _NO_HEADER, /, **facts: object
+) -> None:
     writer = EventWriter(session, Identity.for_this_process("control"), **header)
     writer.write(time.monotonic_ns(), event, **facts)
     writer.close()

@@ -82,7 +82,7 @@ class Agent:
         """Whether the recording identifies this agent, so that other processes can send it requests."""
         return not self._events.lost
 
-    def _write_event(self, event: str, **facts: object) -> None:
+    def _write_event(self, event: type[events.Event], **facts: object) -> None:
         self._events.write(time.monotonic_ns(), event, **facts)
 
     def _note_losses(self) -> None:
@@ -90,27 +90,27 @@ class Agent:
         if not self._loss_noted and self._node.lost_records:
             self._loss_noted = True
             self._write_event(
-                events.SAMPLER_ERROR, where="samples", error="some samples could not be written; is the disk full?"
+                events.SamplerError, where="samples", error="some samples could not be written; is the disk full?"
             )
         if not self._output_loss_noted and self._output.lost_bytes:
             self._output_loss_noted = True
             error = f"the job's output is not recorded: {self._output.reason}"
-            self._write_event(events.SAMPLER_ERROR, where="output", error=error)
+            self._write_event(events.SamplerError, where="output", error=error)
 
     def _note_stop(self, name: str) -> None:
-        self._write_event(events.STOP_SENT, signal=name)
+        self._write_event(events.StopSent, signal=name)
 
     def note_start(self, command: Sequence[str]) -> None:
         """Record that this agent started the job."""
         pid, start = self._job.root
-        self._write_event(events.JOB_STARTED, pid=pid, start=start, command=redact.redact_command(command))
+        self._write_event(events.JobStarted, pid=pid, start=start, command=redact.redact_command(command))
         self._note_holder()
 
     def _note_holder(self) -> None:
         if self._output.holder is not None:
             pid, start = self._output.holder
             self._write_event(
-                events.OUTPUT_HOLDER, pid=pid, start=start, pipes=self._output.pipes, passes_on=self._foreground
+                events.OutputHolder, pid=pid, start=start, pipes=self._output.pipes, passes_on=self._foreground
             )
 
     def run(self) -> JobResult:
@@ -201,7 +201,7 @@ class Agent:
             is_finished = self._await_output()
         lost_records, lost_bytes = self._node.lost_records, self._output.lost_bytes
         self._output.close()
-        self._write_event(events.SAMPLER_ENDED, lost_records=lost_records, lost_output_bytes=lost_bytes)
+        self._write_event(events.SamplerEnded, lost_records=lost_records, lost_output_bytes=lost_bytes)
         disk.release_reserve(self._events.fileno())
         self._events.close()
         # A signal that the job has received as well must not end us now.
@@ -238,7 +238,7 @@ class Agent:
         text = jobs.describe_end(returncode, kills, where, stop_requested=self._stopper.is_requested)
         self._events.write(
             ended_ns,
-            events.PARTED if self._joined else events.JOB_ENDED,
+            events.Parted if self._joined else events.JobEnded,
             exit_code=None if returncode is None else jobs.compute_exit_code(returncode),
             signal=jobs.find_signal_name(returncode),
             seconds=(ended_ns - self._started_ns) / 1e9,

@@ -150,33 +150,33 @@ def _iter_events(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
-    name = event.get("event")
+    kind = events.EVENTS.get(str(event.get("event")))
     _update_attached(facts, event, author)
-    if name in (events.ATTACHED, events.JOINED, events.JOB_STARTED):
+    if kind in (events.Attached, events.Joined, events.JobStarted):
         facts.job = next(iter(author.keep_believable([_parse_process(event)])), facts.job)
-    elif name == events.REACHED and author.is_trusted:
+    elif kind is events.Reached and author.is_trusted:
         _update_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
-    elif name == events.RANK_FOUND:
+    elif kind is events.RankFound:
         facts.ranks += author.keep_believable([_parse_process(event)])
-    elif name == events.PROBE_MISSING:
+    elif kind is events.ProbeMissing:
         _update_without_probe(facts, event, author.keep_believable([_parse_process(event)]))
-    elif name == events.NOT_ENTERED and event.get("pending"):
+    elif kind is events.NotEntered and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
-    elif name == events.OUTPUT_HOLDER:
+    elif kind is events.OutputHolder:
         _update_pipes(facts, event)
-    elif name == events.STOP_SENT:
+    elif kind is events.StopSent:
         facts.stops_sent += 1
-    elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
+    elif kind is events.JobEnded or (kind is events.Parted and "exit_code" in event):
         facts.ended = True
 
 
 def _update_attached(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
-    name = event.get("event")
-    if name in (events.DETACHED, events.PARTED):
+    kind = events.EVENTS.get(str(event.get("event")))
+    if kind in (events.Detached, events.Parted):
         facts.detached = True
-    elif name in (events.ATTACHED, events.JOINED):
+    elif kind in (events.Attached, events.Joined):
         facts.attached, facts.detached = True, False
-        facts.joined = name == events.JOINED
+        facts.joined = kind is events.Joined
         facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
 
 
@@ -251,5 +251,5 @@ def _stop_without_sampler(session: str, facts: JobFacts, root: Process) -> None:
     if signal_job(root, session, number, facts.ranks):
         identity = Identity.for_this_process("control")
         writer = EventWriter(session, identity)
-        writer.write(time.monotonic_ns(), events.STOP_SENT, signal=number.name)
+        writer.write(time.monotonic_ns(), events.StopSent, signal=number.name)
         writer.close()

@@ -147,7 +147,7 @@ class NodeSampler:
     def _write_node(self, discovery: GpuDiscovery) -> None:
         self._writer.write(
             time.monotonic_ns(),
-            events.NODE,
+            events.Node,
             host=clock.read_hostname(),
             cores=count_usable_cores(),
             memory_bytes=read_meminfo().get(b"MemTotal"),
@@ -163,36 +163,36 @@ class NodeSampler:
         )
 
     def _note_affinity(self, pid: int, cpus: str, threads: dict[str, str]) -> None:
-        self._writer.write(time.monotonic_ns(), events.AFFINITY, pid=pid, cpus=cpus, threads=threads)
+        self._writer.write(time.monotonic_ns(), events.Affinity, pid=pid, cpus=cpus, threads=threads)
 
     def _note_stopped(self, member: SampledMember, is_stopped: bool) -> None:
         now_ns, (pid, start) = time.monotonic_ns(), member.process
         if is_stopped:
-            self._writer.write(now_ns, events.RANK_STOPPED, rank=member.rank, pid=pid, start=start)
+            self._writer.write(now_ns, events.RankStopped, rank=member.rank, pid=pid, start=start)
         else:
-            self._writer.write(now_ns, events.RANK_CONTINUED, rank=member.rank, pid=pid, start=start)
+            self._writer.write(now_ns, events.RankContinued, rank=member.rank, pid=pid, start=start)
 
     def _note_stacks(self, found: Found, stacks: Mapping[str, Any]) -> None:
-        self._writer.write(time.monotonic_ns(), events.RANK_STACKS, rank=found.rank, pid=found.pid, **stacks)
+        self._writer.write(time.monotonic_ns(), events.RankStacks, rank=found.rank, pid=found.pid, **stacks)
 
     def _note_loader_stacks(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
         facts = {"rank": rank.rank, "pid": rank.pid, "worker": worker}
-        self._writer.write(time.monotonic_ns(), events.LOADER_STACKS, **facts, **stacks)
+        self._writer.write(time.monotonic_ns(), events.LoaderStacks, **facts, **stacks)
 
     def _note_late(self, rank: int, seconds: float, why: str) -> None:
-        self._writer.write(time.monotonic_ns(), events.RECORDS_LATE, rank=rank, seconds=seconds, why=why)
+        self._writer.write(time.monotonic_ns(), events.RecordsLate, rank=rank, seconds=seconds, why=why)
 
     def _note_lost(self, sentence: str) -> None:
-        self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where="gpus", error=sentence)
+        self._writer.write(time.monotonic_ns(), events.SamplerError, where="gpus", error=sentence)
 
     def _note_gpu_process(self, pid: int) -> None:
         program, user = redact.redact_text(procfs.read_program(pid)), procfs.read_user_name(pid)
-        self._writer.write(time.monotonic_ns(), events.GPU_PROCESS, pid=pid, program=program or None, user=user or None)
+        self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, program=program or None, user=user or None)
 
     def note_error(self, where: str, error: BaseException) -> None:
         """Record that a sampler has failed; the others continue."""
         text = f"{type(error).__name__}: {error}"
-        self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where=where, error=text)
+        self._writer.write(time.monotonic_ns(), events.SamplerError, where=where, error=text)
 
     def count_oom_kills(self) -> tuple[int, str]:
         """Return how many processes the OOM killer has ended since the start, and of which group."""

@@ -90,7 +90,7 @@ class ThreadActivity(NamedTuple):
     busy_threads: int  # threads that ran for at least half of the time
 
 
-class BusyThread(NamedTuple):
+class SampledThread(NamedTuple):
     """One of the threads that ran most since the previous query."""
 
     tid: int
@@ -205,7 +205,7 @@ class ProcessThreads:
             if thread.is_hot:
                 self._hot_threads.append(thread)
 
-    def find_busiest(self, count: int, least_cores: float) -> list[BusyThread]:
+    def find_busiest(self, count: int, least_cores: float) -> list[SampledThread]:
         """Return up to ``count`` threads that used at least ``least_cores`` since the last call, the busiest first."""
         busy = []
         # Without a scan only the hot threads were read.
@@ -214,7 +214,7 @@ class ProcessThreads:
             thread.row_ns, thread.row_at_ns = thread.cpu_ns, thread.read_at_ns
             if ran_ns and ran_ns >= least_cores * elapsed_ns:
                 cores = ran_ns / max(elapsed_ns, 1)
-                busy.append(BusyThread(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
+                busy.append(SampledThread(thread.tid, thread.cpu_ns, thread.wait_ns, ran_ns, cores))
         self._scanned = False
         return heapq.nlargest(count, busy, key=lambda thread: thread.cores)
 

@@ -13,6 +13,7 @@ import time
 from typing import Any, Union
 
 from zerotop_probe.recording import writer
+from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.drained_file import EVENTS_KIND, TABLE_KIND
@@ -179,7 +180,7 @@ class RingEvents:
         self._files = files
         self._numbers = itertools.count()
 
-    def write(self, time_ns: int, event: str, **facts: Any) -> None:
+    def write(self, time_ns: int, event: type[Event] | str, **facts: Any) -> None:
         """Append an event of :mod:`~zerotop_probe.recording.events` that happened at ``time_ns`` (CLOCK_MONOTONIC)."""
         try:
             line = format_event(time_ns, event, facts)

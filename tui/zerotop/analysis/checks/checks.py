@@ -218,11 +218,13 @@ def describe_machines(run: RecordedRun, baseline: RecordedRun) -> str:
 
 
 def _describe_machine(run: RecordedRun) -> str:
-    node = read_lowest_rank(run.session, events.NODE)
-    gpus = [str(gpu.get("name")) for gpu in node.get("gpus") or () if isinstance(gpu, dict)]
+    node = read_lowest_rank(run.session, events.Node)
+    if node is None:
+        return "an unknown machine"
+    gpus = [gpu.name for gpu in node.gpus or ()]
     kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
-    nodes = len({event.host for event in run.session.events_named(events.NODE)})
-    parts = [*kinds, f"{node.get('cores')} cores of {node.get('cpu') or 'an unknown processor'}"]
+    nodes = len({event.writer.host for event in run.session.events_of(events.Node)})
+    parts = [*kinds, f"{node.cores} cores of {node.cpu or 'an unknown processor'}"]
     return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
 
 

@@ -15,7 +15,7 @@ from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
 from zerotop.analysis.processes.process_exits import read_exits_until, read_launcher
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
 
 # A table may be created this long before a sampler finds its process.
@@ -89,15 +89,18 @@ class _Processes:
 
 def _group_processes(session: Session, cursor_ns: int) -> list[_Processes]:
     """Return the processes of each attempt: a rank that appears again, or after all have ended, begins another one."""
-    found = [*session.events_named(events.RANK_FOUND, cursor_ns), *session.events_named(events.HELLO, cursor_ns)]
-    gone = {_get_key(event): event.unix_ns for event in session.events_named(events.RANK_GONE, cursor_ns)}
-    found_ns = {_get_key(event): event.unix_ns for event in session.events_named(events.RANK_FOUND, cursor_ns)}
-    scripts = {_get_key(event): _read_script(event) for event in session.events_named(events.HELLO, cursor_ns)}
+    found: list[events.RankFound | events.Hello] = [
+        *session.events_of(events.RankFound, cursor_ns),
+        *session.events_of(events.Hello, cursor_ns),
+    ]
+    gone = {_get_key(event): event.unix_ns for event in session.events_of(events.RankGone, cursor_ns)}
+    found_ns = {_get_key(event): event.unix_ns for event in session.events_of(events.RankFound, cursor_ns)}
+    scripts = {_get_key(event): _read_script(event) for event in session.events_of(events.Hello, cursor_ns)}
     groups: list[_Processes] = []
     seen: set[ProcessKey] = set()
     for event in sorted(found, key=lambda event: event.unix_ns):
-        key, rank = _get_key(event), event.facts.get("rank")
-        if key in seen or not isinstance(rank, int):
+        key, rank = _get_key(event), event.rank
+        if key in seen or rank is None:
             continue
         seen.add(key)
         last = groups[-1] if groups else None
@@ -109,13 +112,13 @@ def _group_processes(session: Session, cursor_ns: int) -> list[_Processes]:
     return groups
 
 
-def _get_key(event: Event) -> ProcessKey:
-    pid = event.facts.get("pid")
-    return event.host, pid if isinstance(pid, int) else event.pid
+def _get_key(event: events.RankFound | events.RankGone | events.Hello) -> ProcessKey:
+    pid = None if isinstance(event, events.Hello) else event.pid
+    return event.writer.host, event.writer.pid if pid is None else pid
 
 
-def _read_script(event: Event) -> str:
-    return str(next(iter(event.facts.get("arguments") or ()), ""))
+def _read_script(event: events.Hello) -> str:
+    return next(iter(event.arguments or ()), "")
 
 
 def _build_attempt(

@@ -21,6 +21,7 @@ from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, find_signal_name
 from zerotop.analysis.script_terms import read_terms
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import JobEnded
 from zerotop_probe.recording.tables import FAILED
 
 _TAIL = 256
@@ -124,8 +125,8 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
     words = traceback.text if traceback is not None else ""
     place = f", at {traceback.place}" if traceback is not None and traceback.place else ""
     spans = read_last_spans(session, first, process_exit.unix_ns, cursor_ns) if first is not None else ()
-    ended = session.events_named("job_ended", cursor_ns)
-    text = str(ended[-1].facts.get("text") or "") if ended else ""
+    ended = session.events_of(JobEnded, cursor_ns)
+    text = ended[-1].text or "" if ended else ""
     host = first.host if first is not None else process_exit.host
     job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
     return Failure(

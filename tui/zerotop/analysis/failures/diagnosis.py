@@ -21,8 +21,9 @@ from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
 from zerotop.analysis.processes.alive_ranks import find_latest, identify_process
 from zerotop.analysis.processes.process_exits import count_oom_kills, find_first_exit
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 
-_END_EVENTS = ("out_of_memory", "job_ended", "rank_gone")
+_END_EVENTS: tuple[type[Event], ...] = (OutOfMemory, JobEnded, RankGone)
 # Ranks that wait for a dead one still finish the work that does not need it.
 _LAST_WORK_NS = 5_000_000_000
 
@@ -37,7 +38,7 @@ class FailureFinder:
     def failure_at(self, cursor_ns: int) -> Failure | None:
         """Return the failure that had ended the job by then; None while it runs, or if it ended well."""
         session = self._session
-        has_ended = any(session.events_named(name, cursor_ns) for name in _END_EVENTS)
+        has_ended = any(session.events_of(kind, cursor_ns) for kind in _END_EVENTS)
         if not has_ended and not count_oom_kills(session, cursor_ns):
             return None
         # Spans show how long a rank survived an error, and output shows its messages.
@@ -51,11 +52,11 @@ class FailureFinder:
 
 def find_failure(session: Session, cursor_ns: int) -> Failure | None:
     """Return the failure that had ended the job by the cursor."""
-    if session.events_named("stop_sent", cursor_ns):
+    if session.events_of(StopSent, cursor_ns):
         return None
-    ended = session.events_named("job_ended", cursor_ns)
+    ended = session.events_of(JobEnded, cursor_ns)
     attempts = read_attempts(session, cursor_ns) if ended else []
-    if len(attempts) > 1 and ended[-1].facts.get("exit_code") == 0:
+    if len(attempts) > 1 and ended[-1].exit_code == 0:
         return None  # an earlier attempt failed
     if len(attempts) > 1 and attempts[-1].step is None and attempts[-1].cause:
         return build_attempt_failure(session, cursor_ns, attempts[-1])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, put_size
 from zerotop.analysis.memory.expected.zero_model import UPDATE_PHASES
 from zerotop.analysis.script_terms import read_terms
+from zerotop_probe.recording.events import EngineFacts
 
 
 class Advice(NamedTuple):
@@ -35,7 +35,7 @@ _NVME = '{"device": "nvme", "nvme_path": "/local_nvme"}'
 def advise_on_gpu(case: OomCase) -> Advice:
     """Return the advice for a GPU without enough memory."""
     engine, limit = case.engine, case.limit_bytes
-    if engine.get("kind") == LOOP:
+    if engine.kind == LOOP:
         return _advise_loop(case, engine)
     if case.outer_phase == "init":
         return _advise_at_start(engine)
@@ -48,17 +48,17 @@ def advise_on_gpu(case: OomCase) -> Advice:
         smaller = advise_keeping_less(engine)
         if smaller is not None:
             return smaller
-    rows = engine.get("micro_batch")
+    rows = engine.micro_batch
     if isinstance(rows, int) and rows > 1:
         name = "train_micro_batch_size_per_gpu"
         halved = f"Halve {name}, now {rows}, and double gradient_accumulation_steps."
         return Advice(halved, name, read_terms(engine)["smaller_batch_fix"])
-    if engine.get("activation_checkpointing") is False:
+    if engine.activation_checkpointing is False:
         return _advise_recomputing(engine)
     return advise_keeping_less(engine) or _advise_shorter("Train with shorter sequences, or on more GPUs.", case)
 
 
-def _advise_loop(case: OomCase, engine: Mapping[str, Any]) -> Advice:
+def _advise_loop(case: OomCase, engine: EngineFacts) -> Advice:
     """Return the advice for a loop without DeepSpeed."""
     if case.outer_phase == "checkpoint_save":
         return Advice(
@@ -68,14 +68,14 @@ def _advise_loop(case: OomCase, engine: Mapping[str, Any]) -> Advice:
         name = read_terms(engine)["batch_size"]
         halved = f"Halve {name}, now {case.rows}, and accumulate gradients over twice as many micro-batches."
         return Advice(halved, name, f"{name.rpartition(' ')[2]}={case.rows // 2}")
-    if engine.get("activation_checkpointing") is False:
+    if engine.activation_checkpointing is False:
         return _advise_recomputing(engine)
     text = "Train with shorter sequences, or divide the model among GPUs: FSDP, or DeepSpeed's ZeRO."
     shorter = _advise_shorter(text, case)
     return shorter._replace(setting="sequence length", fix=shorter.fix or "fully_shard(model)")
 
 
-def _advise_recomputing(engine: Mapping[str, Any]) -> Advice:
+def _advise_recomputing(engine: EngineFacts) -> Advice:
     fix = read_terms(engine)["recompute_fix"]
     return Advice(f"Recompute activations: {fix}.", "activation checkpointing", fix)
 
@@ -85,26 +85,26 @@ def _advise_shorter(text: str, case: OomCase) -> Advice:
     return Advice(text, "max_seq_length", f"truncation=True, max_length={halved}" if halved else "")
 
 
-def _advise_at_start(engine: Mapping[str, Any]) -> Advice:
-    if (engine.get("zero_stage") or 0) < 3:
+def _advise_at_start(engine: EngineFacts) -> Advice:
+    if (engine.zero_stage or 0) < 3:
         return _STAGE_3._replace(text="Partition the parameters: zero_optimization.stage 3.")
     return _advise_parameter_offload(engine) or _ZERO_INIT
 
 
-def advise_keeping_less(engine: Mapping[str, Any]) -> Advice | None:
+def advise_keeping_less(engine: EngineFacts) -> Advice | None:
     """Return advice that makes the model states smaller; None if the stage is unknown, or nothing is left to do."""
-    stage = engine.get("zero_stage")
+    stage = engine.zero_stage
     if not isinstance(stage, int):
         return None
-    if engine.get("offload_optimizer") in (None, "none"):
+    if engine.offload_optimizer in (None, "none"):
         stage_2, device = ("", " with zero_optimization.stage 2")[not stage], '"offload_optimizer": {"device": "cpu"}'
         fix = device if stage else f'"zero_optimization": {{"stage": 2, {device}}}'
         return Advice(f"Offload the optimizer to host memory: {_OFFLOAD_OPTIMIZER} cpu{stage_2}.", _OFFLOAD_OPTIMIZER, fix)
     return _STAGE_3 if stage < 3 else _advise_parameter_offload(engine)
 
 
-def _advise_parameter_offload(engine: Mapping[str, Any]) -> Advice | None:
-    if engine.get("offload_parameters") in (None, "none"):
+def _advise_parameter_offload(engine: EngineFacts) -> Advice | None:
+    if engine.offload_parameters in (None, "none"):
         text = f"Offload the parameters to host memory: {_OFFLOAD_PARAMETERS} cpu."
         return Advice(text, _OFFLOAD_PARAMETERS, '"offload_param": {"device": "cpu"}')
     return None
@@ -112,7 +112,7 @@ def _advise_parameter_offload(engine: Mapping[str, Any]) -> Advice | None:
 
 def advise_on_host(case: OomCase) -> Advice:
     """Return the advice for a host without enough memory."""
-    offloads = case.engine.get("offload_optimizer"), case.engine.get("offload_parameters")
+    offloads = case.engine.offload_optimizer, case.engine.offload_parameters
     if "cpu" in offloads and case.pinned_spare_bytes > NOTABLE_SHARE * (case.limit_bytes or case.host_used_bytes or 1):
         name = "zero_optimization.offload_optimizer.pin_memory"
         text = f"Pinned memory wastes {put_size(case.pinned_spare_bytes)} by rounding up to powers of two: {name} false."
@@ -123,7 +123,7 @@ def advise_on_host(case: OomCase) -> Advice:
     if offloads[1] == "cpu":
         text = f"Move the parameters to NVMe ({_OFFLOAD_PARAMETERS} nvme), or run fewer ranks on a node."
         return Advice(text, _OFFLOAD_PARAMETERS, f'"offload_param": {_NVME}')
-    if case.outer_phase in ("init", "") and case.engine.get("kind") != LOOP:
+    if case.outer_phase in ("init", "") and case.engine.kind != LOOP:
         return _ZERO_INIT
     text = f"Give the job more host memory, or lower {read_terms(case.engine)['worker_count']}."
     return Advice(text, "num_workers", read_terms(case.engine)["fewer_workers_fix"])

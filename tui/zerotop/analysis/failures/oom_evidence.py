@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings
+from zerotop_probe.recording.events import EngineFacts
 
 NOTABLE_SHARE = 0.05
 """The share of the whole from which on other processes, or the rounding of pinned memory, are worth a sentence."""
@@ -55,7 +55,7 @@ class OomCase(MemoryFigures):
     kill_count: int = 0  # processes, by the kernel
     torch: str = ""
     settings: AllocatorSettings | None = None
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: EngineFacts = field(default_factory=lambda: EngineFacts({}))
 
     changes: str = ""  # what changed in the training shortly before, as the end of a sentence
 

@@ -133,7 +133,7 @@ def _check_larger_batch(case: OomCase) -> OomVerdict | None:
         return OomVerdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
     if not longest:
         return OomVerdict(cause, *advise_on_gpu(case), confidence=0.9)
-    if case.engine.get("library") == TRAINER:
+    if case.engine.library == TRAINER:
         advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
         return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest}", 0.9)
     # Whether a loop written by hand has a tokenizer is unknown.

@@ -43,7 +43,7 @@ from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exi
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS, TRAINING_CHANGED
+from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory, TotalSteps, TrainingChanged
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
@@ -81,7 +81,7 @@ class PostMortem(MemoryFigures):
 
 def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
     """Return the failure that ended the job, else the last one up to the cursor; None if there is none."""
-    errors = session.events_named(OUT_OF_MEMORY, cursor_ns)
+    errors = session.events_of(OutOfMemory, cursor_ns)
     job_exit = find_first_exit(session, cursor_ns)
     if job_exit is not None and not job_exit.is_final:
         job_exit = None
@@ -102,7 +102,7 @@ def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
 
 
 def _explain_recorded(
-    session: Session, cursor_ns: int, errors: Sequence[Event], text: ErrorText | None, job_exit: ProcessExit | None
+    session: Session, cursor_ns: int, errors: Sequence[OutOfMemory], text: ErrorText | None, job_exit: ProcessExit | None
 ) -> PostMortem:
     """Explain an error from the rank's own record: the one that it did not survive, else the last one."""
     fates = [(error, _has_survived(session, error, cursor_ns)) for error in errors]
@@ -111,12 +111,14 @@ def _explain_recorded(
     return _explain_error(session, error, cursor_ns, own_text, job_exit, survived=survived, failures=len(errors))
 
 
-def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None:
+def _has_survived(session: Session, error: OutOfMemory, cursor_ns: int) -> bool | None:
     """Return whether the rank that recorded an error trained on; None while that is not known."""
-    if has_worked_after(session, RankProcess(error.host, error.pid, error.rank), error.unix_ns, cursor_ns):
+    if has_worked_after(
+        session, RankProcess(error.writer.host, error.writer.pid, error.writer.rank), error.unix_ns, cursor_ns
+    ):
         return True
     exits = read_exits_until(session, cursor_ns)
-    return None if exits.find_exit_after(error.host, error.pid, error.unix_ns) is None else False
+    return None if exits.find_exit_after(error.writer.host, error.writer.pid, error.unix_ns) is None else False
 
 
 def explain_at_error(session: Session, error: Event, known_ns: int) -> PostMortem:
@@ -126,7 +128,7 @@ def explain_at_error(session: Session, error: Event, known_ns: int) -> PostMorte
 
 def _explain_error(
     session: Session,
-    error: Event,
+    error: OutOfMemory,
     cursor_ns: int,
     text: ErrorText | None,
     job_exit: ProcessExit | None,
@@ -134,9 +136,9 @@ def _explain_error(
     survived: bool | None,
     failures: int,
 ) -> PostMortem:
-    process = RankProcess(error.host, error.pid, error.rank)
+    process = RankProcess(error.writer.host, error.writer.pid, error.writer.rank)
     facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
-    phase = str(error.facts.get("phase") or "")
+    phase = error.phase or ""
     outer_phase = find_outermost(session, process, error.unix_ns) or phase
     spans = read_last_spans(session, process, error.unix_ns, cursor_ns)
     if "rows" not in facts:  # in a counted step
@@ -219,10 +221,10 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
 def _build_case(found: _Found) -> OomCase:
     session, _, kind, scene, facts, text, job_exit = found
     process, at_ns = scene.process, scene.at_ns
-    engines = read_events(session, "engine", process, at_ns) if process is not None else []
-    planned = read_events(session, TOTAL_STEPS, process, at_ns) if process is not None else []
-    engine = add_library(engines[-1].facts if engines else {}, planned)
-    hello = read_events(session, "hello", process, at_ns) if process is not None else []
+    engines = read_events(session, Engine, process, at_ns) if process is not None else []
+    planned = read_events(session, TotalSteps, process, at_ns) if process is not None else []
+    engine = add_library(engines[-1] if engines else None, planned)
+    hello = read_events(session, Hello, process, at_ns) if process is not None else []
     memory = read_last_seconds(session, process.host, at_ns)[-1:] if process is not None and kind == HOST else ()
     return OomCase(
         kind=kind,
@@ -244,8 +246,8 @@ def _build_case(found: _Found) -> OomCase:
         host_used_bytes=memory[0].used_bytes if memory else facts.get("host_used_bytes"),
         pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(session, at_ns)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
-        torch=str(hello[-1].facts.get("torch") or "") if hello else "",
-        settings=read_settings(hello[-1].facts) if hello else None,
+        torch=hello[-1].torch or "" if hello else "",
+        settings=read_settings(hello[-1]) if hello else None,
         engine=engine,
         changes=_describe_changes(session, process, at_ns) if process is not None else "",
     )
@@ -254,12 +256,12 @@ def _build_case(found: _Found) -> OomCase:
 def _describe_changes(session: Session, process: RankProcess, at_ns: int) -> str:
     """Return what changed in the training in the last seconds before a failure; "" without a change."""
     spans = find_table(session, "spans", process, at_ns)
-    found = list_changes(read_events(session, TRAINING_CHANGED, process, at_ns), spans.offset_ns if spans is not None else 0)
+    found = list_changes(read_events(session, TrainingChanged, process, at_ns), spans.offset_ns if spans is not None else 0)
     return describe_changes(choose_changes(found, at_ns - _JUST_BEFORE_NS, at_ns, at_ns))
 
 
-def _find_total_bytes(engine: Mapping[str, Any]) -> int | None:
-    sizes = [device.get("total_bytes") for device in engine.get("devices") or []]
+def _find_total_bytes(engine: EngineFacts) -> int | None:
+    sizes = [device.get("total_bytes") for device in engine.devices or []]
     return next((size for size in sizes if isinstance(size, int)), None)
 
 

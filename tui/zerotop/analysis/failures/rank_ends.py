@@ -17,7 +17,8 @@ from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until, read_launcher
 from zerotop.session.output.tail import read_last_lines
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, RankGone
 
 # A launcher ends the ranks that are left with these.
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -114,7 +115,7 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
     if all(exits.find_exit(source) is None for source in sources):
         return []
     printed = read_printed_ends(session, cursor_ns)
-    job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
+    job_end = next(iter(session.events_of(JobEnded, cursor_ns)[-1:]), None)
     ended = [_read_end(session, source, exits.find_exit(source), printed, cursor_ns) for source in sources]
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
@@ -201,28 +202,27 @@ def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -
 
 
 def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
-    hello = session.process_events("hello", *process, cursor_ns)
-    local_rank = hello[-1].facts.get("local_rank") if hello else None
-    return local_rank if isinstance(local_rank, int) else None
+    hello = session.process_events(Hello, *process, cursor_ns)
+    return hello[-1].local_rank if hello else None
 
 
-def _read_job_end(event: Event, launcher: str) -> LauncherReport | None:
+def _read_job_end(event: JobEnded, launcher: str) -> LauncherReport | None:
     """Return the end of the only rank, which is also that of the job."""
-    code, name = event.facts.get("exit_code"), event.facts.get("signal")
-    ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code, launcher=launcher)
+    code, name = event.exit_code, event.signal
+    ended = ProcessExit(event.writer.host, event.unix_ns, signal=name, exit_code=code, launcher=launcher)
     number = signal.Signals.__members__.get(ended.signal_name or "")
     if number is not None:
         return LauncherReport("", event.unix_ns, -number, is_first=True)
-    return LauncherReport("", event.unix_ns, code, is_first=True) if isinstance(code, int) else None
+    return LauncherReport("", event.unix_ns, code, is_first=True) if code is not None else None
 
 
 def _has_vanished(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> bool:
     """Return whether a process ended without a goodbye."""
-    if any(event.unix_ns >= since_ns for event in session.process_events("goodbye", *process, cursor_ns)):
+    if any(event.unix_ns >= since_ns for event in session.process_events(Goodbye, *process, cursor_ns)):
         return False
-    gone = session.events_named("rank_gone", cursor_ns)
+    gone = session.events_of(RankGone, cursor_ns)
     key = process.host, process.pid
-    return any((event.host, event.facts.get("pid")) == key and event.unix_ns >= since_ns for event in gone)
+    return any((event.writer.host, event.pid) == key and event.unix_ns >= since_ns for event in gone)
 
 
 def find_last_exception(session: Session, cursor_ns: int) -> Traceback | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
-from zerotop.analysis.hangs.stacks import RankStacks, read_silent_stacks
+from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_latest, find_table, identify_process
@@ -51,7 +51,7 @@ class StandstillReader:
         return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends)
 
 
-def _stands_still(found: Sequence[RankStacks]) -> bool:
+def _stands_still(found: Sequence[StackReport]) -> bool:
     """Whether the last two stacks of a rank end in the same line of the job's own, or its Python does not run."""
     if found and not found[-1].is_running:
         return True
@@ -79,7 +79,7 @@ class StandstillFinder:
         Of a job that ended while it stood still, where they stood before that.
         """
         session = self._session
-        if not any(session.events_named(name, cursor_ns) for name in (events.STACKS, events.RANK_STACKS)):
+        if not any(session.events_of(name, cursor_ns) for name in (events.Stacks, events.RankStacks)):
             return None
         sources = find_latest(session, cursor_ns)
         since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
@@ -90,8 +90,8 @@ class StandstillFinder:
         return self._found
 
     def _read(self, sources: Sequence[Source], since_ns: int, cursor_ns: int) -> Stillness | None:
-        events_named = self._session.events_named
-        ends = [*events_named(events.STOP_SENT, cursor_ns), *events_named(events.JOB_ENDED, cursor_ns)]
+        events_of = self._session.events_of
+        ends = [*events_of(events.StopSent, cursor_ns), *events_of(events.JobEnded, cursor_ns)]
         until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
         last_ns = find_last_stacks(self._session, until_ns)
         if not {identify_process(source) for source in sources}.issuperset(list_processes(self._session, last_ns)):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
-from zerotop.session.events.event_files import Event, select_events
+from zerotop.session.events.event_files import select_events
 from zerotop.session.reader import Session
 from zerotop_probe.recording import event_values
-from zerotop_probe.recording.events import RANK_STACKS, STACKS
+from zerotop_probe.recording.events import CollectiveCall, CollectiveReport, RankStacks, Stacks
 
 # The value of the event's field ``why``.
 SILENT = event_values.SILENT
@@ -81,7 +81,7 @@ class Launched(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankStacks:
+class StackReport:
     """The stacks of a rank's threads at one moment of its silence."""
 
     process: RankProcess
@@ -103,95 +103,73 @@ class RankStacks:
         return self.threads[0]
 
 
-def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[RankStacks]:
+def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[StackReport]:
     """Return the stacks of a silent rank after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
     key = process.host, process.pid
-    own = select_events(session.process_events(STACKS, *process, end_ns), begin_ns + 1, end_ns)
-    seen = select_events(session.events_named(RANK_STACKS, end_ns), begin_ns + 1, end_ns)
-    found = [_build_stacks(event, process) for event in own if event.facts.get("why") == SILENT]
-    found += [_build_stacks(event, process) for event in seen if (event.host, event.facts.get("pid")) == key]
+    own = select_events(session.process_events(Stacks, *process, end_ns), begin_ns + 1, end_ns)
+    seen = select_events(session.events_of(RankStacks, end_ns), begin_ns + 1, end_ns)
+    found = [_build_stacks(event, process) for event in own if event.why == SILENT]
+    found += [_build_stacks(event, process) for event in seen if (event.writer.host, event.pid) == key]
     ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
     return [_compare_with_last(stacks, last) for stacks, last in zip(ordered, [None, *ordered], strict=False)]
 
 
-def _compare_with_last(stacks: RankStacks, last: RankStacks | None) -> RankStacks:
+def _compare_with_last(stacks: StackReport, last: StackReport | None) -> StackReport:
     """Return the stacks, with facts that follow from a comparison with the stacks before them."""
     if last is None or stacks.allocations is None or stacks.allocations != last.allocations:
         return stacks
     return replace(stacks, is_device_still=stacks.training == last.training)
 
 
-def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
-    step, is_running = event.facts.get("step"), event.name == STACKS
-    where = str(event.facts.get("where") or "")
-    threads = tuple(_parse_threads(event))
-    collectives = tuple(_parse_collectives(event))
-    step = step if isinstance(step, int) else None
-    idle_s = event.facts.get("idle_s")
-    idle_s = float(idle_s) if isinstance(idle_s, int | float) else 0.0
-    count = event.facts.get("allocations")
-    allocations = count if isinstance(count, int) else None
-    return RankStacks(
+def _build_stacks(event: Stacks | RankStacks, process: RankProcess) -> StackReport:
+    threads = tuple(_list_threads(event))
+    if isinstance(event, RankStacks):
+        launched, idle_s = tuple(_list_launched(event)), event.idle_s or 0.0
+        return StackReport(process, event.unix_ns, None, "", threads, launched=launched, is_running=False, idle_s=idle_s)
+    called = (one for one in event.collectives or () if one.called is not None)
+    return StackReport(
         process,
         event.unix_ns,
-        step,
-        where,
+        event.step,
+        event.where,
         threads,
-        collectives,
-        calls=tuple(_parse_calls(event)),
-        launched=tuple(_parse_launched(event)),
-        is_running=is_running,
-        allocations=allocations,
-        idle_s=idle_s,
+        tuple(
+            Collectives(one.group or "", one.called or 0, _name_collective(one), (one.waits_for or 0) >= 0) for one in called
+        ),
+        calls=tuple(
+            Call(one.group or "", one.number, _name_collective(one), _describe_place(one), _read_shape(one))
+            for one in event.calls or ()
+            if one.number is not None
+        ),
+        allocations=event.allocations,
     )
 
 
-def _parse_collectives(event: Event) -> Iterator[Collectives]:
-    for facts in event.facts.get("collectives") or ():
-        if isinstance(called := facts.get("called"), int):
-            first = facts.get("waits_for")
-            is_pending = isinstance(first, int) and first >= 0
-            yield Collectives(str(facts.get("group") or ""), called, _name_collective(facts), is_pending)
-
-
-def _name_collective(facts: dict[str, Any]) -> str:
+def _name_collective(called: CollectiveReport | CollectiveCall) -> str:
     """Return the function of torch.distributed: with NCCL a barrier is recorded as a sum."""
-    name = str(facts.get("name") or "")
-    return "barrier" if name == "all_reduce_barrier" else name
+    return "barrier" if called.name == "all_reduce_barrier" else called.name or ""
 
 
-def _parse_calls(event: Event) -> Iterator[Call]:
-    for facts in event.facts.get("calls") or ():
-        if isinstance(number := facts.get("number"), int):
-            place = _parse_frame(facts).place if facts.get("file") else ""
-            sizes = facts.get("shape")
-            is_shape = isinstance(sizes, list) and all(isinstance(size, int) for size in sizes)
-            shape = tuple(sizes) if is_shape and sizes is not None else None
-            yield Call(str(facts.get("group") or ""), number, _name_collective(facts), place, shape)
+def _read_shape(call: CollectiveCall) -> tuple[int, ...] | None:
+    return tuple(call.shape) if call.shape is not None else None
 
 
-def _parse_launched(event: Event) -> Iterator[Launched]:
-    for facts in event.facts.get("launched") or ():
-        pid, count = facts.get("pid"), facts.get("launched")
-        if isinstance(pid, int) and isinstance(count, int):
-            yield Launched(str(facts.get("operation") or ""), pid, count)
+def _describe_place(call: CollectiveCall) -> str:
+    return StackFrame(call.file, call.line or 0, call.function or "?", own=True).place if call.file else ""
 
 
-def _parse_threads(event: Event) -> list[ThreadStack]:
+def _list_launched(event: RankStacks) -> Iterator[Launched]:
+    for one in event.launched or ():
+        if one.pid is not None and one.launched is not None:
+            yield Launched(one.operation or "", one.pid, one.launched)
+
+
+def _list_threads(event: Stacks | RankStacks) -> list[ThreadStack]:
     """Return the stacks of an event, that of the training thread first; none if that is missing."""
-    frames = [_parse_frame(facts) for facts in event.facts.get("frames") or ()]
-    stacks = [_parse_stack(facts, frames) for facts in event.facts.get("stacks") or ()]
+    frames = [StackFrame(one.file, one.line, one.function, bool(one.own)) for one in event.frames]
+    stacks = [
+        ThreadStack(one.thread or "", one.call or "", tuple(frames[at] for at in one.frames if 0 <= at < len(frames)))
+        for one in event.stacks
+    ]
     threads = [stack for stack in stacks if stack.frames]
     return sorted(threads, key=lambda stack: bool(stack.thread)) if any(not one.thread for one in threads) else []
-
-
-def _parse_frame(facts: dict[str, Any]) -> StackFrame:
-    file, line, function = facts.get("file"), facts.get("line"), facts.get("function")
-    return StackFrame(str(file or "?"), line if isinstance(line, int) else 0, str(function or "?"), bool(facts.get("own")))
-
-
-def _parse_stack(facts: dict[str, Any], frames: Sequence[StackFrame]) -> ThreadStack:
-    indexes = [index for index in facts.get("frames") or () if isinstance(index, int) and 0 <= index < len(frames)]
-    return ThreadStack(
-        str(facts.get("thread") or ""), str(facts.get("call") or ""), tuple(frames[index] for index in indexes)
-    )

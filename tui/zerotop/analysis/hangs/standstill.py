@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
-from zerotop.analysis.hangs.stacks import Call, Collectives, RankStacks, StackFrame
+from zerotop.analysis.hangs.stacks import Call, Collectives, StackFrame, StackReport
 from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 
@@ -17,7 +17,7 @@ class StackGroup:
     """Ranks in the same place of the code. Without stacks, ranks that ended or whose Python did not run."""
 
     processes: tuple[RankProcess, ...]
-    stacks: tuple[RankStacks, ...]  # of each of them; () without
+    stacks: tuple[StackReport, ...]  # of each of them; () without
     wait: Wait | None  # None without stacks
     frame: StackFrame | None  # the job's own line where they stand
     end: RankEnd | None  # how the first of them ended; None while they live
@@ -101,7 +101,7 @@ class Standstill:
 
 
 def group_ranks(
-    processes: Sequence[RankProcess], stacks: Mapping[RankProcess, RankStacks], ends: Mapping[RankProcess, RankEnd]
+    processes: Sequence[RankProcess], stacks: Mapping[RankProcess, StackReport], ends: Mapping[RankProcess, RankEnd]
 ) -> Standstill:
     """Group all ranks of an attempt by their stacks, or by how they ended."""
     shared = _find_shared_group(list(stacks.values()))
@@ -147,7 +147,7 @@ def _count_called(group: StackGroup) -> int:
     return group.collectives.called if group.collectives is not None else 0
 
 
-def _find_shared_group(stacks: Sequence[RankStacks]) -> str | None:
+def _find_shared_group(stacks: Sequence[StackReport]) -> str | None:
     """Return the process group that all of several ranks have used, the one that the first of them used last."""
     if len(stacks) < 2:
         return None
@@ -155,13 +155,13 @@ def _find_shared_group(stacks: Sequence[RankStacks]) -> str | None:
     return next((one.group for one in stacks[0].collectives if all(one.group in known for known in names)), None)
 
 
-def _read_collectives(stacks: RankStacks, shared: str | None) -> Collectives | None:
+def _read_collectives(stacks: StackReport, shared: str | None) -> Collectives | None:
     return next((one for one in stacks.collectives if one.group == shared), None)
 
 
 def _choose_key(
     process: RankProcess,
-    stacks: Mapping[RankProcess, RankStacks],
+    stacks: Mapping[RankProcess, StackReport],
     ends: Mapping[RankProcess, RankEnd],
     shared: str | None,
 ) -> tuple[object, ...]:
@@ -178,7 +178,7 @@ def _choose_key(
 
 def _build_group(
     processes: tuple[RankProcess, ...],
-    stacks: Mapping[RankProcess, RankStacks],
+    stacks: Mapping[RankProcess, StackReport],
     ends: Mapping[RankProcess, RankEnd],
     shared: str | None,
 ) -> StackGroup:

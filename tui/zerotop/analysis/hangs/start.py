@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import NamedTuple
 
-from zerotop.analysis.hangs.stacks import RankStacks, read_silent_stacks
+from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.reader import Session
@@ -26,49 +26,45 @@ class Start(NamedTuple):
 
 def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
     """Return the processes of the ranks that run at a time, by rank, also of those that have not written anything."""
-    found = [*session.events_named(events.RANK_FOUND, time_ns), *session.events_named(events.RANK_STACKS, time_ns)]
-    gone_ns = {
-        (event.host, event.facts.get("pid")): event.unix_ns for event in session.events_named(events.RANK_GONE, time_ns)
-    }
-    last = {(event.host, event.facts.get("pid")): event for event in found}
+    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.RankStacks, time_ns))
+    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in session.events_of(events.RankGone, time_ns)}
+    last = {(event.writer.host, event.pid): (event.rank, event.unix_ns) for event in found}
     return sorted(
-        {
-            RankProcess(event.host, event.facts["pid"], event.facts["rank"])
-            for key, event in last.items()
-            if isinstance(event.facts.get("pid"), int)
-            and isinstance(event.facts.get("rank"), int)
-            and gone_ns.get(key, 0) < event.unix_ns
-        },
+        (
+            RankProcess(host, pid, rank)
+            for (host, pid), (rank, found_ns) in last.items()
+            if pid is not None and rank is not None and gone_ns.get((host, pid), 0) < found_ns
+        ),
         key=lambda process: (process.rank, process.host, process.pid),
     )
 
 
 def find_last_stacks(session: Session, time_ns: int) -> int:
     """Return when the last stacks up to a time were written; 0 without any."""
-    last = (session.events_named(name, time_ns)[-1:] for name in (events.RANK_STACKS, events.STACKS))
-    return max((event.unix_ns for found in last for event in found), default=0)
+    last = (*session.events_of(events.RankStacks, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
+    return max((event.unix_ns for event in last), default=0)
 
 
 def find_standstill(session: Session, time_ns: int) -> Start | None:
     """Return the stuck ranks at a time, if the last stacks of each of them end in the same line of the job's own."""
     known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
-    is_attached = bool(session.events_named(events.ATTACHED, time_ns))
+    is_attached = bool(session.events_of(events.Attached, time_ns))
     if not known or not all(_stands_still(found, is_attached=is_attached) for found in known.values()):
         return None
     since_ns = max(_find_begin(found) for found in known.values())
     return Start(group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {}), since_ns)
 
 
-def _stands_still(found: list[RankStacks], *, is_attached: bool) -> bool:
+def _stands_still(found: list[StackReport], *, is_attached: bool) -> bool:
     same = _list_same(found)
     is_idle = is_attached and len(same) >= 2 and all(one.idle_s for one in same[:2])
     return len(same) >= 2 and same[0].time_ns - same[-1].time_ns >= (_IDLE_APART_NS if is_idle else _APART_NS)
 
 
-def _find_begin(found: list[RankStacks]) -> int:
+def _find_begin(found: list[StackReport]) -> int:
     return min(one.time_ns - int(one.idle_s * 1e9) for one in _list_same(found))
 
 
-def _list_same(found: list[RankStacks]) -> list[RankStacks]:
+def _list_same(found: list[StackReport]) -> list[StackReport]:
     """Return the last stacks that end in the same line, newest first."""
     return list(takewhile(lambda one: one.training.own_frame == found[-1].training.own_frame, reversed(found)))

@@ -19,6 +19,7 @@ from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Hello
 
 _MOST_FLUSHES = 100
 
@@ -95,7 +96,7 @@ def read_rank_health(
     if not len(readings):
         return None
     last = readings[-1]
-    hello = read_events(session, "hello", identify_process(source), cursor_ns)
+    hello = read_events(session, Hello, identify_process(source), cursor_ns)
     flushes = _find_flushes(source, readings, steps[steps["rank"] == source.rank] if steps is not None else None)
     costs = {flush.step: flush.extra_s for flush in flushes if flush.extra_s is not None}
     # Older recordings have no count of segments, nor has another kind of allocator.
@@ -111,7 +112,7 @@ def read_rank_health(
         at_peak=_read_fragmentation(session, source, cursor_ns),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
         segments=segments if segments >= 0 else None,
-        settings=read_settings(hello[-1].facts if hello else {}),
+        settings=read_settings(hello[-1] if hello else None),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from zerotop_probe.recording.events import Hello
 
 # Up to 2.8 only the first exists. 2.9 deprecates it in favour of the last, but reads expandable_segments from the first only
 # (github.com/pytorch/pytorch/issues/183387). From 2.10 on the first that is set counts, in this order
@@ -44,11 +45,9 @@ def choose_variable(torch: str) -> str:
     return ANY_VARIABLE if parse_version(torch) >= (2, 10) else CUDA_VARIABLE
 
 
-def read_settings(hello: Mapping[str, Any]) -> AllocatorSettings:
-    """Return the settings of a rank from the facts of its ``hello`` event."""
-    environment = hello.get("environment")
-    variables = {str(name): str(value) for name, value in environment.items()} if isinstance(environment, dict) else {}
-    return parse_settings(variables, str(hello.get("torch") or ""))
+def read_settings(hello: Hello | None) -> AllocatorSettings:
+    """Return the settings of a rank; None: it has not reported."""
+    return parse_settings((hello.environment or {}), hello.torch or "") if hello is not None else parse_settings({}, "")
 
 
 def parse_settings(environment: Mapping[str, str], torch: str) -> AllocatorSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -97,41 +97,41 @@ class Look:
 
 def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:
     """Return the last look of a process up to a cursor; None without any."""
-    found = read_events(session, events.MEMORY_LINES, process, cursor_ns)
+    found = read_events(session, events.MemoryLines, process, cursor_ns)
     return read_look(session, found[-1]) if found else None
 
 
-def read_look(session: Session, event: Event) -> Look:
+def read_look(session: Session, event: events.MemoryLines) -> Look:
     """Return the look that a ``memory_lines`` event describes."""
-    facts, process = event.facts, RankProcess(event.host, event.pid, event.rank)
+    process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
     spans = find_table(session, "spans", process, event.unix_ns)
     offset_ns = spans.offset_ns if spans is not None else 0
     sizes: dict[CodeLine | None, dict[int, int]] = {}
     first_ns: dict[CodeLine | None, int] = {}
-    for stack in facts["stacks"]:
-        line = _find_line(facts["frames"], stack["frames"])
+    for stack in event.stacks:
+        line = _find_line(event.frames, stack.frames)
         of_line = sizes.setdefault(line, {})
-        of_line[stack["size_bytes"]] = of_line.get(stack["size_bytes"], 0) + stack["count"]
-        first_ns.setdefault(line, 1000 * (stack.get("unix_us") or 0))
+        of_line[stack.size_bytes] = of_line.get(stack.size_bytes, 0) + stack.count
+        first_ns.setdefault(line, 1000 * (stack.unix_us or 0))
     phases = _find_phases(session, event, list(first_ns.values()))
     blocks = [
         LineBlocks(line, phase, tuple(of_line.items())) for (line, of_line), phase in zip(sizes.items(), phases, strict=True)
     ]
     return Look(
-        why=facts["why"],
-        first_step=facts["first_step"],
-        begin_ns=facts["begin_ns"] + offset_ns,
-        end_ns=facts["end_ns"] + offset_ns,
+        why=event.why,
+        first_step=event.first_step,
+        begin_ns=event.begin_ns + offset_ns,
+        end_ns=event.end_ns + offset_ns,
         known_ns=event.unix_ns,
-        whole_bytes=facts.get("staying_bytes") or facts.get("peak_bytes") or 0,
-        before_bytes=facts.get("before_bytes") or 0,
+        whole_bytes=event.staying_bytes or event.peak_bytes or 0,
+        before_bytes=event.before_bytes or 0,
         blocks=tuple(sorted(blocks, key=lambda one: one.total_bytes, reverse=True)),
     )
 
 
 def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> list[str]:
     """Return the name of the innermost phase of a rank at each time."""
-    process = RankProcess(event.host, event.pid, event.rank)
+    process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
     begins, spans = (find_table(session, name, process, event.unix_ns) for name in ("begins", "spans"))
     if begins is None or not times_ns:
         return [PHASES[OTHER]] * len(times_ns)
@@ -140,31 +140,31 @@ def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> lis
     return [find_phase_name(code) for code in codes[back].tolist()]
 
 
-def _find_line(frames: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> CodeLine | None:
+def _find_line(frames: Sequence[events.SampledFrame], numbers: Sequence[int]) -> CodeLine | None:
     """Return the job's own line, or else a library's, and the library function that it calls."""
     stack = [frames[number] for number in numbers if 0 <= number < len(frames)]
-    if not stack or not all(frame["file"].isprintable() and frame["function"].isprintable() for frame in stack):
+    if not stack or not all(frame.file.isprintable() and frame.function.isprintable() for frame in stack):
         return None
-    own = next((index for index, frame in enumerate(stack) if frame.get("own")), None)
-    beneath = [frame for frame in stack[:own] if frame["function"] not in _CALLING]
+    own = next((index for index, frame in enumerate(stack) if frame.own), None)
+    beneath = [frame for frame in stack[:own] if frame.function not in _CALLING]
     if own is None:
         own, beneath = 0, []
     called = _name_called(beneath)
-    return AllocatingLine(stack[own]["file"], stack[own]["line"], stack[own]["function"], (called,) if called else ())
+    return AllocatingLine(stack[own].file, stack[own].line, stack[own].function, (called,) if called else ())
 
 
-def _name_called(beneath: Sequence[Mapping[str, Any]]) -> str:
+def _name_called(beneath: Sequence[events.SampledFrame]) -> str:
     """Name PyTorch's function that allocated, and the line of another library that called it.
 
     ``beneath``: frames, innermost first.
     """
-    of_torch = beneath[0] if beneath and beneath[0]["file"].startswith(_TORCH) else None
-    other = next((frame for frame in beneath if not frame["file"].startswith(_TORCH)), None)
+    of_torch = beneath[0] if beneath and beneath[0].file.startswith(_TORCH) else None
+    other = next((frame for frame in beneath if not frame.file.startswith(_TORCH)), None)
     parts = []
     if other is not None:
-        parts.append(f"{PurePosixPath(other['file']).name}:{other['line']} in {other['function']}")
+        parts.append(f"{PurePosixPath(other.file).name}:{other.line} in {other.function}")
     if of_torch is not None:
-        file, function = of_torch["file"], of_torch["function"]
+        file, function = of_torch.file, of_torch.function
         module = PurePosixPath(file).with_suffix("")
         parts.append(".".join(module.parts) if function == "forward" else name_function(file, function))
     return ": ".join(parts)

@@ -14,7 +14,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_proce
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.events import OUT_OF_MEMORY, TRAINING_CHANGED
+from zerotop_probe.recording.events import Engine, Left, Node, OutOfMemory, TrainingChanged
 from zerotop_probe.recording.tables import END, PHASE_CODE
 
 _TAIL_ROWS = 4096  # readings to look back through
@@ -40,7 +40,7 @@ def find_holders(
 ) -> dict[GpuKey, list[GpuHolder]]:
     """Return the living ranks' allocators by GPU, of ``gpu_keys`` or of all GPUs."""
     alive = set(find_alive_processes(session, cursor_ns))
-    exits = ProcessExits(session.events_named("left", cursor_ns))
+    exits = ProcessExits(session.events_of(Left, cursor_ns))
     holders: dict[GpuKey, list[GpuHolder]] = {}
     for index, key in read_gpu_by_allocator(session, cursor_ns).items():
         source = session.sources["allocator"][index]
@@ -68,8 +68,8 @@ def read_holder(session: Session, source: Source, cursor_ns: int) -> GpuHolder:
 
 def _find_failure(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> tuple[int, int, int] | None:
     """Return allocated and reserved bytes, and the time, of an allocation that has failed since the last reading."""
-    for event in reversed(read_events(session, OUT_OF_MEMORY, process, cursor_ns)):
-        allocated, reserved = event.facts.get("allocated_bytes"), event.facts.get("reserved_bytes")
+    for event in reversed(read_events(session, OutOfMemory, process, cursor_ns)):
+        allocated, reserved = event.allocated_bytes, event.reserved_bytes
         if event.unix_ns >= since_ns and allocated is not None and reserved is not None:
             return allocated, reserved, event.unix_ns
     return None
@@ -77,7 +77,7 @@ def _find_failure(session: Session, process: RankProcess, since_ns: int, cursor_
 
 def _has_changed(session: Session, process: RankProcess, source: Source, counted_ns: int, cursor_ns: int) -> bool:
     """Return whether memory after a step, or the training, is another than when tensors were counted."""
-    if any(event.unix_ns > counted_ns for event in read_events(session, TRAINING_CHANGED, process, cursor_ns)):
+    if any(event.unix_ns > counted_ns for event in read_events(session, TrainingChanged, process, cursor_ns)):
         return True
     rows = source.until(cursor_ns)[-_TAIL_ROWS:]
     ends = rows[(rows["edge"] == END) & (rows["phase"] == PHASE_CODE["step"])]
@@ -108,13 +108,13 @@ _GPU_BY_ALLOCATOR: CursorMemo[dict[int, GpuKey]] = CursorMemo(("allocator",))
 
 
 def _compute_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, GpuKey]:
-    nodes, engines = (session.events_named(name, cursor_ns) for name in ("node", "engine"))
+    nodes, engines = session.events_of(Node, cursor_ns), session.events_of(Engine, cursor_ns)
     return ranks_and_hosts.find_gpu_by_allocator(session, nodes, engines)
 
 
 def find_engine_gpus(session: Session, cursor_ns: int, allocator: str | None = None) -> dict[ProcessKey, GpuKey]:
     """Return the GPU that each process names for its engine, or only those of processes with this ``allocator``."""
-    nodes, engines = (session.events_named(name, cursor_ns) for name in ("node", "engine"))
-    wanted = {(event.host, event.pid) for event in engines if allocator in (None, event.facts.get("allocator"))}
+    nodes, engines = session.events_of(Node, cursor_ns), session.events_of(Engine, cursor_ns)
+    wanted = {(event.writer.host, event.writer.pid) for event in engines if allocator in (None, event.allocator)}
     located = ranks_and_hosts.locate_engines(nodes, engines) if wanted else []
     return {process: key for process, key in located if process in wanted}

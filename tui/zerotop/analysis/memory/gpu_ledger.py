@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,8 @@ from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Po
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExits
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
+from zerotop_probe.recording.events import Any, Engine, EngineDevice, Left, Node
 
 # Gradients are gone if this share of them does not fit beside what outlives a step.
 _FREED_SHARE = 0.9
@@ -86,9 +86,9 @@ def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
     holders = find_holders(session, cursor_ns, gpu_keys)
     known = _find_gpu_keys(session, cursor_ns, gpu_keys) | set(holders)
     keys = known if gpu_keys is None else known & set(gpu_keys)
-    engines: dict[str, list[Event]] = {}
-    for engine in session.events_named("engine", cursor_ns):
-        engines.setdefault(engine.host, []).append(engine)
+    engines: dict[str, list[Engine]] = {}
+    for engine in session.events_of(Engine, cursor_ns):
+        engines.setdefault(engine.writer.host, []).append(engine)
     return tuple(
         build_ledger(session, key, cursor_ns, holders.get(key, []), engines.get(key[0], [])) for key in sorted(keys)
     )
@@ -98,7 +98,7 @@ def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequ
     """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
     if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
         return None
-    engines = [engine for engine in session.events_named("engine", cursor_ns) if engine.host == gpu_key[0]]
+    engines = [engine for engine in session.events_of(Engine, cursor_ns) if engine.writer.host == gpu_key[0]]
     return build_ledger(session, gpu_key, cursor_ns, holders, engines)
 
 
@@ -115,7 +115,7 @@ def build_ledger(
     gpu_key: GpuKey,
     time_ns: int,
     holders: Sequence[GpuHolder],
-    engines: Sequence[Event],
+    engines: Sequence[Engine],
     *,
     at_peak: bool = False,
 ) -> GpuLedger:
@@ -185,23 +185,23 @@ def find_pids(session: Session, host: str, cursor_ns: int) -> set[int]:
 
 
 def _find_gpu_name(session: Session, gpu_key: GpuKey, cursor_ns: int) -> str:
-    for event in reversed(session.events_named("node", cursor_ns)):
-        for gpu in event.facts.get("gpus") or [] if event.host == gpu_key[0] else []:
-            if gpu.get("index") == gpu_key[1]:
-                return str(gpu.get("name") or "GPU")
+    for event in reversed(session.events_of(Node, cursor_ns)):
+        for gpu in event.gpus or [] if event.writer.host == gpu_key[0] else []:
+            if gpu.index == gpu_key[1]:
+                return gpu.name or "GPU"
     return "GPU"
 
 
-def _list_devices(engines: Sequence[Event], holders: Sequence[GpuHolder]) -> list[dict[str, Any]]:
+def _list_devices(engines: Sequence[Engine], holders: Sequence[GpuHolder]) -> list[EngineDevice]:
     """Return PyTorch's descriptions of the holders' devices."""
     processes = {(holder.process.host, holder.process.pid) for holder in holders}
-    own = (engine for engine in engines if (engine.host, engine.pid) in processes)
-    return [device for engine in own for device in engine.facts.get("devices") or []]
+    own = (engine for engine in engines if (engine.writer.host, engine.writer.pid) in processes)
+    return [device for engine in own for device in engine.devices or []]
 
 
-def _find_capacity(devices: Sequence[dict[str, Any]], reserved: int) -> int:
+def _find_capacity(devices: Sequence[EngineDevice], reserved: int) -> int:
     """Return a device's bytes by PyTorch; else the bytes that are reserved on it."""
-    return max([reserved, *(device.get("total_bytes") or 0 for device in devices)])
+    return max([reserved, *(device.total_bytes or 0 for device in devices)])
 
 
 # --- allocated -----------------------------------------------------------------------------------------------------------
@@ -308,9 +308,7 @@ def _find_largest(holders: Sequence[GpuHolder]) -> tuple[int, ...]:
 # --- notes ---------------------------------------------------------------------------------------------------------------
 
 
-def _iter_notes(
-    device: DeviceMemory | None, holders: Sequence[GpuHolder], devices: Sequence[dict[str, Any]]
-) -> Iterator[str]:
+def _iter_notes(device: DeviceMemory | None, holders: Sequence[GpuHolder], devices: Sequence[EngineDevice]) -> Iterator[str]:
     if holders and device is None:
         yield _NO_NVML_NOTE
     if holders and device is not None and device.job_bytes is None:
@@ -323,18 +321,18 @@ def _iter_notes(
         yield _OPAQUE_NOTE
     if any(map(_is_counted_by_size, inventories)):
         yield _BY_SIZE_NOTE
-    if any(str(d.get("uuid") or "").startswith("MIG-") or " MIG " in str(d.get("name") or "") for d in devices):
+    if any((one.uuid or "").startswith("MIG-") or " MIG " in (one.name or "") for one in devices):
         yield _MIG_NOTE
 
 
-def _iter_blind_spots(session: Session, gpu_key: GpuKey, cursor_ns: int, engines: Sequence[Event]) -> Iterator[str]:
+def _iter_blind_spots(session: Session, gpu_key: GpuKey, cursor_ns: int, engines: Sequence[Engine]) -> Iterator[str]:
     """Yield a note where a living rank's allocator has no counters, and where its probe was removed."""
-    if any(engine.facts.get("allocator") == "pluggable" for engine in engines):
+    if any(engine.allocator == "pluggable" for engine in engines):
         alive = {(process.host, process.pid) for process in find_alive_processes(session, cursor_ns)}
         gpus = find_engine_gpus(session, cursor_ns, "pluggable")
         if any(key == gpu_key and process in alive for process, key in gpus.items()):
             yield _NO_COUNTERS_NOTE
-    left = session.events_named("left", cursor_ns)
+    left = session.events_of(Left, cursor_ns)
     if not left:
         return
     exits = ProcessExits(left)

@@ -29,6 +29,7 @@ from zerotop.analysis.memory.tensor_inventory import (
 )
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, read_events
 from zerotop.session.reader import Session
+from zerotop_probe.recording.events import Engine
 
 PINNED_SPARE, FILES, REST, NOT_RESIDENT, WORKERS = "pinned_spare", "files", "rest", "not_resident", "workers"
 
@@ -161,12 +162,12 @@ def _measure_pinned(inventory: TensorInventory) -> PinnedMemory | None:
 def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
     """Return how many parameters a rank's optimizers update: from stage 1 on each rank has a share of them."""
     total = 0
-    for engine in keep_latest(read_events(session, "engine", process, cursor_ns)):
-        count, ranks = engine.facts.get("trainable_parameters"), engine.facts.get("data_parallel") or 1
+    for engine in keep_latest(read_events(session, Engine, process, cursor_ns)):
+        count, ranks = engine.trainable_parameters, engine.data_parallel or 1
         if count is None:
             return None
-        if engine.facts.get("optimizer"):
-            total += -(-count // ranks) if (engine.facts.get("zero_stage") or 0) >= 1 else count
+        if engine.optimizer:
+            total += -(-count // ranks) if (engine.zero_stage or 0) >= 1 else count
     return total or None
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table
 from zerotop.analysis.processes.phases import find_innermost, find_phase_name
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Microscope
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
 
 Ints = NDArray[np.int64]
@@ -60,7 +61,7 @@ class AllocationTrace:
 
 def read_traces(session: Session, cursor_ns: int) -> tuple[AllocationTrace, ...]:
     """Return all traces that were recorded by the cursor, by request and rank."""
-    traces = [_build_trace(session, event) for event in session.events_named("microscope", cursor_ns)]
+    traces = [_build_trace(session, event) for event in session.events_of(Microscope, cursor_ns)]
     return tuple(sorted(traces, key=lambda trace: (trace.request, trace.rank)))
 
 
@@ -69,27 +70,26 @@ class AllocationTraces:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._cached: tuple[Event, AllocationTrace] | None = None
+        self._cached: tuple[Microscope, AllocationTrace] | None = None
 
     def trace_at(self, cursor_ns: int, rank: int) -> AllocationTrace | None:
         """Return the latest trace; None before the first."""
-        events = [event for event in self._session.events_named("microscope", cursor_ns) if event.rank == rank]
+        events = [event for event in self._session.events_of(Microscope, cursor_ns) if event.writer.rank == rank]
         if not events:
             return None
-        last = max(events, key=lambda event: (int(event.facts["request"]), event.unix_ns))
+        last = max(events, key=lambda event: (event.request, event.unix_ns))
         if self._cached is None or self._cached[0] != last:
             self._cached = last, _build_trace(self._session, last)
         return self._cached[1]
 
 
-def _build_trace(session: Session, event: Event) -> AllocationTrace:
-    facts = event.facts
+def _build_trace(session: Session, event: Microscope) -> AllocationTrace:
     source = _find_table(session, "history", event)
     offset_ns = source.offset_ns if source is not None else 0
-    begin_ns, end_ns = (int(facts[name]) + offset_ns for name in ("begin_ns", "end_ns"))
-    rows = _read_rows(source, int(facts["request"]))
+    begin_ns, end_ns = (time_ns + offset_ns for time_ns in (event.begin_ns, event.end_ns))
+    rows = _read_rows(source, event.request)
     signed_sizes = np.where(rows["action"] == _ALLOC, rows["size_bytes"], -rows["size_bytes"])
-    curve = int(facts["baseline"].get("requested_bytes", 0)) + np.cumsum(signed_sizes, dtype=np.int64)
+    curve = event.baseline.get("requested_bytes", 0) + np.cumsum(signed_sizes, dtype=np.int64)
     peak = int(np.argmax(curve)) if len(curve) else None
     times_ns = rows["time_ns"] + offset_ns
     phases = _find_phases(session, event, times_ns) if len(rows) else np.empty(0, np.int16)
@@ -97,14 +97,14 @@ def _build_trace(session: Session, event: Event) -> AllocationTrace:
     alive = _find_alive(rows, peak) if peak is not None else []
     largest = sorted(alive, key=lambda index: -int(rows["size_bytes"][index]))[:_LARGEST]
     return AllocationTrace(
-        rank=event.rank,
-        request=int(facts["request"]),
-        first_step=int(facts["first_step"]),
-        steps=int(facts["steps"]),
+        rank=event.writer.rank,
+        request=event.request,
+        first_step=event.first_step,
+        steps=event.steps,
         begin_ns=begin_ns,
         end_ns=end_ns,
         known_ns=event.unix_ns,
-        refused=str(facts.get("why") or ""),
+        refused=event.why or "",
         times_ns=times_ns,
         curve_bytes=curve,
         phases=phases,
@@ -120,12 +120,12 @@ def _build_trace(session: Session, event: Event) -> AllocationTrace:
             for index in largest
         ),
         before_bytes=int(curve[peak] - rows["size_bytes"][alive].sum()) if peak is not None else 0,
-        snapshot=facts.get("snapshot"),
+        snapshot=event.snapshot,
     )
 
 
-def _find_table(session: Session, name: str, event: Event) -> Source | None:
-    return find_table(session, name, RankProcess(event.host, event.pid, event.rank), event.unix_ns)
+def _find_table(session: Session, name: str, event: Microscope) -> Source | None:
+    return find_table(session, name, RankProcess(event.writer.host, event.writer.pid, event.writer.rank), event.unix_ns)
 
 
 def _read_rows(source: Source | None, request: int) -> NDArray[Any]:
@@ -137,13 +137,13 @@ def _read_rows(source: Source | None, request: int) -> NDArray[Any]:
     return rows
 
 
-def _find_phase_changes(session: Session, event: Event, begin_ns: int, end_ns: int) -> Ints:
+def _find_phase_changes(session: Session, event: Microscope, begin_ns: int, end_ns: int) -> Ints:
     """Return the begin of a period, and the times in it at which the event's process began or ended a phase."""
     times = np.unique(np.concatenate([np.array([begin_ns], np.int64), *_iter_edges(session, event, begin_ns, end_ns)]))
     return times[(times >= begin_ns) & (times < end_ns)]
 
 
-def _iter_edges(session: Session, event: Event, begin_ns: int, end_ns: int) -> Iterator[Ints]:
+def _iter_edges(session: Session, event: Microscope, begin_ns: int, end_ns: int) -> Iterator[Ints]:
     for table, columns in (("spans", ("begin_ns", "end_ns")), ("begins", ("time_ns",))):
         source = _find_table(session, table, event)
         if source is not None:
@@ -151,7 +151,7 @@ def _iter_edges(session: Session, event: Event, begin_ns: int, end_ns: int) -> I
             yield from (rows[column].astype(np.int64) + source.offset_ns for column in columns)
 
 
-def _find_phases(session: Session, event: Event, times_ns: Ints) -> NDArray[np.int16]:
+def _find_phases(session: Session, event: Microscope, times_ns: Ints) -> NDArray[np.int16]:
     begins = _find_table(session, "begins", event)
     if begins is None:
         return np.zeros(len(times_ns), np.int16)

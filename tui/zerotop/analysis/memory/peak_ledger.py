@@ -13,6 +13,7 @@ from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Engine, Entered
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def _build_peak_ledger(
     for other in _find_other_ranks(source, sources, peak.unix_ns):
         inventory = read_inventory(session, identify_process(other), peak.unix_ns)
         holders.append(replace(read_holder(session, other, peak.unix_ns), inventory=inventory))
-    engines = session.events_named("engine", peak.unix_ns)
+    engines = session.events_of(Engine, peak.unix_ns)
     ledger = build_ledger(session, gpu_key, peak.unix_ns, holders, engines, at_peak=True)
     return PeakLedger(source.rank, peak, ledger, peaks.peak_before_entry)
 
@@ -68,7 +69,7 @@ def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor
     process, reserved = identify_process(source), max(peak.reserved_bytes, peak.allocated_bytes)
     # The peak's window ended with its phase: the inventory must be of the moment before.
     inventory = read_inventory(session, process, peak.unix_ns - 1)
-    if inventory is None and peak.is_in_step and read_events(session, "entered", process, peak.unix_ns - 1):
+    if inventory is None and peak.is_in_step and read_events(session, Entered, process, peak.unix_ns - 1):
         # Attached in mid-training: permanent tensors were there before the first inventory.
         inventory = read_inventory(session, process, cursor_ns)
     if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):

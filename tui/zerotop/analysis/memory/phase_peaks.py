@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_sibling_table, identify_process, read_events
 from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Entered
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
 
 Ints = NDArray[np.int64]
@@ -182,7 +183,7 @@ def _find_owners(session: Session, source: Source, begin: int, end: int) -> NDAr
     own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE_PHASES)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase of a newer version
     if begin == 0:
-        entered = read_events(session, "entered", identify_process(source), int(ends[0]) + source.offset_ns)
+        entered = read_events(session, Entered, identify_process(source), int(ends[0]) + source.offset_ns)
         own[0] = _BEFORE_CODE if entered else PHASE_CODE["init"]
     # A step begins a moment before it is recognized and read.
     mixed = outermost.count_edges(starts + _FRESH_NS, ends - begins * _FRESH_NS) > 0

@@ -9,18 +9,17 @@ before the first backward, has the parameters that FSDP has gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording.event_values import AGAIN, FAILURE
-from zerotop_probe.recording.events import ENGINE, TENSORS
+from zerotop_probe.recording.events import Engine, HoldingVariable, Tensors
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"
@@ -164,37 +163,37 @@ def read_inventory(
 
     ``at_failure``: the cursor is at an out-of-memory error, whose inventory was taken then and there.
     """
-    engines = read_events(session, ENGINE, process, cursor_ns)
+    engines = read_events(session, Engine, process, cursor_ns)
     takeovers = find_takeovers(engines)
-    by_engine: dict[int, list[Event]] = {}
-    for event in read_events(session, TENSORS, process, cursor_ns):
-        number = event.facts.get("engine") or 0
-        is_failure = event.facts.get("when") == FAILURE
+    by_engine: dict[int, list[Tensors]] = {}
+    for event in read_events(session, Tensors, process, cursor_ns):
+        number = event.engine or 0
+        is_failure = event.when == FAILURE
         if event.unix_ns >= takeovers.get(number, 0) and (at_failure or not is_failure):
             by_engine.setdefault(number, []).append(event)
     if not by_engine:
         return None
     chosen = [_choose_events(session, process, engine, events, cursor_ns) for engine, events in sorted(by_engine.items())]
-    loops = any(event.facts.get("kind") == LOOP for event in keep_latest(engines))
+    loops = any(event.kind == LOOP for event in keep_latest(engines))
     # The engines share one allocator: unclaimed bytes are those of the last inventory less what other engines claim.
     latest = max((static for static, _ in chosen), key=lambda event: event.unix_ns)
     by_others = sum(sum(_read_sizes(static, "device").values()) for static, _ in chosen if static is not latest)
-    unclaimed = max(0, (latest.facts.get("unclaimed_bytes") or 0) - by_others)
-    largest = latest.facts.get("unclaimed_largest") or ()
+    unclaimed = max(0, (latest.unclaimed_bytes or 0) - by_others)
+    largest = latest.unclaimed_largest or ()
     # In the middle of a step activations may be of that size, or hide them.
-    settled = [event for events in by_engine.values() for event in events if event.facts.get("when") != FAILURE]
-    of_cublas = (settled[-1] if settled else latest).facts.get("unclaimed_largest") or ()
+    settled = [event for events in by_engine.values() for event in events if event.when != FAILURE]
+    of_cublas = (settled[-1] if settled else latest).unclaimed_largest or ()
     cublas = min(unclaimed, sum(size for size in of_cublas if size in _CUBLAS_WORKSPACES))
     held = _read_held(settled, unclaimed - cublas)
     held_bytes = sum(one.bytes for one in held)
     unexplained = min(_limit_unexplained(by_engine, unclaimed - cublas), unclaimed - cublas - held_bytes)
     largest = largest if unexplained == unclaimed - cublas else ()
     unclaimed = unexplained + cublas
-    with_pools = next((event for event in reversed(settled) if event.facts.get("pools")), None)
-    before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
+    with_pools = next((event for event in reversed(settled) if event.pools), None)
+    before_update = [event for events in by_engine.values() for event in events if event.when == BEFORE_UPDATE]
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
     for number, events in by_engine.items():
-        gathered = next((event for event in events if event.facts.get("when") == BEFORE_BACKWARD), None)
+        gathered = next((event for event in events if event.when == BEFORE_BACKWARD), None)
         if gathered is not None and _is_gathered(session, process, number, cursor_ns):
             for table, sizes in (("device", device), ("host", host)):
                 if UNSHARDED_PARAMETERS in _read_sizes(gathered, table):
@@ -213,21 +212,20 @@ def read_inventory(
         cublas_bytes=cublas,
         unclaimed_bytes=unclaimed - cublas,
         unclaimed_largest=tuple(size for size in largest if size not in _CUBLAS_WORKSPACES) if not by_others else (),
-        pinned_allocator=latest.facts.get("pinned_allocator") or None,
-        blocks_bytes=latest.facts.get("allocated_bytes"),
+        pinned_allocator=latest.pinned_allocator or None,
+        blocks_bytes=latest.allocated_bytes,
         optimizer_states=tuple(
-            OptimizerBytes(str(state.get("class")), state.get("device") or 0, state.get("host") or 0)
-            for state in latest.facts.get("optimizer_states") or ()
+            OptimizerBytes(state.class_, state.device, state.host) for state in latest.optimizer_states or ()
         ),
         counted_ns=latest.unix_ns,
         held=held,
-        pools=read_pools(with_pools.facts) if with_pools is not None else (),
+        pools=read_pools(with_pools) if with_pools is not None else (),
     )
 
 
-def _read_held(events: list[Event], unclaimed: int) -> tuple[HeldTensors, ...]:
+def _read_held(events: list[Tensors], unclaimed: int) -> tuple[HeldTensors, ...]:
     """Return what variables kept when that was last searched, as far as there is still as much in no category."""
-    searched = next((event.facts["held"] for event in reversed(events) if event.facts.get("held") is not None), ())
+    searched = next((event.held for event in reversed(events) if event.held is not None), [])
     held: list[HeldTensors] = []
     for one in read_held(searched):
         size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
@@ -235,46 +233,49 @@ def _read_held(events: list[Event], unclaimed: int) -> tuple[HeldTensors, ...]:
     return tuple(held)
 
 
-def read_held(entries: Iterable[Mapping[str, Any]]) -> list[HeldTensors]:
+def read_held(entries: Iterable[HoldingVariable]) -> list[HeldTensors]:
     """Return the entries of ``held`` of a ``tensors`` event."""
-    texts = ("name", "owner", "file", "kind", "added_file")
-    return [_read_holder(one) for one in entries if all(str(one.get(name) or "").isprintable() for name in texts)]
+    return [_read_holder(one) for one in entries if _is_plain(one)]
 
 
-def _read_holder(facts: Mapping[str, Any]) -> HeldTensors:
-    name, scope, owner, file = (str(facts[key]) for key in ("name", "scope", "owner", "file"))
+def _is_plain(one: HoldingVariable) -> bool:
+    return all((text or "").isprintable() for text in (one.name, one.owner, one.file, one.kind, one.added_file))
+
+
+def _read_holder(one: HoldingVariable) -> HeldTensors:
+    name, scope, owner, file = one.name, one.scope, one.owner, one.file
     place = f" ({file})" if file else ""
     where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
-    kind = "tensor" if facts["kind"] in ("Tensor", "Parameter") else facts["kind"]
+    kind = "tensor" if one.kind in ("Tensor", "Parameter") else one.kind
     where = where or f"{name} of {file or owner}"
     return HeldTensors(
         name=f"{owner}.{name}" if scope == "attribute" else name,
-        text=f"a {kind} within {where}" if facts.get("levels") else f"the {kind} {where}",
-        bytes=facts["bytes"],
-        count=facts["count"],
-        keeps_graph=facts.get("keeps_graph") is True,
-        shape=tuple(facts.get("shape") or ()),
-        view_of=tuple(facts.get("view_of") or ()),
-        line=f"{facts['added_file']}:{facts['added_line']}" if facts.get("added_file") and facts.get("added_line") else "",
+        text=f"a {kind} within {where}" if one.levels else f"the {kind} {where}",
+        bytes=one.bytes,
+        count=one.count,
+        keeps_graph=bool(one.keeps_graph),
+        shape=tuple(one.shape or ()),
+        view_of=tuple(one.view_of or ()),
+        line=f"{one.added_file}:{one.added_line}" if one.added_file and one.added_line else "",
     )
 
 
-def read_pools(facts: Mapping[str, Any]) -> tuple[Pool, ...]:
+def read_pools(event: Tensors) -> tuple[Pool, ...]:
     """Return the pools of a ``tensors`` event."""
-    stream = facts.get("stream") or 0
+    stream = event.stream or 0
     return tuple(
         Pool(
-            is_private=pool["private"],
-            is_current=pool["stream"] == stream,
-            reserved=pool["reserved"],
-            allocated=pool["allocated"],
-            sparse=pool.get("sparse") or 0,
+            is_private=pool.private,
+            is_current=pool.stream == stream,
+            reserved=pool.reserved,
+            allocated=pool.allocated,
+            sparse=pool.sparse or 0,
         )
-        for pool in facts.get("pools") or ()
+        for pool in event.pools or ()
     )
 
 
-def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int:
+def _limit_unexplained(by_engine: dict[int, list[Tensors]], unclaimed: int) -> int:
     """Return the part of unclaimed bytes that was there before the first forward.
 
     The rest are outputs and losses that the script still holds when tensors are counted: they are activations. What was
@@ -282,7 +283,7 @@ def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int
     """
     first = []
     for events in by_engine.values():
-        by_moment = {str(event.facts.get("when")): event.facts.get("unclaimed_bytes") or 0 for event in events}
+        by_moment = {event.when: event.unclaimed_bytes or 0 for event in events}
         if list(by_moment) == [BEFORE_BACKWARD]:
             return 0
         first += [by_moment[when] for when in (BEFORE_FORWARD, INIT) if when in by_moment][:1]
@@ -290,10 +291,10 @@ def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int
 
 
 def _choose_events(
-    session: Session, process: RankProcess, engine: int, events: list[Event], cursor_ns: int
-) -> tuple[Event, Event]:
+    session: Session, process: RankProcess, engine: int, events: list[Tensors], cursor_ns: int
+) -> tuple[Tensors, Tensors]:
     """Return one engine's inventory for permanent tensors, and that for gradients."""
-    by_moment = {str(event.facts.get("when")): event for event in events}
+    by_moment = {event.when: event for event in events}
     if FAILURE in by_moment and by_moment[FAILURE] is events[-1]:
         return events[-1], events[-1]
     static = next((by_moment[when] for when in _STATIC_MOMENTS if when in by_moment), events[-1])
@@ -337,7 +338,7 @@ def is_in_forward(session: Session, process: RankProcess, engine: int, cursor_ns
     return len(forwards) > 0 and int(forwards[-1]) > int(ended["end_ns"][update].max(initial=0))
 
 
-def _sum_categories(chosen: list[tuple[Event, Event]], table: str) -> dict[str, int]:
+def _sum_categories(chosen: list[tuple[Tensors, Tensors]], table: str) -> dict[str, int]:
     """Return bytes by category over all engines."""
     total: dict[str, int] = {}
     for static, gradients in chosen:
@@ -348,12 +349,13 @@ def _sum_categories(chosen: list[tuple[Event, Event]], table: str) -> dict[str, 
     return total
 
 
-def _read_sizes(event: Event, table: str) -> dict[str, int]:
-    return event.facts.get(table) or {}
+def _read_sizes(event: Tensors, table: str) -> dict[str, int]:
+    sizes: dict[str, int] | None = getattr(event, table)
+    return sizes or {}
 
 
-def _describe_moment(event: Event) -> str:
-    when = str(event.facts.get("when"))
+def _describe_moment(event: Tensors) -> str:
+    when = str(event.when)
     # The engine counts a step when its update is over.
-    step = (event.facts.get("step") or 0) - (when in (AFTER_UPDATE, NEXT_FORWARD))
+    step = (event.step or 0) - (when in (AFTER_UPDATE, NEXT_FORWARD))
     return "tensors counted " + ("" if when == INIT else f"in step {step}, ") + MOMENT_TEXTS.get(when, when)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop.analysis.processes.process_exits import read_exits_until
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.events.event_files import E
+from zerotop.session.reader import Session, Source
 
 # A probe creates its tables within this time, and cannot enter again sooner.
 _TOGETHER_NS = 100_000_000
@@ -62,6 +63,6 @@ def find_sibling_table(session: Session, name: str, source: Source) -> Source | 
     return find_table(session, name, identify_process(source), min(later) - _TOGETHER_NS if later else None)
 
 
-def read_events(session: Session, name: str, process: RankProcess, cursor_ns: int) -> list[Event]:
-    """Return the events of that name that a rank process recorded up to the cursor, in order."""
-    return list(session.process_events(name, *process, cursor_ns))
+def read_events(session: Session, kind: type[E], process: RankProcess, cursor_ns: int) -> list[E]:
+    """Return the events of that kind that a rank process recorded up to the cursor, in order."""
+    return list(session.process_events(kind, *process, cursor_ns))

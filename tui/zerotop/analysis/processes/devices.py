@@ -7,10 +7,9 @@ adds the instances of GPUs divided by MIG. UUIDs match them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from zerotop.analysis.keys import GpuKey
-from zerotop.session.reader import Event
+from zerotop_probe.recording.events import Engine, EngineDevice, Node, NodeGpu
 
 FASTEST_LINK = 1e12
 """Bytes per second. No link is faster; counters jump when a GPU is reset."""
@@ -19,30 +18,30 @@ FASTEST_LINK = 1e12
 class Devices:
     """The GPUs of all nodes by the sampler's numbers, and the devices of processes."""
 
-    def __init__(self, nodes: Iterable[Event], engines: Iterable[Event]) -> None:
+    def __init__(self, nodes: Iterable[Node], engines: Iterable[Engine]) -> None:
         self._numbers_by_uuid: dict[str, dict[str, int]] = {}
-        self._mig_instances: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._mig_instances: dict[tuple[str, str], list[NodeGpu]] = {}
         self._numbers_by_ordinal: dict[tuple[str, int, int], int] = {}
         for node in nodes:
-            for gpu in node.facts.get("gpus") or []:
-                self._numbers_by_uuid.setdefault(node.host, {})[_strip_uuid(gpu.get("uuid"))] = int(gpu["index"])
-                if gpu.get("mig_of"):
-                    self._mig_instances.setdefault((node.host, _strip_uuid(gpu["mig_of"])), []).append(gpu)
+            for gpu in node.gpus or []:
+                self._numbers_by_uuid.setdefault(node.writer.host, {})[_strip_uuid(gpu.uuid)] = gpu.index
+                if gpu.mig_of:
+                    self._mig_instances.setdefault((node.writer.host, _strip_uuid(gpu.mig_of)), []).append(gpu)
         # In order of the engines, so that assigned numbers stay.
         for engine in engines:
-            for device in engine.facts.get("devices") or []:
-                ordinal = int(device.get("ordinal") or 0)
-                self._numbers_by_ordinal[engine.host, engine.pid, ordinal] = self._find_number(engine.host, ordinal, device)
+            for device in engine.devices or []:
+                host, pid, ordinal = engine.writer.host, engine.writer.pid, device.ordinal or 0
+                self._numbers_by_ordinal[host, pid, ordinal] = self._find_number(host, ordinal, device)
 
     def find_gpu(self, host: str, pid: int, ordinal: int) -> GpuKey:
         """Return the key of a process's device. A GPU that the sampler does not list gets an unused number."""
         return host, self._numbers_by_ordinal.get((host, pid, ordinal), ordinal)
 
-    def _find_number(self, host: str, ordinal: int, device: dict[str, Any]) -> int:
-        uuid, known = _strip_uuid(device.get("uuid")), self._numbers_by_uuid.setdefault(host, {})
+    def _find_number(self, host: str, ordinal: int, device: EngineDevice) -> int:
+        uuid, known = _strip_uuid(device.uuid), self._numbers_by_uuid.setdefault(host, {})
         if not uuid:
             # Some PyTorch versions report no UUID: CUDA_VISIBLE_DEVICES may have NVML's number.
-            visible = str(device.get("visible") or "")
+            visible = device.visible or ""
             return int(visible) if visible.isdigit() else ordinal
         number = known.get(uuid, self._find_instance(host, uuid, device))
         if number is None:  # CUDA_VISIBLE_DEVICES may have the first part of a UUID
@@ -53,14 +52,14 @@ class Devices:
             number = known[uuid] = ordinal if ordinal not in taken else max(taken) + 1
         return number
 
-    def _find_instance(self, host: str, uuid: str, device: dict[str, Any]) -> int | None:
+    def _find_instance(self, host: str, uuid: str, device: EngineDevice) -> int | None:
         """Find a MIG instance by its size: CUDA may report the UUID of the whole GPU for it."""
-        size = device.get("total_bytes") or 0
+        size = device.total_bytes or 0
         instances = self._mig_instances.get((host, uuid), [])
-        matches = [gpu for gpu in instances if abs(int(gpu.get("total_bytes") or 0) - size) <= 0.05 * size]
-        return int(matches[0]["index"]) if len(matches) == 1 else None
+        matches = [gpu for gpu in instances if abs((gpu.total_bytes or 0) - size) <= 0.05 * size]
+        return matches[0].index if len(matches) == 1 else None
 
 
-def _strip_uuid(uuid: Any) -> str:
+def _strip_uuid(uuid: str | None) -> str:
     """Return the part of a UUID that PyTorch reports: NVML's has the prefix ``GPU-`` or ``MIG-``."""
-    return str(uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
+    return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()

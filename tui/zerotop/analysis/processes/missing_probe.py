@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop.analysis.formatting import format_count, join_words
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
 # By the reason, for one process and for several; see the event.
@@ -54,7 +54,7 @@ class MissingProbe:
     reason: str
     by: str
     are_ranks: bool
-    events: tuple[Event, ...]  # one for each process
+    events: tuple[events.ProbeMissing, ...]  # one for each process
 
     @property
     def headline(self) -> str:
@@ -91,7 +91,7 @@ class MissingProbe:
     @property
     def _programs(self) -> str:
         """The names of processes that may have trained or not."""
-        names = list(dict.fromkeys(str(event.facts.get("program") or "?") for event in self.events))
+        names = list(dict.fromkeys(event.program or "?" for event in self.events))
         return "" if self.are_ranks else f" ({join_words(names[:_MOST_PROGRAMS])})"
 
 
@@ -100,24 +100,24 @@ def find_missing_probes(session: Session, cursor_ns: int) -> list[MissingProbe]:
 
     While a rank reports, processes that no launcher numbered may be anything: they do not count.
     """
-    reported = {(event.host, event.pid) for event in session.events_named(events.HELLO, cursor_ns)}
-    found = session.events_named(events.PROBE_MISSING, cursor_ns)
-    latest = {(event.host, event.facts.get("pid"), event.facts.get("start")): event for event in found}
-    missing = [event for event in latest.values() if (event.host, event.facts.get("pid")) not in reported]
-    ranks = [event for event in missing if event.facts.get("is_rank")]
+    reported = {(event.writer.host, event.writer.pid) for event in session.events_of(events.Hello, cursor_ns)}
+    found = session.events_of(events.ProbeMissing, cursor_ns)
+    latest = {(event.writer.host, event.pid, event.start): event for event in found}
+    missing = [event for event in latest.values() if (event.writer.host, event.pid) not in reported]
+    ranks = [event for event in missing if event.is_rank]
     if reported:
-        ranks = [event for event in ranks if event.facts.get("rank") is not None]
+        ranks = [event for event in ranks if event.rank is not None]
         return _group_events(ranks, are_ranks=True)
-    is_over = bool(session.events_named(events.JOB_ENDED, cursor_ns))
+    is_over = bool(session.events_of(events.JobEnded, cursor_ns))
     if ranks or not is_over:
         return _group_events(ranks, are_ranks=True)
     return _group_events(missing, are_ranks=False)
 
 
-def _group_events(found: Iterable[Event], *, are_ranks: bool) -> list[MissingProbe]:
-    groups: dict[tuple[str, str], list[Event]] = {}
+def _group_events(found: Iterable[events.ProbeMissing], *, are_ranks: bool) -> list[MissingProbe]:
+    groups: dict[tuple[str, str], list[events.ProbeMissing]] = {}
     for event in found:
-        groups.setdefault((str(event.facts.get("reason")), str(event.facts.get("by") or "")), []).append(event)
+        groups.setdefault((event.reason or "", event.by or ""), []).append(event)
     return [MissingProbe(*key, are_ranks, tuple(members)) for key, members in groups.items()]
 
 

@@ -6,18 +6,12 @@ import copy
 import math
 import signal
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from zerotop.analysis.keys import ProcessKey
 from zerotop.session.reader import Event, Session, Source
-
-# Recorded by the rank itself, and by the sampler of its node.
-_RANK_EVENTS = ("goodbye", "rank_gone")
-# Recorded when the probe leaves a rank that goes on.
-_LEFT_EVENT = "left"
-_COMMAND_EVENTS = ("job_started", "attached", "joined")
-_COMMAND_EXITS = ("job_ended", "parted")
+from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
 
 
 class ProcessExits:
@@ -33,16 +27,17 @@ class ProcessExits:
         self._command_begins: dict[str, int] = {}
         self._until_ns = math.inf
         for event in events:
-            if event.name in _RANK_EVENTS:
-                pid = event.facts.get("pid")
-                process = (event.host, pid if isinstance(pid, int) else event.pid)
-                self._rank_exits.setdefault(process, []).append(event.unix_ns)
-            elif event.name == _LEFT_EVENT:
-                self._left_times.setdefault((event.host, event.pid), []).append(event.unix_ns)
-            elif event.name in _COMMAND_EXITS and (event.name == "job_ended" or "exit_code" in event.facts):
-                self._command_exits.setdefault(event.host, []).append(event.unix_ns)
-            elif event.name in _COMMAND_EVENTS:
-                self._command_begins.setdefault(event.host, event.unix_ns)
+            host, pid = event.writer.host, event.writer.pid
+            if isinstance(event, RankGone):
+                self._rank_exits.setdefault((host, pid if event.pid is None else event.pid), []).append(event.unix_ns)
+            elif isinstance(event, Goodbye):
+                self._rank_exits.setdefault((host, pid), []).append(event.unix_ns)
+            elif isinstance(event, Left):
+                self._left_times.setdefault((host, pid), []).append(event.unix_ns)
+            elif isinstance(event, JobEnded) or (isinstance(event, Parted) and "exit_code" in event.facts):
+                self._command_exits.setdefault(host, []).append(event.unix_ns)
+            elif isinstance(event, (JobStarted, Attached, Joined)):
+                self._command_begins.setdefault(host, event.unix_ns)
 
     def until(self, cursor_ns: int) -> ProcessExits:
         """Return the same exits up to the cursor (unix time); takes equally long for any number."""
@@ -121,7 +116,7 @@ class ProcessExit(NamedTuple):
 
 def read_launcher(session: Session, cursor_ns: int | None = None) -> str:
     """Return the launcher in the job's command, else the launcher that its ranks name; "" for none."""
-    said = (event.facts.get("launcher") for event in session.events_named("hello", cursor_ns)[:1])
+    said = (event.launcher for event in session.events_of(Hello, cursor_ns)[:1])
     return str(session.info.get("launcher") or next(said, None) or "")
 
 
@@ -144,20 +139,19 @@ def describe_exit_code(exit_code: int, launcher: str) -> str:
     return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
-def find_vanished(gone: Iterable[Event], goodbyes: Iterable[Event]) -> Event | None:
+def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> RankGone | None:
     """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
-    left = {(event.host, event.pid) for event in goodbyes}
-    return next((event for event in gone if (event.host, event.facts.get("pid")) not in left), None)
+    left = {(event.writer.host, event.writer.pid) for event in goodbyes}
+    return next((event for event in gone if (event.writer.host, event.pid) not in left), None)
 
 
 def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
     """Return the process that failed first up to the cursor; None while nothing failed, and where the job ended well."""
-    ended = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
-    gone, goodbyes = (session.events_named(name, cursor_ns) for name in ("rank_gone", "goodbye"))
+    ended = next(iter(session.events_of(JobEnded, cursor_ns)[-1:]), None)
+    gone, goodbyes = session.events_of(RankGone, cursor_ns), session.events_of(Goodbye, cursor_ns)
     vanished = find_vanished(gone, goodbyes)
-    facts: dict[str, Any] = ended.facts if ended is not None else {}
-    code, signal_name, counted = (facts.get(name) for name in ("exit_code", "signal", "oom_kills"))
-    kills = max(counted if isinstance(counted, int) else 0, count_oom_kills(session, cursor_ns))
+    code, signal_name, counted = (ended.exit_code, ended.signal, ended.oom_kills) if ended is not None else (None, None, 0)
+    kills = max(counted or 0, count_oom_kills(session, cursor_ns))
     failed = ended is not None and code != 0
     if failed and code is None and signal_name is None and vanished is None:
         # Nobody sees the exit code of a job that was attached to; its ranks said that they ended in good order.
@@ -167,8 +161,8 @@ def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
         # A rank that vanishes after others have left in good order was taken down with the job.
         return None
     last = vanished or ended
-    host = last.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
-    rank, pid = (vanished.facts.get(name) if vanished is not None else None for name in ("rank", "pid"))
+    host = last.writer.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
+    rank, pid = (vanished.rank, vanished.pid) if vanished is not None else (None, None)
     launcher = read_launcher(session, cursor_ns)
     at_ns = last.unix_ns if last is not None else cursor_ns
     return ProcessExit(host, at_ns, rank, pid, signal_name, code, kills, is_final, launcher)

@@ -18,7 +18,8 @@ from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Engine, Node
 from zerotop_probe.recording.tables import FRESH_NS
 
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
@@ -209,7 +210,7 @@ def _build_host(name: str, row: Any, recent: NDArray[Any]) -> Host:
     )
 
 
-def find_gpu_by_allocator(session: Session, nodes: Iterable[Event], engines: Iterable[Event]) -> dict[int, GpuKey]:
+def find_gpu_by_allocator(session: Session, nodes: Iterable[Node], engines: Iterable[Engine]) -> dict[int, GpuKey]:
     """Map each allocator table, by its index in the session, to the GPU of its last record."""
     devices = Devices(nodes, engines)
     return {
@@ -219,12 +220,13 @@ def find_gpu_by_allocator(session: Session, nodes: Iterable[Event], engines: Ite
     }
 
 
-def locate_engines(nodes: Iterable[Event], engines: Iterable[Event]) -> list[tuple[ProcessKey, GpuKey]]:
+def locate_engines(nodes: Iterable[Node], engines: Iterable[Engine]) -> list[tuple[ProcessKey, GpuKey]]:
     """Return the process and GPU of each device of these engines."""
     engines = list(engines)
     devices = Devices(nodes, engines)
     return [
-        ((engine.host, engine.pid), devices.find_gpu(engine.host, engine.pid, int(device.get("ordinal") or 0)))
+        ((host, pid), devices.find_gpu(host, pid, device.ordinal or 0))
         for engine in engines
-        for device in engine.facts.get("devices") or []
+        for host, pid in [(engine.writer.host, engine.writer.pid)]
+        for device in engine.devices or []
     ]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.cores import NO_CORES, Cores, parse_cores
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
+from zerotop_probe.recording.events import Affinity, Node
 
 
 class Affinities:
@@ -15,7 +16,7 @@ class Affinities:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._count = -1
-        self._affinity_events: dict[ProcessKey, list[Event]] = {}
+        self._affinity_events: dict[ProcessKey, list[Affinity]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
 
     def _update_events(self) -> None:
@@ -25,18 +26,18 @@ class Affinities:
         self._count = len(events)
         self._affinity_events, self._nodes = {}, {}
         for event in events:
-            if event.name == "affinity":
-                self._affinity_events.setdefault((event.host, int(event.facts.get("pid") or 0)), []).append(event)
-            elif event.name == "node":
-                for node in event.facts.get("numa") or ():
-                    cores = parse_cores(str(node.get("cpus") or ""))
-                    self._nodes.setdefault(event.host, {}).update(dict.fromkeys(cores, int(node.get("node") or 0)))
+            host = event.writer.host
+            if isinstance(event, Affinity):
+                self._affinity_events.setdefault((host, event.pid or 0), []).append(event)
+            elif isinstance(event, Node):
+                for node in event.numa or ():
+                    self._nodes.setdefault(host, {}).update(dict.fromkeys(parse_cores(node.cpus), node.node))
 
     def find_process_cores(self, host: str, pid: int, cursor_ns: int) -> Cores:
         """Return the cores that a process may run on; none where not recorded."""
         self._update_events()
         known = [event for event in self._affinity_events.get((host, pid), ()) if event.unix_ns <= cursor_ns]
-        return parse_cores(str(known[-1].facts.get("cpus") or "")) if known else NO_CORES
+        return parse_cores(known[-1].cpus or "") if known else NO_CORES
 
     def find_thread_cores(self, host: str, pid: int, cursor_ns: int) -> dict[int, Cores]:
         """Return by tid the cores of a process's threads whose affinity differs from the process's."""
@@ -44,8 +45,8 @@ class Affinities:
         cores_by_tid: dict[int, Cores] = {}
         for event in self._affinity_events.get((host, pid), ()):
             if event.unix_ns <= cursor_ns:
-                for tid, cores in (event.facts.get("threads") or {}).items():
-                    cores_by_tid[int(tid)] = parse_cores(str(cores))
+                for tid, cores in (event.threads or {}).items():
+                    cores_by_tid[tid] = parse_cores(cores)
         return cores_by_tid
 
     def find_nodes(self, host: str, cores: Iterable[int]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
 from zerotop.analysis.steps.step_memory import add_allocator
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
+from zerotop_probe.recording.events import Engine, Node
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
@@ -72,7 +73,7 @@ class RankSamples:
             values[row, missing[row]] = _mask_unknown(steps["allocated_peak_bytes"])
 
     def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
-        nodes, engines = self._session.events_named("node"), self._session.events_named("engine")
+        nodes, engines = self._session.events_of(Node), self._session.events_of(Engine)
         gpu_by_allocator = find_gpu_by_allocator(self._session, nodes, engines)
         allocators = self._session.sources["allocator"]
         gpu_by_process = {(allocators[index].host, allocators[index].pid): gpu for index, gpu in gpu_by_allocator.items()}

@@ -67,16 +67,16 @@ def compare_setup(sides: Sides) -> Iterator[Measure]:
         "ranks": "world_size",
         "checkpointing": "activation_checkpointing",
     }
-    yield from _build_measures("Setup", Unit.TEXT, sides, {"model": lambda side: side.engine.get("model")})
-    yield from _build_measures("Setup", Unit.COUNT, sides, {"parameters": lambda side: side.engine.get("parameters")})
+    yield from _build_measures("Setup", Unit.TEXT, sides, {"model": lambda side: side.engine.model})
+    yield from _build_measures("Setup", Unit.COUNT, sides, {"parameters": lambda side: side.engine.parameters})
     for name, fact in facts.items():
-        yield Measure("Setup", name, Unit.TEXT, tuple(_format_value(side.engine.get(fact)) for side in sides))
+        yield Measure("Setup", name, Unit.TEXT, tuple(_format_value(getattr(side.engine, fact)) for side in sides))
     for name in ("micro_batch", "gradient_accumulation"):
         counts = tuple(_format_value(getattr(side.view.job, name)) for side in sides)
         yield Measure("Setup", name.removeprefix("gradient_").replace("_", "-"), Unit.TEXT, counts)
     others: dict[str, ReadValue] = {
         "computes in": lambda side: side.view.job.short_precision if side.view.job.is_loop else None,
-        "optimizer": lambda side: _format_value(side.engine.get("inner_optimizer") or side.engine.get("optimizer")),
+        "optimizer": lambda side: _format_value(side.engine.inner_optimizer or side.engine.optimizer),
         "allocator": _describe_allocator,
         "GPUs": _describe_gpus,
     }
@@ -131,8 +131,8 @@ def _compare_settings(sides: Sides) -> Iterator[Measure]:
 def compare_versions(sides: Sides) -> Iterator[Measure]:
     """Compare the versions of libraries and the driver."""
     for name in ("python", "torch", "deepspeed", "transformers", "accelerate"):
-        yield Measure("Versions", name, Unit.TEXT, tuple(_format_value(side.hello.get(name)) for side in sides))
-    drivers = (read_lowest_rank(side.session, events.NODE).get("driver") for side in sides)
+        yield Measure("Versions", name, Unit.TEXT, tuple(_format_value(getattr(side.hello, name, None)) for side in sides))
+    drivers = (getattr(read_lowest_rank(side.session, events.Node), "driver", None) for side in sides)
     yield Measure("Versions", "driver", Unit.TEXT, tuple(map(_format_value, drivers)))
 
 

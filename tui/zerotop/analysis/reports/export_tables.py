@@ -44,10 +44,10 @@ _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
 Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]
 _EVENT_COLUMNS: Columns = {
     "time_unix_ns": (polars.Int64, lambda event: event.unix_ns),
-    "event": (polars.String, lambda event: event.name),
-    "rank": (polars.Int32, lambda event: event.rank if event.rank >= 0 else None),
-    "host": (polars.String, lambda event: event.host),
-    "pid": (polars.Int64, lambda event: event.pid),
+    "event": (polars.String, lambda event: event.event_name),
+    "rank": (polars.Int32, lambda event: event.writer.rank if event.writer.rank >= 0 else None),
+    "host": (polars.String, lambda event: event.writer.host),
+    "pid": (polars.Int64, lambda event: event.writer.pid),
     "facts": (polars.String, lambda event: _format_json(event.facts)),
 }
 _ANNOTATION_COLUMNS: Columns = {

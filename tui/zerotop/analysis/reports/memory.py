@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.engine import Engine, keep_latest, parse_engine
+from zerotop.analysis.engine import EngineSummary, keep_latest, parse_engine
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
@@ -34,6 +34,7 @@ from zerotop.analysis.views.notices import describe_damage, describe_missing_ste
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
+from zerotop_probe.recording.events import EngineFacts
 
 _ALL = 1 << 30
 
@@ -46,7 +47,7 @@ class MemoryReport:
     step: int | None  # the step that ends at this moment; None for another moment
     notices: tuple[str, ...]  # sentences about the recording
     view: MemoryView
-    engine: Engine  # the lowest rank's first engine that trains
+    engine: EngineSummary  # the lowest rank's first engine that trains
     engines: int  # how many engines that rank has
     gpu_differences: tuple[tuple[Difference, ...], ...]  # for each GPU of the view
     host_differences: tuple[tuple[Difference, ...], ...]  # for each host ledger of the view
@@ -82,11 +83,11 @@ def _build_report(
     view = MemoryViewBuilder(session).view_at(unix_ns, most=_ALL)
     unix_ns = view.moment_ns
     processes = find_alive_processes(session, unix_ns)
-    engines = keep_latest(read_events(session, events.ENGINE, processes[0], unix_ns)) if processes else []
+    engines = keep_latest(read_events(session, events.Engine, processes[0], unix_ns)) if processes else []
     setups = parse_setups(engines)
     expected = sum_expected(setups)
     # The same order as parse_setups: engines that train first.
-    first = min(engines, key=lambda event: not event.facts.get("optimizer"), default=None)
+    first = min(engines, key=lambda event: not event.optimizer, default=None)
     peaks = read_rank_peaks(session, unix_ns)
     by_process = {rank_peaks.process: rank_peaks for rank_peaks in peaks}
     inventories = {process: read_inventory(session, process, unix_ns) for process in processes if process in by_process}
@@ -108,7 +109,7 @@ def _build_report(
             )
         ),
         view=view,
-        engine=Engine(**parse_engine(first.facts if first is not None else {})),
+        engine=EngineSummary(**parse_engine(first if first is not None else EngineFacts({}))),
         engines=len(setups),
         gpu_differences=tuple(compare(gpu) if gpu.ranks else () for gpu in view.gpus),
         host_differences=tuple(map(compare, view.hosts)),

@@ -12,6 +12,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.events.event_files import E
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -24,7 +25,7 @@ class RecordedRun:
         self.session = session
         self.source = RecordingSource(session, memory=memory, price=price)
         self.view: LiveView = self.source.view_at(None)
-        self.hello = read_lowest_rank(session, events.HELLO)
+        self.hello = read_lowest_rank(session, events.Hello)
         self.engine = read_first_engine(session)
 
     @cached_property
@@ -35,15 +36,15 @@ class RecordedRun:
     @property
     def flat_config(self) -> dict[str, str]:
         """DeepSpeed's effective configuration, one entry per leaf."""
-        config = self.engine.get("config")
-        return dict(_iter_leaves(config)) if isinstance(config, dict) else {}
+        config = self.engine.config
+        return dict(_iter_leaves(config or {}))
 
     @property
     def options(self) -> dict[str, str]:
         """The script's own options and their values, "yes" for a flag; a positional argument is named after its position."""
         options: dict[str, str] = {}
         last = ""
-        for position, word in enumerate(map(str, self.hello.get("arguments") or ())):
+        for position, word in enumerate(self.hello.arguments or () if self.hello is not None else ()):
             if word.startswith("-"):
                 name, _, value = word.partition("=")
                 options[name], last = value or "yes", "" if value else name
@@ -54,9 +55,9 @@ class RecordedRun:
         return options
 
 
-def read_lowest_rank(session: Session, name: str) -> Mapping[str, Any]:
-    """Return the facts of the lowest rank's first event with that name."""
-    return min(session.events_named(name), key=lambda event: event.rank).facts if session.events_named(name) else {}
+def read_lowest_rank(session: Session, kind: type[E]) -> E | None:
+    """Return the lowest rank's first event of that kind."""
+    return min(session.events_of(kind), key=lambda event: event.writer.rank, default=None)
 
 
 def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
+from zerotop.analysis.engine import EngineSummary, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.processes.process_exits import find_signal_name, read_launcher
 from zerotop.analysis.steps.job_pace import measure_iteration
@@ -17,6 +16,7 @@ from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
+from zerotop.session.events.event_files import E
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
 from zerotop_probe.recording import events
@@ -29,7 +29,7 @@ OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "OOM (GPU)", "OOM (host)"
 
 
 @dataclass(frozen=True, slots=True)
-class Overview(Engine):
+class Overview(EngineSummary):
     """The summary of a recording and its engine. Times are seconds unless named ``_ns``; None and NaN: not recorded."""
 
     name: str
@@ -81,7 +81,7 @@ def build_overview(session: Session) -> Overview:
     peak, on_host = _find_peak(session)
     command = session.info.get("command")
     end = read_ending(session)
-    engine = read_first_engine(session)
+    engine, planned = read_first_engine(session), _find_last(session, events.TotalSteps)
     return Overview(
         name=session.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
@@ -91,12 +91,10 @@ def build_overview(session: Session) -> Overview:
         exit_code=end.exit_code,
         end=end.text,
         why=_describe_failure(session, end.exit_code),
-        **parse_engine(engine)
-        | measure_batch(engine, rows)
-        | {"ranks": engine.get("world_size") or _count_found_ranks(session)},
+        **parse_engine(engine) | measure_batch(engine, rows) | {"ranks": engine.world_size or _count_found_ranks(session)},
         gpus=_count_gpus(session),
         steps=int(rows["step"][np.lexsort((rows["step"], rows["end_unix_ns"]))[-1]]) + 1 if len(rows) else 0,
-        total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),
+        total_steps=planned.steps if planned is not None else None,
         iteration_s=measure_iteration(rows),
         iterations=tuple(round(float(value), 6) for value in resample_longest(seconds, PIECES)),
         peak_bytes=peak,
@@ -138,41 +136,37 @@ def _find_peak(session: Session) -> tuple[int | None, bool]:
 
 def _count_found_ranks(session: Session) -> int | None:
     """Return how many ranks the sampler found, which is all that is known before there is an engine."""
-    return len({event.facts.get("rank") for event in session.events_named(events.RANK_FOUND)}) or None
+    return len({event.rank for event in session.events_of(events.RankFound)}) or None
 
 
 def _count_gpus(session: Session) -> int:
     """Return the number of GPUs on all nodes, including those that the job does not use."""
-    by_host = {event.host: event.facts.get("gpus") or () for event in session.events_named(events.NODE)}
+    by_host = {event.writer.host: event.gpus or () for event in session.events_of(events.Node)}
     return sum(map(len, by_host.values()))
 
 
 def _find_end(session: Session) -> int:
-    ended = session.events_named(events.JOB_ENDED)
+    ended = session.events_of(events.JobEnded)
     return ended[-1].unix_ns if ended else session.last_written_ns
 
 
 def _describe_failure(session: Session, exit_code: int | None) -> str:
     """Return the cause of a failure in two or three words, or DETACHED; "" after success."""
-    end = _find_last(session, events.JOB_ENDED)
-    if not end:
+    end = _find_last(session, events.JobEnded)
+    if end is None:
         return DETACHED if is_left_running(session) else ""
     if exit_code == 0:
         return ""
-    if session.events_named(events.OUT_OF_MEMORY):
+    if session.events_of(events.OutOfMemory):
         return OUT_OF_GPU_MEMORY
-    if end.get("oom_kills"):
+    if end.oom_kills:
         return OUT_OF_HOST_MEMORY
-    if session.events_named(events.STOP_SENT):
+    if session.events_of(events.StopSent):
         return "stopped"
     name = find_signal_name(exit_code, read_launcher(session)) if exit_code is not None else None
-    return str(end.get("signal") or name or "")
+    return end.signal or name or ""
 
 
-def _find_last(session: Session, name: str) -> Mapping[str, Any]:
-    matches = session.events_named(name)
-    return matches[-1].facts if matches else {}
-
-
-def _to_int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _find_last(session: Session, kind: type[E]) -> E | None:
+    matches = session.events_of(kind)
+    return matches[-1] if matches else None

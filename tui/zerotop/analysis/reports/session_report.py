@@ -67,7 +67,7 @@ def read_session_report(session: Session, price: HourlyPrice | None = None) -> S
         setup=tuple(measure for measure in measures if measure.values[0] is not None),
         options=run.options,
         config=run.flat_config,
-        environment={str(name): str(value) for name, value in dict(run.hello.get("environment") or {}).items()},
+        environment=(run.hello.environment or {}) if run.hello is not None else {},
         notices=tuple(
             filter(
                 None,

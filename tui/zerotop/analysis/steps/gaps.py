@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Rows
 from zerotop_probe.recording import events
 
@@ -52,18 +52,18 @@ def find_final_gap(session: Session, process: RankSteps, cursor_ns: int) -> Gap 
     """Return the steps that a process counted until its end, and that are missing after its last recorded step."""
     rows, source = process.step_rows, process.source
     end = find_end(session, source, cursor_ns)
-    last_step = end.facts.get("step") if end is not None else None
-    if end is None or not len(rows) or not isinstance(last_step, int) or last_step <= rows["step"][-1]:
+    last_step = end.step if end is not None else None
+    if end is None or not len(rows) or last_step is None or last_step <= rows["step"][-1]:
         return None
     return Gap(source.rank, int(rows["step"][-1]) + 1, last_step, int(rows["end_unix_ns"][-1]), end.unix_ns)
 
 
-def find_end(session: Session, source: Source, cursor_ns: int) -> Event | None:
+def find_end(session: Session, source: Source, cursor_ns: int) -> events.LossEvent | None:
     """Return the event of a process that it, or the probe in it, ended up to the cursor."""
     ends = [
         event
-        for name in (events.GOODBYE, events.LEFT)
-        for event in session.process_events(name, source.host, source.pid, source.rank, cursor_ns)
+        for kind in (events.Goodbye, events.Left)
+        for event in session.process_events(kind, source.host, source.pid, source.rank, cursor_ns)
         if event.unix_ns >= source.created_ns
     ]
     return min(ends, key=lambda event: event.unix_ns, default=None)
@@ -71,9 +71,9 @@ def find_end(session: Session, source: Source, cursor_ns: int) -> Event | None:
 
 def find_loss_reason(session: Session, source: Source, gap: Gap, cursor_ns: int) -> str | None:
     """Return why spans of a process could not be written in a gap, as the operating system says it."""
-    for event in session.process_events(events.RECORDS_LOST, source.host, source.pid, source.rank, cursor_ns):
-        if gap.begin_ns <= event.unix_ns <= gap.end_ns and event.facts.get("why"):
-            return str(event.facts["why"])
+    for event in session.process_events(events.RecordsLost, source.host, source.pid, source.rank, cursor_ns):
+        if gap.begin_ns <= event.unix_ns <= gap.end_ns and event.why:
+            return event.why
     return None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
-from zerotop.session.reader import Event
+from zerotop_probe.recording.events import TrainingChanged
 
 # Changes that one sentence names, the most telling first.
 _MOST_NAMED = 2
@@ -59,19 +59,17 @@ class TrainingChange(NamedTuple):
         return 0
 
 
-def list_changes(found: Iterable[Event], offset_ns: int) -> Iterator[TrainingChange]:
+def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[TrainingChange]:
     """Iterate over the changes of a process's ``training_changed`` events; its clock is ``offset_ns`` behind unix time."""
     for event in found:
-        for change in event.facts["changes"]:
-            if change["name"] in _LEFT_OUT or not all(change[name].isprintable() for name in ("name", "before", "after")):
+        for change in event.changes:
+            name, before, after, exact_ns = change.name, change.before, change.after, change.changed_ns
+            if name in _LEFT_OUT or not all(text.isprintable() for text in (name, before, after)):
                 continue
-            exact_ns = change.get("changed_ns")
-            begin_ns, end_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
+            begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
             if exact_ns is not None:
                 begin_ns = end_ns = exact_ns + offset_ns
-            yield TrainingChange(
-                change["name"], change["before"], change["after"], begin_ns, end_ns, event.unix_ns, _read_line(change)
-            )
+            yield TrainingChange(name, before, after, begin_ns, end_ns, event.unix_ns, read_line(change))
 
 
 def choose_changes(
@@ -96,13 +94,6 @@ def describe_changes(changes: list[TrainingChange]) -> str:
 
 def _rank_change(change: TrainingChange) -> int:
     return next((number for number, name in enumerate(_ORDER) if change.name.startswith(name)), len(_ORDER))
-
-
-def _read_line(facts: Mapping[str, Any]) -> CodeLine | None:
-    file, line, function = (facts.get(name) for name in ("file", "line", "function"))
-    if not file or not line or not function or not (file.isprintable() and function.isprintable()):
-        return None
-    return CodeLine(file, line, function, ())
 
 
 def _describe(name: str, before: str, after: str) -> str:

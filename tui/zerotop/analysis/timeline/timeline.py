@@ -30,6 +30,7 @@ from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints
+from zerotop_probe.recording.events import Engine, Node
 
 # How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000
@@ -142,7 +143,7 @@ class TimelineBuilder:
     def _locate_allocators(self) -> dict[int, GpuKey]:
         known = len(self._session.events), sum(len(source.array) > 0 for source in self._session.sources["allocator"])
         if known != self._gpu_by_allocator[0]:
-            nodes, engines = (self._session.events_named(name) for name in ("node", "engine"))
+            nodes, engines = self._session.events_of(Node), self._session.events_of(Engine)
             self._gpu_by_allocator = known, find_gpu_by_allocator(self._session, nodes, engines)
         return self._gpu_by_allocator[1]
 

@@ -17,7 +17,8 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 )
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
+from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
@@ -27,7 +28,7 @@ _PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
 def read_gpus(
     session: Session,
     cursor_ns: int,
-    nodes: Iterable[Event],
+    nodes: Iterable[Node],
     gpu_by_allocator: dict[int, GpuKey],
     peaks: Peaks,
     exits: ProcessExits,
@@ -38,7 +39,7 @@ def read_gpus(
     """
     held = _sum_allocators(session, cursor_ns, gpu_by_allocator, peaks, exits)
     used_by_job = _sum_job_bytes(session, cursor_ns)
-    names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
+    names = {(node.writer.host, gpu.index): gpu.name for node in nodes for gpu in node.gpus or []}
     ranks: dict[GpuKey, set[int]] = {}
     for place, key in gpu_by_allocator.items():
         ranks.setdefault(key, set()).add(session.sources["allocator"][place].rank)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.keys import ProcessKey
+from zerotop.session.events.event_index import get_event_time
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 UNSEEN_END = "Exit status unknown: the job's end was not recorded."
 
 # The latest of these is the state.
-_STATE_EVENTS = (events.JOB_ENDED, events.DETACHED, events.ATTACHED)
+_STATE_EVENTS: tuple[type[events.Event], ...] = (events.JobEnded, events.Detached, events.Attached)
 
 
 class Ending(NamedTuple):
@@ -42,16 +43,15 @@ class Losses(NamedTuple):
 
 def read_ending(session: Session) -> Ending:
     """Read how the job ended, and the losses that samplers and ranks reported."""
-    ends = [event.facts for event in session.events_named(events.JOB_ENDED)]
-    code = ends[-1].get("exit_code") if ends else None
-    text = str(ends[-1].get("text") or UNSEEN_END) if ends else ""
-    return Ending(code if isinstance(code, int) else None, text, *count_losses(session))
+    ends = session.events_of(events.JobEnded)
+    code, text = (ends[-1].exit_code, ends[-1].text or UNSEEN_END) if ends else (None, "")
+    return Ending(code, text, *count_losses(session))
 
 
 def is_left_running(session: Session, cursor_ns: int | None = None) -> bool:
     """Whether the recording was detached from a running job, and not attached again up to the cursor."""
-    states = [(event.unix_ns, event.name) for name in _STATE_EVENTS for event in session.events_named(name, cursor_ns)[-1:]]
-    return bool(states) and max(states)[1] == events.DETACHED
+    states = [event for kind in _STATE_EVENTS for event in session.events_of(kind, cursor_ns)[-1:]]
+    return bool(states) and isinstance(max(states, key=get_event_time), events.Detached)
 
 
 def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
@@ -64,15 +64,9 @@ def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
         lost = sum((source.array if cursor_ns is None else source.until(cursor_ns))["lost"][-1:].tolist())
         counted[source.host, source.pid] = counted.get((source.host, source.pid), 0) + lost
     reported: dict[ProcessKey, int] = {}
-    for event in (*session.events_named(events.LEFT, cursor_ns), *session.events_named(events.GOODBYE, cursor_ns)):
-        reported[event.host, event.pid] = reported.get((event.host, event.pid), 0) + _int_or_zero(event.facts.get("lost"))
+    for event in (*session.events_of(events.Left, cursor_ns), *session.events_of(events.Goodbye, cursor_ns)):
+        key = event.writer.host, event.writer.pid
+        reported[key] = reported.get(key, 0) + (event.lost or 0)
     by_ranks = sum(max(counted.get(key, 0), reported.get(key, 0)) for key in {*counted, *reported})
-    ends = [event.facts for event in session.events_named(events.SAMPLER_ENDED, cursor_ns)]
-    return Losses(
-        by_ranks + sum(_int_or_zero(facts.get("lost_records")) for facts in ends),
-        sum(_int_or_zero(facts.get("lost_output_bytes")) for facts in ends),
-    )
-
-
-def _int_or_zero(value: object) -> int:
-    return value if isinstance(value, int) else 0
+    ends = session.events_of(events.SamplerEnded, cursor_ns)
+    return Losses(by_ranks + sum(end.lost_records or 0 for end in ends), sum(end.lost_output_bytes or 0 for end in ends))

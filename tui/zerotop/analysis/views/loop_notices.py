@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -30,19 +29,19 @@ def describe_training(session: Session, cursor_ns: int) -> list[str]:
     """Return the sentences that hold at a moment in unix time."""
     engine = read_first_engine(session, cursor_ns)
     if not engine:
-        is_known = _has_ended_untrained(session, cursor_ns) and not session.events_named(events.PROBE_MISSING, cursor_ns)
+        is_known = _has_ended_untrained(session, cursor_ns) and not session.events_of(events.ProbeMissing, cursor_ns)
         return [_TRAINED_NOTHING] if is_known else []
-    if engine.get("kind") != LOOP:
+    if engine.kind != LOOP:
         return []
-    if not engine.get("optimizer"):
+    if not engine.optimizer:
         return [_NO_OPTIMIZER]
     if (backwards := _count_backwards_without_step(session, cursor_ns)) >= _MANY_BACKWARDS:
         return [
-            f"None of {backwards:,} backwards was followed by a step of {engine['optimizer']} so far:"
+            f"None of {backwards:,} backwards was followed by a step of {engine.optimizer} so far:"
             " without steps there are no iterations."
         ]
-    reported = session.events_named(events.OPTIMIZERS, cursor_ns)
-    return _describe_rule(min(reversed(reported), key=lambda event: event.rank).facts["optimizers"]) if reported else []
+    reported = session.events_of(events.Optimizers, cursor_ns)
+    return _describe_rule(min(reversed(reported), key=lambda event: event.writer.rank).optimizers) if reported else []
 
 
 def _count_backwards_without_step(session: Session, cursor_ns: int) -> int:
@@ -57,15 +56,15 @@ def _count_backwards_without_step(session: Session, cursor_ns: int) -> int:
 
 def _has_ended_untrained(session: Session, cursor_ns: int) -> bool:
     """Return whether a job that zerotop started has ended without a report of any rank."""
-    named = [session.events_named(name, cursor_ns) for name in (events.JOB_STARTED, events.JOB_ENDED, events.HELLO)]
-    started, ended, reports = map(bool, named)
-    return started and ended and not reports
+    if not session.events_of(events.JobStarted, cursor_ns) or session.events_of(events.Hello, cursor_ns):
+        return False
+    return bool(session.events_of(events.JobEnded, cursor_ns))
 
 
-def _describe_rule(optimizers: Sequence[dict[str, Any]]) -> list[str]:
-    counting = [optimizer for optimizer in optimizers if optimizer.get("counts")]
+def _describe_rule(optimizers: Sequence[events.SteppedOptimizer]) -> list[str]:
+    counting = [optimizer for optimizer in optimizers if optimizer.counts]
     # One without parameters never counts, and changes nothing.
-    rare = [optimizer for optimizer in optimizers if not optimizer.get("counts") and optimizer.get("parameters") != 0]
+    rare = [optimizer for optimizer in optimizers if not optimizer.counts and optimizer.parameters != 0]
     sentences = []
     if len(counting) > 1:
         sentences.append(f"An iteration ends when {_list_optimizers(counting)} have each stepped since the last one.")
@@ -77,10 +76,10 @@ def _describe_rule(optimizers: Sequence[dict[str, Any]]) -> list[str]:
     return [" ".join(sentences)] if sentences else []
 
 
-def _list_optimizers(optimizers: Sequence[dict[str, Any]]) -> str:
+def _list_optimizers(optimizers: Sequence[events.SteppedOptimizer]) -> str:
     if len(optimizers) > _MOST_NAMED:
         return f"{len(optimizers)} optimizers"
-    names = [f"{optimizer.get('class')} ({_format_count(optimizer.get('parameters') or 0)})" for optimizer in optimizers]
+    names = [f"{optimizer.class_} ({_format_count(optimizer.parameters or 0)})" for optimizer in optimizers]
     return join_words(names)
 
 

@@ -41,6 +41,7 @@ from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import read_exits_until
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Session, Source
+from zerotop_probe.recording.events import Engine
 
 Item = TypeVar("Item")
 
@@ -124,7 +125,7 @@ class MemoryViewBuilder:
         gpus = read_ledgers(session, moment_ns, _choose_outstanding(ranks.used_bytes, key, most))
         gpu = next((ledger for ledger in gpus if (ledger.host, ledger.index) == key), None)
         peak = next(iter(read_peak_ledgers(session, moment_ns, [key])), None) if key is not None else None
-        engines = read_events(session, "engine", process, moment_ns) if process is not None else []
+        engines = read_events(session, Engine, process, moment_ns) if process is not None else []
         setups = parse_setups(engines)
         setup, expected = next(iter(setups), None), sum_expected(setups)
         peaks = read_peaks(session, source, moment_ns) if source is not None else None
@@ -150,7 +151,7 @@ class MemoryViewBuilder:
             host_lines=_build_host_lines(host, expected),
             node_memory=node_memory[-1] if node_memory else None,
             setup=setup,
-            micro_steps=engines[0].facts.get("gradient_accumulation") or 1 if engines else 1,
+            micro_steps=engines[0].gradient_accumulation or 1 if engines else 1,
             estimates=estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
             rule=_compute_rule(session, process, peaks, moment_ns),
             health=read_rank_health(session, source, moment_ns) if source is not None else None,

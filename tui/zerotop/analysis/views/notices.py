@@ -13,9 +13,22 @@ from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
+from zerotop.session.events.event_index import get_event_time
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
+from zerotop_probe.recording.events import (
+    Attached,
+    Entered,
+    Node,
+    NotEntered,
+    NotReached,
+    ProbeError,
+    RankSilent,
+    Reached,
+    RecordsLate,
+    SamplerError,
+)
 
 MUCH_HELD_BYTES = MAX_BYTES // 10
 """Deleted detail that an open screen may keep on the disk: a tenth of a recording's usual largest size."""
@@ -23,10 +36,10 @@ MUCH_HELD_BYTES = MAX_BYTES // 10
 
 def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
     """Return the notices at a moment in unix time, one sentence each."""
-    notices = [str(e.facts["gpu_notice"]) for e in session.events_named("node", cursor_ns) if e.facts.get("gpu_notice")]
-    notices += [f"Rank {e.facts.get('rank')}: {e.facts.get('why')}" for e in session.events_named("rank_silent", cursor_ns)]
+    notices = [event.gpu_notice for event in session.events_of(Node, cursor_ns) if event.gpu_notice]
+    notices += [f"Rank {event.rank}: {event.why}" for event in session.events_of(RankSilent, cursor_ns)]
     notices += describe_missing_probes(session, cursor_ns)
-    notices += [str(event.facts.get("text")) for event in session.events_named("attached", cursor_ns)]
+    notices += [str(event.text) for event in session.events_of(Attached, cursor_ns)]
     notices += _describe_not_reached(session, cursor_ns)
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
@@ -40,16 +53,16 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
         notices.append(
             f"This screen keeps {held} of deleted detail on the disk. Go to the end of the recording, and it is freed soon."
         )
-    for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
-        notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
+    for event in (*session.events_of(ProbeError, cursor_ns), *session.events_of(SamplerError, cursor_ns)):
+        notices.append(f"Recording is partial: {event.where}: {event.error}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
 
 
 def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
     """Return a sentence if ranks hold pinned memory that their version of PyTorch does not count."""
-    counted = session.events_named(events.TENSORS, cursor_ns)
-    pins = any(e.facts.get("host_pinned") and e.facts.get("pinned_allocator", {}) is None for e in counted)
-    versions = {str(e.facts.get("torch")) for e in session.events_named(events.HELLO, cursor_ns)}
+    counted = session.events_of(events.Tensors, cursor_ns)
+    pins = any(event.host_pinned and event.facts.get("pinned_allocator", {}) is None for event in counted)
+    versions = {str(event.torch) for event in session.events_of(events.Hello, cursor_ns)}
     if not pins or len(versions) != 1:
         return []
     return [f"PyTorch {versions.pop()} does not count pinned memory: what it holds beyond tensors is not shown."]
@@ -57,9 +70,9 @@ def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
 
 def _describe_unknown_sharding(session: Session, cursor_ns: int) -> list[str]:
     """Return a sentence if the probe does not know how the ranks' version of PyTorch keeps FSDP's shards."""
-    if not any("sharding" in (e.facts.get("unread") or {}) for e in session.events_named(events.ENGINE, cursor_ns)):
+    if not any("sharding" in (event.unread or {}) for event in session.events_of(events.Engine, cursor_ns)):
         return []
-    versions = {str(e.facts.get("torch")) for e in session.events_named(events.HELLO, cursor_ns)}
+    versions = {str(event.torch) for event in session.events_of(events.Hello, cursor_ns)}
     which = f"PyTorch {versions.pop()}" if len(versions) == 1 else "This version of PyTorch"
     return [f"{which} keeps FSDP's parameters in a way that zerotop does not know: gathered ones count as activations."]
 
@@ -117,32 +130,29 @@ def describe_missing_steps(session: Session) -> str:
 
 def _describe_late(session: Session, cursor_ns: int) -> list[str]:
     """Describe the longest time for which records of ranks could not be written; none of them was lost by that."""
-    late = [event for event in session.events_named("records_late", cursor_ns) if event.facts.get("seconds")]
+    late = [event for event in session.events_of(RecordsLate, cursor_ns) if event.seconds]
     if not late:
         return []
-    longest = max(late, key=lambda event: event.facts["seconds"])
-    ranks = sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None})
-    seconds, why = longest.facts["seconds"], longest.facts.get("why")
+    seconds, why = max(((event.seconds or 0.0, event.why) for event in late), key=lambda one: one[0])
+    ranks = sorted({event.rank for event in late if event.rank is not None})
     whose = format_ranks(ranks) if ranks else "a rank"
     return [f"Records of {whose} were written up to {seconds:.0f} s late, but none were lost: {why}."]
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:
     """Describe the nodes whose latest event reports that they could not be reached."""
-    reports = [*session.events_named("not_reached", cursor_ns), *session.events_named("reached", cursor_ns)]
-    last = {str(event.facts.get("name")): event for event in sorted(reports, key=lambda event: event.unix_ns)}
-    missing = [(name, event.facts.get("why")) for name, event in last.items() if event.name == "not_reached"]
-    return [f"{name} takes no part: {why}." for name, why in missing]
+    reports: list[NotReached | Reached] = [*session.events_of(NotReached, cursor_ns), *session.events_of(Reached, cursor_ns)]
+    last = {event.name: event for event in sorted(reports, key=get_event_time)}
+    return [f"{name} takes no part: {event.why}." for name, event in last.items() if isinstance(event, NotReached)]
 
 
 def _describe_not_entered(session: Session, cursor_ns: int) -> list[str]:
     """Describe the processes that the probe could not enter, then or later."""
-    last = {(event.host, event.facts.get("pid")): event for event in session.events_named("not_entered", cursor_ns)}
-    for event in session.events_named("entered", cursor_ns):
-        last.pop((event.host, event.pid), None)
+    last = {(event.writer.host, event.pid): event for event in session.events_of(NotEntered, cursor_ns)}
+    for entered in session.events_of(Entered, cursor_ns):
+        last.pop((entered.writer.host, entered.writer.pid), None)
     sentences = []
     for (_, pid), event in last.items():
-        rank = event.facts.get("rank")
-        who = f"Process {pid}" if rank is None else f"Rank {rank}"
-        sentences.append(f"{who} is not entered: {event.facts.get('why')}")
+        who = f"Process {pid}" if event.rank is None else f"Rank {event.rank}"
+        sentences.append(f"{who} is not entered: {event.why}")
     return sentences

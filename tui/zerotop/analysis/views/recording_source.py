@@ -33,6 +33,7 @@ from zerotop.analysis.views.watching_cost import measure_cost
 from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
+from zerotop_probe.recording.events import Attached, Engine, JobEnded, Node, TotalSteps
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
@@ -208,7 +209,7 @@ class RecordingSource:
 
     def _build_view(self, cursor: int) -> LiveView:
         count = self._iterations.count_until(cursor)
-        nodes, engines = self.session.events_named("node", cursor), self.session.events_named("engine", cursor)
+        nodes, engines = self.session.events_of(Node, cursor), self.session.events_of(Engine, cursor)
         lost = count_losses(self.session, cursor)
         job = self._build_job(cursor, lost)
         gpu_by_allocator = find_gpu_by_allocator(self.session, nodes, engines)
@@ -242,7 +243,7 @@ class RecordingSource:
             exit_text=text,
             **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
             notices=describe_notices(self.session, cursor, losses, self._steps.rank_steps),
-            prints_here=not self.session.events_named("attached", cursor),
+            prints_here=not self.session.events_of(Attached, cursor),
             price=self._price,
         )
 
@@ -253,17 +254,16 @@ class RecordingSource:
         return finished
 
     def _find_state(self, cursor: int, has_engine: bool) -> tuple[JobState, int | None, str]:
-        ended = self.session.events_named("job_ended", cursor)
+        ended = self.session.events_of(JobEnded, cursor)
         if ended:
-            facts = ended[-1].facts
-            return JobState.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
+            return JobState.ENDED, ended[-1].exit_code, ended[-1].text or ""
         if not self.is_live and cursor >= self.end_ns:
             return (
                 (JobState.DETACHED, None, _DETACHED)
                 if is_left_running(self.session, cursor)
                 else (JobState.LOST, None, _LOST)
             )
-        if not has_engine and not self.session.events_named("attached", cursor):
+        if not has_engine and not self.session.events_of(Attached, cursor):
             return JobState.STARTING, None, describe_wait(self.session, cursor)
         return JobState.RUNNING, None, ""
 
@@ -272,11 +272,11 @@ class RecordingSource:
         is_over = job.state is JobState.ENDED
         recent = slice(None) if is_over else slice(-_RATE_STEPS, None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
-        planned = self.session.events_named("total_steps", cursor)
-        total = int(planned[-1].facts["steps"]) if planned else None
+        planned = self.session.events_of(TotalSteps, cursor)
+        total = int(planned[-1].steps) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None
         left = total - step - 1 if total is not None and step is not None else math.nan
-        ended = self.session.events_named("job_ended", cursor)
+        ended = self.session.events_of(JobEnded, cursor)
         return Progress(
             step=step,
             total_steps=total,

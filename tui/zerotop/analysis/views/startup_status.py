@@ -24,14 +24,14 @@ _LOCK = (
 def describe_wait(session: Session, cursor_ns: int) -> str:
     """Return a sentence, by the latest event."""
     if missing := find_missing_probes(session, cursor_ns):
-        pid = missing[0].events[0].facts.get("pid")
+        pid = missing[0].events[0].pid
         return " ".join(f"{one.sentence}." for one in missing) + _ENTER.format(pid=pid)
-    compiling, locked = (session.events_named(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
+    compiling, locked = session.events_of(events.Compiling, cursor_ns), session.events_of(events.BuildLocked, cursor_ns)
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
-        paths = list(dict.fromkeys(event.facts["path"] for event in locked))
+        paths = list(dict.fromkeys(event.path for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
     if not compiling:
         passed_s = (cursor_ns - session.begin_ns) / 1e9
         return _ENGINE if passed_s < _UNTRAINED_S else _UNTRAINED.format(duration=format_long_time(passed_s))
     duration = format_long_time((cursor_ns - compiling[0].unix_ns) / 1e9)
-    return _COMPILERS.format(what=compiling[-1].facts.get("extension") or _OPERATORS, duration=duration)
+    return _COMPILERS.format(what=compiling[-1].extension or _OPERATORS, duration=duration)

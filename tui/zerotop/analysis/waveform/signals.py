@@ -25,6 +25,7 @@ from zerotop.analysis.waveform.deconvolution import (
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats
+from zerotop_probe.recording.events import Engine, Node
 
 # Most samples of a signal, of all ranks together: more do not improve the median.
 _MOST_SAMPLES = 20_000
@@ -105,7 +106,7 @@ class SignalFolder:
         """Return all recorded signals, in display order."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
-        nodes, engines = (self._session.events_named(name, self._cursor_ns) for name in ("node", "engine"))
+        nodes, engines = (self._session.events_of(Node, self._cursor_ns), self._session.events_of(Engine, self._cursor_ns))
         allocators = self._session.sources["allocator"]
         for index, gpu_key in find_gpu_by_allocator(self._session, nodes, engines).items():
             self._allocators[allocators[index].host, allocators[index].pid] = allocators[index], gpu_key
@@ -220,5 +221,5 @@ def _interpolate_bins(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
 
 def find_host_cores(session: Session, host: str) -> int | None:
     """Return the number of cores that the job may use on a host; None where unknown."""
-    counts = (event.facts.get("cores") for event in session.events_named("node") if event.host == host)
+    counts = (event.cores for event in session.events_of(Node) if event.writer.host == host)
     return next((count for count in counts if isinstance(count, int) and count > 0), None)

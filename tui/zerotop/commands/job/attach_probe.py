@@ -16,6 +16,7 @@ from zerotop_probe.recording import events
 from zerotop_probe.recording.plain_files import open_plain_file
 
 _MAX_LINE_BYTES = 1 << 22  # of an event
+_CHANGES = (events.Hello.event_name, events.Left.event_name)
 
 
 def enter_ranks(path: Path) -> tuple[int, list[str]]:
@@ -81,7 +82,7 @@ def can_enter(path: Path) -> bool:
 
 def _is_entered(path: Path, pid: int) -> bool:
     changes = [change for name in attaching.find_rank_files(str(path), pid) for change in _iter_changes(name)]
-    return bool(changes) and max(changes)[1] != events.LEFT
+    return bool(changes) and max(changes)[1] != events.Left.event_name
 
 
 def _iter_changes(name: str) -> Iterator[tuple[int, str]]:
@@ -89,9 +90,9 @@ def _iter_changes(name: str) -> Iterator[tuple[int, str]]:
     try:
         with open(open_plain_file(name), "rb") as file:
             for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
-                if any(f'"{event}"'.encode() in line for event in (events.HELLO, events.LEFT)):
+                if any(f'"{name}"'.encode() in line for name in _CHANGES):
                     value = json.loads(line)
-                    if value.get("event") in (events.HELLO, events.LEFT):
+                    if value.get("event") in _CHANGES:
                         yield int(value["time_ns"]), str(value["event"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return

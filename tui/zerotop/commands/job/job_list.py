@@ -70,7 +70,7 @@ def _find_other_jobs() -> list[dict[str, Any]]:
             continue
         command = [str(word) for word in session.info.get("command") or ()]
         script = next((word for word in command if word.endswith(".py")), "")
-        attached = session.events_named(events.ATTACHED)  # to a job that is older than the recording
+        attached = session.events_of(events.Attached)  # to a job that is older than the recording
         about = {
             "pid": facts.job.pid,
             "launcher": "python",
@@ -85,7 +85,7 @@ def _find_other_jobs() -> list[dict[str, Any]]:
 
 def list_ranks(session: Session) -> list[dict[str, Any]]:
     """Return the ranks that have reported to a recording, as ``--json`` prints them; of a restarted one the last."""
-    pids = {event.rank: event.pid for event in session.events_named(events.HELLO)}
+    pids = {event.writer.rank: event.writer.pid for event in session.events_of(events.Hello)}
     return [{"rank": rank, "pid": pids[rank]} for rank in sorted(pids)]
 
 

@@ -168,8 +168,8 @@ class _LifeWatch:
             if self._session is None:
                 self._session = Session.open(self._path)
             self._session.refresh()
-            has_engine = bool(self._session.events_named(events.ENGINE))
-            self.is_compiling = not has_engine and bool(self._session.events_named(events.COMPILING))
+            has_engine = bool(self._session.events_of(events.Engine))
+            self.is_compiling = not has_engine and bool(self._session.events_of(events.Compiling))
             sources = [source for name in ("spans", "begins", "output") for source in self._session.sources[name]]
             return len(self._session.events) + sum(len(source.array) for source in sources)
         return -1

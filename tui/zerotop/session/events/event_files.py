@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from zerotop.session.events.event_schema import drop_invalid_facts
-from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
+from zerotop.session.headers import DAMAGE_ERRORS, Clocks, parse_integer, parse_writer, read_header
 from zerotop.session.record_check import MAX_AGE_NS
 from zerotop.session.storage import Folder
+from zerotop_probe.recording.event_base import EVENTS, Event, UnknownEvent
+from zerotop_probe.recording.writer import Identity
 
 _MAX_LINE_BYTES = 1 << 22  # of an event; those of a thousand ranks have 100 KB
 _MAX_FILE_BYTES = 1 << 26  # of a file of events
@@ -19,20 +20,10 @@ _MAX_EVENT_BYTES = 1 << 29  # that the events of a recording may take in memory,
 _VALUE_BYTES = 100  # a number or a string as a Python object, with its place in a list or dictionary
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event (see :mod:`zerotop_probe.recording.events`) and its writer."""
-
-    unix_ns: int
-    name: str
-    facts: dict[str, Any]
-    role: str
-    rank: int
-    host: str
-    pid: int
+E = TypeVar("E", bound=Event)
 
 
-def select_events(events: Sequence[Event], begin_ns: int, end_ns: int) -> Sequence[Event]:
+def select_events(events: Sequence[E], begin_ns: int, end_ns: int) -> Sequence[E]:
     """Return the events of a window of time, both ends included, of events in order of time (unix nanoseconds)."""
     first = bisect_left(events, begin_ns, key=_get_time)
     return events[first : bisect_right(events, end_ns, first, key=_get_time)]
@@ -67,7 +58,7 @@ class EventFile:
         self._budget = budget
         self._position = 0
         self._is_in_long_line = False
-        self._writer: Writer | None = None
+        self._writer: Identity | None = None
         self._created_ns = self._offset_ns = 0
 
     def read_new(self) -> list[Event]:
@@ -99,7 +90,7 @@ class EventFile:
             if self._writer is None:
                 header = read_header(line, self.name)
                 self._created_ns = parse_integer(header["clock"]["monotonic_ns"])
-                self._writer, self._offset_ns = Writer.from_header(header), self._clocks.find_offset(header)
+                self._writer, self._offset_ns = parse_writer(header), self._clocks.find_offset(header)
                 return None
             if not self._budget.admits(line):
                 raise ValueError("the recording has too many events")
@@ -107,8 +98,11 @@ class EventFile:
             time_ns, name = parse_integer(facts.pop("time_ns")), str(facts.pop("event"))
             if abs(time_ns - self._created_ns) > MAX_AGE_NS:
                 raise ValueError("the time is impossible")
-            self.damaged_lines += drop_invalid_facts(name, facts)
-            return Event(time_ns + self._offset_ns, name, facts, *self._writer)
+            declared, unix_ns = EVENTS.get(name), time_ns + self._offset_ns
+            self.damaged_lines += drop_invalid_facts(declared or UnknownEvent, facts)
+            if declared is None:
+                return UnknownEvent(name, facts, unix_ns, self._writer)
+            return declared(facts, unix_ns, self._writer)
         except DAMAGE_ERRORS:
             self.damaged_lines += 1
             return None

@@ -27,6 +27,7 @@ from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Session
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
+from zerotop_probe.recording.events import JobStarted
 
 # In the order of the key that switches them.
 METRICS = (
@@ -288,7 +289,7 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobS
     # While a job starts, its processes are there before their engines are.
     if missing := describe_missing_probes(session, session.last_written_ns):
         return " ".join(missing)
-    is_outside = not session.events_named("job_started") and state is not JobState.STARTING
+    is_outside = not session.events_of(JobStarted) and state is not JobState.STARTING
     if is_outside and any(len(source.array) for source in session.sources["processes"]):
         return (
             "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"

@@ -82,4 +82,4 @@ class IterationCounter:
             for number, optimizer in self._loop.list_optimizers().items()
         ]
         engine, step, _ = self._loop.get_position()
-        recorder.write_event(now(), events.OPTIMIZERS, engine=engine, step=step, optimizers=optimizers)
+        recorder.write_event(now(), events.Optimizers, engine=engine, step=step, optimizers=optimizers)

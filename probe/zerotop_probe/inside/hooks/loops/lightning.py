@@ -36,7 +36,7 @@ class LightningHooks:
         self._loop.probe.library.follow_lightning(trainer.accumulate_grad_batches, trainer.max_steps)
         recorder = self._loop.find_recorder()
         if recorder is not None and trainer.max_steps > 0:
-            recorder.write_event(now(), events.TOTAL_STEPS, steps=trainer.max_steps, source="trainer")
+            recorder.write_event(now(), events.TotalSteps, steps=trainer.max_steps, source="trainer")
         return None  # nothing to do at its end
 
     def _end_training(self, token: Any, time_ns: int, flags: int, result: Any) -> None:

@@ -129,7 +129,7 @@ class Loop(TrainingHooks):
         watch.list_parts, watch.count_tensors, watch.record_facts = self._list_parts, self._count_again, self._record_again
         self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
-            recorder.write_event(now(), events.TOTAL_STEPS, steps=planned, source="trainer")
+            recorder.write_event(now(), events.TotalSteps, steps=planned, source="trainer")
         return True
 
     def _watch_device(self) -> None:

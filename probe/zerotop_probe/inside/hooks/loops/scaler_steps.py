@@ -106,7 +106,7 @@ class ScalerHooks:
         if overflow is not None and self._probe.recorder is not None:
             step, before = overflow
             facts = {"engine": self._loop.get_position()[0], "loss_scale_before": before, "loss_scale_after": scale.value}
-            self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=step, **facts)
+            self._probe.recorder.write_event(time_ns, events.Overflow, step=step, **facts)
 
     def _begin_load(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
         scale = self._scales.get(scaler)

@@ -143,7 +143,7 @@ class RankFinder:
     def _drop_ended(self) -> None:
         for rank in [rank for rank in self.rank_by_pid.values() if not rank.process.is_alive()]:
             del self.rank_by_pid[rank.process.pid]
-            self._write_event(events.RANK_GONE, rank=rank.rank, pid=rank.process.pid)
+            self._write_event(events.RankGone, rank=rank.rank, pid=rank.process.pid)
 
     def _find_reported(self, now_s: float) -> None:
         """Add the processes that have their own events file."""
@@ -181,10 +181,10 @@ class RankFinder:
             rank, extension = self._find_compiling(children)
             if rank is not None and extension not in self._compiled and (extension or not self._compiled):
                 self._compiled.add(extension)
-                self._write_event(events.COMPILING, rank=rank.rank, pid=rank.process.pid, extension=extension)
+                self._write_event(events.Compiling, rank=rank.rank, pid=rank.process.pid, extension=extension)
             if due:
                 for lock in self._locks.find_blocking_locks([] if rank is not None else self.list_processes(), now_s):
-                    self._write_event(events.BUILD_LOCKED, path=str(lock))
+                    self._write_event(events.BuildLocked, path=str(lock))
 
     def _find_orphans(self) -> list[int]:
         """Return the processes of the job that have outlived its root, without those that a rank has left.
@@ -256,7 +256,7 @@ class RankFinder:
                 self._add_rank(SeenRank(found.process, 0, None, now_s))
             program, by = redact.redact_text(found.program), redact.redact_text(by)
             self._write_event(
-                events.PROBE_MISSING, rank=found.rank, pid=pid, start=start, is_rank=is_rank, program=program, reason=reason,
+                events.ProbeMissing, rank=found.rank, pid=pid, start=start, is_rank=is_rank, program=program, reason=reason,
                 by=by,
             )  # fmt: skip
 
@@ -272,7 +272,7 @@ class RankFinder:
         self.rank_by_pid[rank.process.pid] = rank
         self._known_pids.add(rank.process.pid)
         pid, start = rank.process
-        self._write_event(events.RANK_FOUND, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
+        self._write_event(events.RankFound, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
 
     def _report_late(self, now_s: float) -> None:
         # Only ranks that still run count: after an elastic restart the reports of earlier ones mean nothing.
@@ -289,10 +289,10 @@ class RankFinder:
         if rank.process not in self._silent:
             self._silent.add(rank.process)
             text = f"Rank {rank.rank} does not report: {why}."
-            self._write_event(events.RANK_SILENT, rank=rank.rank, pid=rank.process.pid, why=text)
+            self._write_event(events.RankSilent, rank=rank.rank, pid=rank.process.pid, why=text)
 
-    def _write_event(self, name: str, **facts: object) -> None:
-        self._writer.write(time.monotonic_ns(), name, **facts)
+    def _write_event(self, event: type[events.Event], **facts: object) -> None:
+        self._writer.write(time.monotonic_ns(), event, **facts)
 
 
 def _read_parent_environment(root: Process) -> Mapping[str, str]:

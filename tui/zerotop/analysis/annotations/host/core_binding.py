@@ -11,6 +11,7 @@ from typing import Any
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.processes.cores import Cores, parse_cores
+from zerotop_probe.recording.events import Affinity, Node
 
 _KIND = FindingKind(
     name="core_binding",
@@ -95,13 +96,13 @@ def _check_idle(bound: _CoresByNumber, nodes: _CoresByNumber, used: set[int]) ->
 def _find_cpus(recording: Evidence, process: Process, time_ns: int) -> Cores:
     """The cores that the process may run on; empty if they were not recorded."""
     lists = [
-        event.facts.get("cpus")
-        for event in recording.events_named("affinity")
-        if (event.host, event.facts.get("pid")) == process.key and event.unix_ns <= time_ns
+        event.cpus
+        for event in recording.events_of(Affinity)
+        if (event.writer.host, event.pid) == process.key and event.unix_ns <= time_ns
     ]
-    return parse_cores(str(lists[-1])) if lists else frozenset()
+    return parse_cores(lists[-1] or "") if lists else frozenset()
 
 
 def _find_numa_nodes(recording: Evidence, host: str) -> _CoresByNumber:
-    lists = [event.facts.get("numa") or [] for event in recording.events_named("node") if event.host == host]
-    return {int(node["node"]): parse_cores(str(node["cpus"])) for node in lists[-1]} if lists else {}
+    lists = [event.numa or [] for event in recording.events_of(Node) if event.writer.host == host]
+    return {node.node: parse_cores(node.cpus) for node in lists[-1]} if lists else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
@@ -49,47 +48,47 @@ def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundCont
     if process.recording.session.info.get(STACKS_SETTING) is True:
         deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
     last = None
-    for event in process.events_named(events.GROWING_CONTAINERS):
-        end_ns = event.facts["end_ns"] + process.source.offset_ns
+    for event in process.events_of(events.GrowingContainers):
+        end_ns = event.end_ns + process.source.offset_ns
         is_early = event.unix_ns <= known_ns
-        if end_ns > begin_ns and event.facts["containers"] and (is_early or (last is None and event.unix_ns <= deadline_ns)):
+        if end_ns > begin_ns and event.containers and (is_early or (last is None and event.unix_ns <= deadline_ns)):
             last = event
     if last is not None:
-        return FoundContainer(_read_container(last.facts), max(known_ns, last.unix_ns))
+        return FoundContainer(_read_container(last), max(known_ns, last.unix_ns))
     return FoundContainer(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _read_container(found: Mapping[str, Any]) -> GrowingContainer | None:
-    largest = found["containers"][0]
-    if not all(largest[name].isprintable() for name in ("name", "owner", "file", "kind")):
+def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
+    largest = found.containers[0]
+    if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind)):
         return None
-    name, text, keeps_graph = largest["name"], _describe_container(largest), largest.get("keeps_graph") is True
-    is_list = largest["kind"] == "list" and not largest.get("levels")
-    prefix = "self." if largest["scope"] == "attribute" else ""
+    name, text, keeps_graph = largest.name, _describe_container(largest), bool(largest.keeps_graph)
+    is_list = largest.kind == "list" and not largest.levels
+    prefix = "self." if largest.scope == "attribute" else ""
     values = {
-        "from_step": found["first_step"],
-        "to_step": found["last_step"],
+        "from_step": found.first_step,
+        "to_step": found.last_step,
         "container": text,
-        "before": largest["length"] - largest["added"],
-        "length": largest["length"],
+        "before": largest.length - largest.added,
+        "length": largest.length,
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
     }
     fix = ""
     if keeps_graph and is_list:
         fix = f"{prefix}{name}.append(loss.item())"
-    elif not keeps_graph and not largest.get("levels"):
+    elif not keeps_graph and not largest.levels:
         fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
     return GrowingContainer(name, text, keeps_graph, fix, values)
 
 
-def _describe_container(container: dict[str, Any]) -> str:
-    name, file = container["name"], container["file"]
+def _describe_container(container: events.GrownContainer) -> str:
+    name, file = container.name, container.file
     place = f" ({file})" if file else ""
-    if container["scope"] == "local":
-        where = f"{name} in {container['owner']}(){place}"
-    elif container["scope"] == "attribute":
-        where = f"{container['owner']}.{name}{place}"
+    if container.scope == "local":
+        where = f"{name} in {container.owner}(){place}"
+    elif container.scope == "attribute":
+        where = f"{container.owner}.{name}{place}"
     else:
-        where = f"{name} of {file or container['owner']}"
-    return f"a {container['kind']} within {where}" if container.get("levels") else f"the {container['kind']} {where}"
+        where = f"{name} of {file or container.owner}"
+    return f"a {container.kind} within {where}" if container.levels else f"the {container.kind} {where}"

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.host_load import is_host_short
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_sharers, find_inventory
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
-from zerotop.session.reader import Event
+from zerotop_probe.recording.events import Tensors
 
 _KIND = FindingKind(
     name="pinned_overhead",
@@ -49,15 +49,15 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _check_group(group, inventory)
 
 
-def _check_group(group: Group, inventory: Event) -> Annotation | None:
-    engine, host, pinned = group.lead.engine, inventory.facts.get("host"), inventory.facts.get("host_pinned")
-    held = (inventory.facts.get("pinned_allocator") or {}).get("allocated_bytes")
-    total = engine.get("trainable_parameters")
-    if engine.get("offload_optimizer") != "cpu" or not isinstance(host, dict) or not isinstance(total, int) or not total:
+def _check_group(group: Group, inventory: Tensors) -> Annotation | None:
+    engine, host, pinned = group.lead.engine, inventory.host, inventory.host_pinned or {}
+    held = (inventory.pinned_allocator or {}).get("allocated_bytes")
+    total = engine.trainable_parameters
+    if engine.offload_optimizer != "cpu" or host is None or not total:
         return None
     updated = total / count_sharers(engine)
-    states = sum(int(host.get(name, 0)) for name in _STATES)
-    spare = max(0, held - sum(pinned.values())) if isinstance(held, int) and isinstance(pinned, dict) else 0
+    states = sum(host.get(name, 0) for name in _STATES)
+    spare = max(0, held - sum(pinned.values())) if held is not None else 0
     excess = states + spare - IDEAL_BYTES * updated
     if not states or excess < max(PINNED_BYTES, PINNED_SHARE * IDEAL_BYTES * updated):
         return None
@@ -78,7 +78,7 @@ def _check_group(group: Group, inventory: Event) -> Annotation | None:
         inventory.unix_ns,
         evidence,
         # The inventory has the count of finished steps.
-        step=max(0, int(inventory.facts.get("step", 1)) - 1),
+        step=max(0, (inventory.step or 1) - 1),
         ideal=IDEAL_BYTES,
         used=states + spare,
         needed=IDEAL_BYTES * updated,

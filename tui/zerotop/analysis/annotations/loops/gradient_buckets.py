@@ -8,6 +8,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS
+from zerotop_probe.recording.events import Tensors
 
 _KIND = FindingKind(
     name="gradient_buckets",
@@ -32,8 +33,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _find_buckets(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
-    events = (event.facts for event in group.lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
-    sizes = next(events, {}).get("device") or {}
+    tables = (event.device for event in group.lead.events_of(Tensors) if event.when == BEFORE_UPDATE)
+    sizes = next(tables, None) or {}
     buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), peaks.highest_bytes
     if buckets > _LEAST_SHARE * peak:
         evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}

@@ -39,11 +39,12 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _find_gathered(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     engine = group.lead.engine
-    sharding, parallelism = engine.get("sharding") or {}, engine.get("parallelism")
-    sizes = find_first_backward(group.lead).get("device") or {}
+    inventory, parallelism = find_first_backward(group.lead), engine.parallelism
+    sizes = (inventory.device if inventory is not None else None) or {}
+    reshards = engine.sharding is None or engine.sharding.reshards is not False
     gathered = sizes.get(UNSHARDED_PARAMETERS, 0)
     is_noticed = gathered > _LEAST_SHARE * peaks.highest_bytes
-    if is_noticed and not sharding.get("reshards", True) and parallelism in _SETTINGS:
+    if is_noticed and not reshards and parallelism in _SETTINGS:
         evidence = {"gathered_bytes": gathered, "counted_bytes": sum(sizes.values()) - gathered}
         kind = group.keep_saving_advice(_KIND, int(peaks.steps["end_unix_ns"][-1]))
         yield kind.at_steps(group, peaks.steps, evidence, reshard=_SETTINGS[parallelism])

@@ -88,9 +88,10 @@ def _name_lines(look: Look | None, lead: Process) -> str:
 def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator[Annotation]:
     lead = group.lead
     inventory, found = find_first_backward(lead), _find_blocks(lead)
-    if not found or peaks.owner != "backward":
+    output = inventory.output_shape if inventory is not None else None
+    if not found or output is None or peaks.owner != "backward":
         return
-    rows, tokens, vocabulary = inventory["output_shape"]
+    rows, tokens, vocabulary = output
     largest = max(blocks.size for blocks in found)
     # The backward of log-softmax and cross entropy allocates two more of this size: the gradients of its output and input.
     logits = sum(blocks.total_bytes for blocks in found) + 2 * largest
@@ -108,7 +109,7 @@ def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator
         "fewer_rows": fewer,
         "saved_bytes": logits * (1 - fewer / rows),
     }
-    is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
+    is_default = lead.engine.library == TRAINER and lead.engine.micro_batch == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
     kind = group.keep_saving_advice(kind, look.known_ns)
     values = {"default": _DEFAULT if is_default else "", "lines": _name_lines(look.look, lead) or None}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.formatting import Text
+from zerotop_probe.recording.events import EngineFacts
 
 _KIND = FindingKind(
     name="saved_activations",
@@ -42,13 +42,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     engine, inventory = group.lead.engine, find_first_backward(group.lead)
     blocks, peak = read_groups(engine, inventory), peaks.highest_bytes
-    activations = (inventory.get("unclaimed_bytes") or 0) - sum(b.total_bytes for b in blocks if b.width == LOGITS)
+    unclaimed = inventory.unclaimed_bytes if inventory is not None else None
+    activations = (unclaimed or 0) - sum(b.total_bytes for b in blocks if b.width == LOGITS)
     named = [b for b in blocks if b.width in _NAMES and b.total_bytes > _NAMED_SHARE * peak][:_MOST_NAMED]
     if not named or peaks.owner != "backward" or activations < _LEAST_SHARE * peak:
         return
     evidence = {"activation_bytes": activations, "backward_peak_bytes": peak}
-    trainable, parameters = engine.get("trainable_parameters") or 0, engine.get("parameters") or 0
-    kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if engine.get("activation_checkpointing") else _KIND
+    trainable, parameters = engine.trainable_parameters or 0, engine.parameters or 0
+    kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if engine.activation_checkpointing else _KIND
     yield group.keep_saving_advice(kind, int(peaks.steps["end_unix_ns"][-1])).at_steps(
         group,
         peaks.steps,
@@ -60,13 +61,13 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
     )
 
 
-def _compute_copies(engine: Mapping[str, Any]) -> int:
+def _compute_copies(engine: EngineFacts) -> int:
     """Return the bytes of 16-bit weight copies that autocast caches until its context ends, if layers cast all weights.
 
     Only copies of trained float32 weights are cached: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
     """
-    casts = engine.get("autocast") in ("bf16", "fp16") and engine.get("dtype") == "fp32"
-    return 2 * (engine.get("trainable_parameters") or 0) if casts and not engine.get("sharding") else 0
+    casts = engine.autocast in ("bf16", "fp16") and engine.dtype == "fp32"
+    return 2 * (engine.trainable_parameters or 0) if casts and not engine.sharding else 0
 
 
 def _describe_groups(groups: Sequence[BlockGroup]) -> Text:

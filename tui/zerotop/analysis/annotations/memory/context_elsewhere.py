@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
-from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import read_device_memory
@@ -85,8 +85,8 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
 
 def _find_line(process: Process, known_ns: int) -> CodeLine | None:
     """Return the only line that loads a file without saying onto which device, if the rank's probe has found it."""
-    for event in process.events_named(events.TENSORS):
-        found = event.facts.get("context_line") if event.unix_ns <= known_ns else None
-        if found and found["file"].isprintable() and str(found.get("function") or "").isprintable():
-            return CodeLine(found["file"], found["line"], found.get("function") or "<module>", ())
+    for event in process.events_of(events.Tensors):
+        found = event.context_line if event.unix_ns <= known_ns else None
+        if found is not None and (line := read_line(found)) is not None:
+            return line
     return None

@@ -113,7 +113,7 @@ def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedge
         advice, fix = "", ""
     elif peak.peak.phase == "init":
         advice, fix = _INIT_ADVICE
-    elif most == _ACTIVATIONS and group.lead.engine.get("activation_checkpointing"):
+    elif most == _ACTIVATIONS and group.lead.engine.activation_checkpointing:
         advice, fix = _CHECKPOINTING_ADVICE
     evidence = {"estimate_bytes": estimate.gpu_bytes, "measured_bytes": sum(sizes.values())}
     return _KIND.with_changes(advice=advice, fix=fix).at_steps(

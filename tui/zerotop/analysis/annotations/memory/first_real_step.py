@@ -6,7 +6,6 @@ Read from the steps, and from the inventories of tensors that the probe takes ar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
@@ -22,6 +21,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.processes.host_memory import measure_held_bytes
+from zerotop_probe.recording.events import EngineFacts, Entered
 
 _KIND = FindingKind(
     name="first_real_step",
@@ -52,7 +52,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt. If fp16 skipped the first steps, ``skipped_steps`` reports their end instead."""
     for group in recording.groups:
         steps, skipped = group.lead.steps, count_skipped_first(group.lead)
-        if group.lead.events_named("entered"):
+        if group.lead.events_of(Entered):
             continue  # there were updates before the recording
         if _KIND.name not in group.reported and skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
             yield _build_finding(group, skipped)
@@ -71,7 +71,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     known_ns = max(end_ns, inventory.unix_ns)
     if not _is_notable(lead, state, known_ns):
         return None
-    parameters = lead.engine.get("trainable_parameters")
+    parameters = lead.engine.trainable_parameters
     before, after = lead.allocator.read_last(begin_ns), lead.allocator.read_window(begin_ns, known_ns)
     is_sampled = before is not None and len(after) > 0
     evidence = {
@@ -83,7 +83,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
         "allocated_growth_bytes": after.rows["allocated_bytes"][-1] - before["allocated_bytes"] if is_sampled else None,
         "host_growth_bytes": _measure_host_growth(group, begin_ns, known_ns),
     }
-    if isinstance(parameters, int) and parameters > 0:
+    if parameters:
         evidence["bytes_per_parameter"] = sum(state.values()) / parameters * count_sharers(lead.engine)
     is_short = is_host_short(lead, known_ns) if "host" in state else group.is_memory_short(known_ns)
     advice, fix = _choose_advice(lead.engine) if is_short else ("", "")
@@ -115,11 +115,11 @@ def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | No
     return float(measure_held_bytes(after.rows).max() - measure_held_bytes(before))
 
 
-def _choose_advice(engine: dict[str, Any]) -> tuple[str, str]:
-    if engine.get("kind") == LOOP:
-        return (_REPLICATED if engine.get("parallelism") == "DDP" else _KIND.advice), ""
-    if engine.get("offload_optimizer") in ("cpu", "nvme"):
+def _choose_advice(engine: EngineFacts) -> tuple[str, str]:
+    if engine.kind == LOOP:
+        return (_REPLICATED if engine.parallelism == "DDP" else _KIND.advice), ""
+    if engine.offload_optimizer in ("cpu", "nvme"):
         return _ON_HOST
-    if not engine.get("zero_stage"):
+    if not engine.zero_stage:
         return _STAGE_0
-    return _ON_GPU if str(engine.get("device") or "").startswith("cuda") else (_KIND.advice, "")
+    return _ON_GPU if (engine.device or "").startswith("cuda") else (_KIND.advice, "")

@@ -206,17 +206,17 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
 def _counts_again(process: Process) -> bool:
     """Whether the probe may name the variable that holds the memory."""
     has_stacks = process.recording.session.info.get(STACKS_SETTING) is True
-    return has_stacks and any(event.facts.get("pools") for event in process.events_named(events.TENSORS))
+    return has_stacks and any(event.pools for event in process.events_of(events.Tensors))
 
 
 def _find_holder(stretch: _Stretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
     """Return the variable that holds most of what has been left, and when that was known."""
-    for event in stretch.process.events_named(events.TENSORS):
-        allocated = event.facts.get("allocated_bytes")
-        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.facts.get("held") or allocated is None:
+    for event in stretch.process.events_of(events.Tensors):
+        allocated = event.allocated_bytes
+        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.held or allocated is None:
             continue
         grown = allocated - int(stretch.held[0])
-        holder = max(read_held(event.facts["held"]), key=lambda one: one.bytes, default=None)
+        holder = max(read_held(event.held), key=lambda one: one.bytes, default=None)
         if holder is not None and holder.count >= _LEAST_HELD and holder.bytes >= _LINE_SHARE * grown:
             return holder, event.unix_ns
     return None, 0

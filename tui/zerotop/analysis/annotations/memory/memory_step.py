@@ -108,7 +108,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
             evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
     if not group.is_memory_short(int(after["end_unix_ns"][-1])):
         kind = kind.with_changes(advice="", fix="")
-    device, micro_batch = group.lead.device_bytes, group.engine.get("micro_batch")
+    device, micro_batch = group.lead.device_bytes, group.engine.micro_batch
     left = device - after_bytes if device else None
     lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
     values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}

@@ -13,6 +13,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Proce
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.keys import GpuKey
+from zerotop_probe.recording.events import Entered, RankFound
 
 _KIND = FindingKind(
     name="others_on_gpu",
@@ -76,14 +77,14 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
 
 
 def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
-    if process.events_named("entered"):
+    if process.events_of(Entered):
         return None  # it was there before the first sample itself, in a container perhaps under another PID
     samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
     # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
-    events = [event.unix_ns for event in process.recording.events_named("rank_found") if event.host == gpu_key[0]]
+    events = [event.unix_ns for event in process.recording.events_of(RankFound) if event.writer.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None
     pids = _find_holders(process, gpu_key)

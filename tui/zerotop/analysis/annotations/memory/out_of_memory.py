@@ -15,7 +15,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.failures.failure import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
-from zerotop.session.reader import Event
+from zerotop_probe.recording.events import OutOfMemory
 
 _KIND = FindingKind(
     name="out_of_memory",
@@ -53,7 +53,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         errors = sorted(_read_errors(group), key=lambda error: error[1].unix_ns)
         for (_, event), known in await_each(group, _KIND.name, errors, lambda error: _await_batch(*error)):
-            key = _KIND.name, event.facts.get("step")
+            key = _KIND.name, event.step
             if key not in group.reported:
                 group.reported.add(key)
                 yield _build_finding(
@@ -61,9 +61,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 )
 
 
-def _read_errors(group: Group) -> Iterator[tuple[Process, Event]]:
+def _read_errors(group: Group) -> Iterator[tuple[Process, OutOfMemory]]:
     for process in group.processes:
-        state, errors = process.get_state(_State), process.events_named("out_of_memory")
+        state, errors = process.get_state(_State), process.events_of(OutOfMemory)
         yield from ((process, error) for error in errors[state.events_read :])
         state.events_read = len(errors)
 
@@ -72,15 +72,15 @@ class _Known(NamedTuple):
     known_ns: int
 
 
-def _await_batch(process: Process, event: Event) -> _Known | None:
+def _await_batch(process: Process, event: OutOfMemory) -> _Known | None:
     """Return when all that is recorded about a failure is known; None while its micro-batch may still come."""
-    if event.facts.get("rows") is not None:
+    if event.rows is not None:
         return _Known(event.unix_ns)
     deadline_ns = find_deadline(process, event.unix_ns, _PATIENCE_NS)
     return _Known(deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _build_finding(group: Group, event: Event, known_ns: int, post_mortem: PostMortem) -> Annotation:
+def _build_finding(group: Group, event: OutOfMemory, known_ns: int, post_mortem: PostMortem) -> Annotation:
     step = post_mortem.step
     evidence = {name: size for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
     if post_mortem.reserved_bytes is not None and post_mortem.allocated_bytes is not None:
@@ -92,7 +92,7 @@ def _build_finding(group: Group, event: Event, known_ns: int, post_mortem: PostM
         known_ns=known_ns,
         evidence=evidence | {"evaluating": post_mortem.outer_phase == "eval"},
         step=step if step is not None and step >= 0 else None,
-        ranks=[event.rank],
+        ranks=[event.writer.rank],
         place=describe_place(post_mortem.phase, post_mortem.outer_phase, step),
         cause=post_mortem.cause,
         advice=post_mortem.advice,

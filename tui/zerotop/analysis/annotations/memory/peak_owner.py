@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from zerotop.analysis.annotations.support.memory.phase_peaks import PARTS, read_
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
 from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.events import EngineFacts
 
 _KIND = FindingKind(
     name="peak_owner",
@@ -133,8 +134,8 @@ def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Annotation:
     )
 
 
-def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> tuple[str, str]:
+def _choose_advice(owner: str, is_kept: bool, engine: EngineFacts) -> tuple[str, str]:
     less = advise_keeping_less(engine) if is_kept or owner == "step" else None
     if less is not None:
         return f"{less.text} A smaller batch hardly lowers the peak.", less.fix
-    return _SMALLER_BATCH if engine.get("activation_checkpointing") else (_KIND.advice, _KIND.fix)
+    return _SMALLER_BATCH if engine.activation_checkpointing else (_KIND.advice, _KIND.fix)

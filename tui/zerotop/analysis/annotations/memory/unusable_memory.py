@@ -62,12 +62,10 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 def _check_pools(process: Process) -> Annotation | None:
     """Look for pools that are as unused in two counts after steps: what a stream does in each step needs its memory."""
-    counts = [
-        event for event in process.events_named(events.TENSORS) if event.facts.get("pools") and event.facts.get("step")
-    ]
+    counts = [event for event in process.events_of(events.Tensors) if event.pools and event.step]
     for before, event in pairwise(counts):
         for is_private in (False, True):
-            unused = [_sum_unused(one.facts, is_private=is_private) for one in (before, event)]
+            unused = [_sum_unused(one, is_private=is_private) for one in (before, event)]
             reserved, allocated = unused[1]
             if min(size - used for size, used in unused) < _find_least(process):
                 continue
@@ -81,13 +79,13 @@ def _check_pools(process: Process) -> Annotation | None:
                 kind = kind.with_changes(severity=Severity.WARNING)
             elif reserved - allocated < _WORTH_SHARE * (process.device_bytes or 0):
                 kind = kind.with_changes(advice="", fix="")
-            step = int(event.facts["step"])
+            step = int(event.step)
             return kind.at(
                 process,
                 before.unix_ns,
                 event.unix_ns,
                 evidence,
-                step=int(before.facts["step"]),
+                step=int(before.step),
                 owner=owner,
                 reason=reason,
                 counted_step=step,
@@ -95,9 +93,9 @@ def _check_pools(process: Process) -> Annotation | None:
     return None
 
 
-def _sum_unused(facts: dict[str, object], *, is_private: bool) -> tuple[int, int]:
+def _sum_unused(event: events.Tensors, *, is_private: bool) -> tuple[int, int]:
     """Return reserved and allocated bytes of the pools that nobody uses."""
-    pools = [pool for pool in read_pools(facts) if pool.is_private is is_private and _is_unused(pool)]
+    pools = [pool for pool in read_pools(event) if pool.is_private is is_private and _is_unused(pool)]
     return sum(pool.reserved for pool in pools), sum(pool.allocated for pool in pools)
 
 
@@ -108,7 +106,7 @@ def _is_unused(pool: Pool) -> bool:
 def _check_peaks(process: Process) -> Annotation | None:
     """Look at the peaks of many steps, where the probe has not recorded pools."""
     steps = process.phased_steps
-    if len(steps) < _STEPS or any(event.facts.get("pools") for event in process.events_named(events.TENSORS)):
+    if len(steps) < _STEPS or any(event.pools for event in process.events_of(events.Tensors)):
         return None
     rows = steps[PLATEAU_STEPS:_STEPS]
     reserved, used = int(rows["reserved_peak_bytes"].min()), int(rows["allocated_peak_bytes"].max())

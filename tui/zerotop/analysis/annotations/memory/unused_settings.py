@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.analysis.deepspeed_keys import find_unused_settings
+from zerotop_probe.recording.events import Engine
 
 _KIND = FindingKind(
     name="unused_settings",
@@ -23,12 +24,12 @@ _MOST_REASONS = 3
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt, when the first engine is there."""
     for group in recording.groups:
-        for event in group.lead.events_named("engine")[:1]:
-            config = event.facts.get("config")
+        for event in group.lead.events_of(Engine)[:1]:
+            config = event.config
             if _KIND.name in group.reported or not isinstance(config, dict) or not config:
                 continue
             group.reported.add(_KIND.name)
-            zero_keys = event.facts.get("zero_keys")
+            zero_keys = event.zero_keys
             found = find_unused_settings(config, zero_keys if isinstance(zero_keys, list) else None)
             found.sort(key=lambda setting: not setting.matters)
             if not found:

@@ -104,8 +104,8 @@ def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) ->
 def _measure_left_bytes(lead: Process, before: int, during: WindowSamples) -> int:
     """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
     left = int(during.rows["allocated_bytes"][-1]) - before
-    parameters = lead.engine.get("parameters")
-    gathered = 2 * parameters if lead.engine.get("zero_stage") == 3 and isinstance(parameters, int) else 0
+    parameters = lead.engine.parameters
+    gathered = 2 * parameters if lead.engine.zero_stage == 3 and isinstance(parameters, int) else 0
     return max(0, left - gathered)
 
 

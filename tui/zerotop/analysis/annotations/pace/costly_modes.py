@@ -77,7 +77,7 @@ def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) 
             evidence |= _compare_phases(process, use, known_ns)
     uses = ((one.rank, other) for one in group.processes for other in list_uses(one))
     ranks = sorted({rank for rank, other in uses if other.mode == use.mode and other.known_ns <= known_ns})
-    is_lightning = group.engine.get("library") == "Lightning"
+    is_lightning = group.engine.library == "Lightning"
     return kind.at_steps(
         group,
         after,

@@ -109,7 +109,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
     """Return the seconds of each step in which the GPU only copies: ``step`` if its optimizer is on the CPU, else 0."""
-    if lead.engine.get("offload_optimizer") in ("cpu", "nvme"):
+    if lead.engine.offload_optimizer in ("cpu", "nvme"):
         return np.asarray(rows["step_s"], np.float64)
     optimizer = lead.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "cpu_optimizer")
     if not len(optimizer):
@@ -188,9 +188,9 @@ def _measure_cpu_use(lead: Process, process: Process, rows: Rows) -> CpuUse | No
 def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
     """Return the bytes that an iteration must copy each way, and PCIe bytes by the GPU's counters, which may miss some."""
     traffic: dict[str, float] = {}
-    parameters = lead.engine.get("trainable_parameters")
-    shared_by = lead.engine.get("data_parallel") or 1
-    if isinstance(parameters, int) and lead.engine.get("dtype") in ("fp16", "bf16"):
+    parameters = lead.engine.trainable_parameters
+    shared_by = lead.engine.data_parallel or 1
+    if isinstance(parameters, int) and lead.engine.dtype in ("fp16", "bf16"):
         traffic["copied_each_way_bytes"] = 2.0 * parameters / shared_by
     samples = lead.gpu_samples.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     for name, column in (("pcie_to_host_bytes", "pcie_tx_bytes"), ("pcie_to_gpu_bytes", "pcie_rx_bytes")):
@@ -206,7 +206,7 @@ def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
     """Return the bytes that the optimizer would need on the GPU, and the bytes that were always free there."""
     room: dict[str, float] = {}
     lead, state = group.lead, group.get_state(_State)
-    parameters, shared_by = lead.engine.get("trainable_parameters"), lead.engine.get("data_parallel") or 1
+    parameters, shared_by = lead.engine.trainable_parameters, lead.engine.data_parallel or 1
     if isinstance(parameters, int):
         # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, during the update, 8
         # of temporaries, as measured.

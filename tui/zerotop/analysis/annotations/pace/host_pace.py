@@ -151,11 +151,11 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
     """Return what helps this job, and the line for the first of it."""
     engine, helps = group.engine, []
     fix = ""
-    is_sharded = str(engine.get("parallelism") or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
-    if engine.get("kind") == LOOP and engine.get("compiled") is False and not is_sharded:
+    is_sharded = (engine.parallelism or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
+    if engine.kind == LOOP and engine.compiled is False and not is_sharded:
         helps.append("capture the launches of a step as one, with CUDA graphs")
         fix = 'model = torch.compile(model, mode="reduce-overhead")'
-    settings = [one.get("settings") or {} for one in engine.get("optimizers") or [] if isinstance(one, dict)]
+    settings = [one.get("settings") or {} for one in engine.optimizers or [] if isinstance(one, dict)]
     if any(one.get("foreach") is False and not one.get("fused") for one in settings):
         helps.append("let the optimizer update all tensors at once, with fused=True")
         fix = fix or "fused=True"

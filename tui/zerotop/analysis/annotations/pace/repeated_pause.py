@@ -27,7 +27,8 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     find_line,
     read_new_stacks,
 )
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Source
+from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="repeated_pause",
@@ -96,9 +97,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 yield from _check_event(group, process, state, event)
 
 
-def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:
-    known_ns, where = event.unix_ns, event.facts["where"]
-    begin_ns, end_ns = (int(event.facts[name]) + process.source.offset_ns for name in ("begin_ns", "end_ns"))
+def _check_event(group: Group, process: Process, state: _State, event: Stacks) -> Iterator[Annotation]:
+    known_ns, where = event.unix_ns, event.where
+    begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
     line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
     if line is None and where != "data":
         return

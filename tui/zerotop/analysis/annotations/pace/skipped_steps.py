@@ -107,8 +107,8 @@ def _build_skipping_finding(group: Group, rows: Rows) -> Annotation:
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
     evidence["expected_state_bytes"] = estimate_state_bytes(engine) or None
-    place = "host memory" if engine.get("offload_optimizer") in ("cpu", "nvme") else "GPU memory"
-    return _with_advice(_SKIPPING, engine.get("config"), None).at_steps(group, rows, evidence, place=place)
+    place = "host memory" if engine.offload_optimizer in ("cpu", "nvme") else "GPU memory"
+    return _with_advice(_SKIPPING, engine.config, None).at_steps(group, rows, evidence, place=place)
 
 
 def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
@@ -156,7 +156,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
     state = read_state_bytes(find_inventory(lead, "after_update"))
     evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
     is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
-    kind = _with_advice(_ENDED, lead.engine.get("config"), scales[-1] if scales else None)
+    kind = _with_advice(_ENDED, lead.engine.config, scales[-1] if scales else None)
     return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
         group,
         real,

@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.code_line import read_line
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -99,13 +99,13 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     quiet_s = (gap.known_ns - gap.begin_ns) / 1e9
     evidence: dict[str, float | None] = {"quiet_s": quiet_s, "use": use}
     values: dict[str, Any] = {"gpu": gpu, "measured": _MEASURED}
-    replays = [event for event in process.events_named(events.GRAPH_REPLAYS) if event.unix_ns <= gap.known_ns]
+    replays = [event for event in process.events_of(events.GraphReplays) if event.unix_ns <= gap.known_ns]
     if backwards >= _MANY_BACKWARDS:
         kind, evidence = _BACKWARDS, evidence | {"backwards": backwards}
     elif len(trained):
         return None  # a step is in progress
     elif (count := _count_replays(replays, gap)) > 0:
-        line = _read_line(replays[-1])
+        line = read_line(replays[-1])
         kind, evidence = _REPLAYS, evidence | {"replays": count, "rate": count / quiet_s}
         values["line"] = line.text if line is not None else None
     elif use is not None and use >= _LEAST_USE and len(group.processes) == 1 and not _is_busy_elsewhere(process, gap):
@@ -131,12 +131,5 @@ def _measure_use(process: Process, gap: _Gap) -> float | None:
 
 def _count_replays(replays: list[Event], gap: _Gap) -> int:
     """Return the replays since the gap began, which are recorded with each power of two."""
-    before = max((event.facts["replays"] for event in replays if event.unix_ns <= gap.begin_ns), default=0)
-    return max((event.facts["replays"] for event in replays if event.unix_ns > gap.begin_ns), default=before) - before
-
-
-def _read_line(event: Event) -> CodeLine | None:
-    file, line, function = (event.facts.get(name) for name in ("file", "line", "function"))
-    if not file or not line or not function or not (file.isprintable() and function.isprintable()):
-        return None
-    return CodeLine(file, line, function, ())
+    before = max((event.replays for event in replays if event.unix_ns <= gap.begin_ns), default=0)
+    return max((event.replays for event in replays if event.unix_ns > gap.begin_ns), default=before) - before

@@ -29,7 +29,8 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     select_stacks,
 )
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Source
+from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="time_between_phases",
@@ -75,14 +76,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                     yield from _check_event(group, event)
 
 
-def _count_samples(event: Event) -> int:
+def _count_samples(event: Stacks) -> int:
     """Return the number of samples between the phases."""
-    if event.facts["where"] == BETWEEN:
-        return event.facts.get("samples") or 0
-    return sum(stack.get("count") or 0 for stack, _ in select_stacks(event, BETWEEN))
+    if event.where == BETWEEN:
+        return event.samples or 0
+    return sum(stack.count or 0 for stack, _ in select_stacks(event, BETWEEN))
 
 
-def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
+def _check_event(group: Group, event: Stacks) -> Iterator[Annotation]:
     lead, known_ns = group.lead, event.unix_ns
     rows = lead.phased_steps_until(known_ns)
     if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):

@@ -34,7 +34,8 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     read_new_stacks,
     select_stacks,
 )
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Source
+from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="time_lost_in_line",
@@ -88,16 +89,15 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 yield from _check_event(group, process, state, event)
 
 
-def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:
-    facts, offset_ns = event.facts, process.source.offset_ns
+def _check_event(group: Group, process: Process, state: _State, event: Stacks) -> Iterator[Annotation]:
     for stack, own in select_stacks(event, BETWEEN):
         if own is None or is_training(own.callees, BETWEEN):
             continue
         key = own.file, own.line
-        new = _Sampled(int(facts["begin_ns"]) + offset_ns, facts.get("step") or 0)
+        new = _Sampled(event.begin_ns + process.source.offset_ns, event.step or 0)
         sampled = state.lines.setdefault((process.source, *key), new)
-        sampled.seconds += stack.get("seconds") or 0.0
-        last_step = facts.get("last_step") or facts.get("step") or 0
+        sampled.seconds += stack.seconds or 0.0
+        last_step = event.last_step or event.step or 0
         if sampled.seconds < sampled.due_s or last_step - sampled.step < _SAMPLED_STEPS:
             continue
         sampled.due_s = sampled.seconds + math.ceil(_MORE_SAMPLES * sampled.seconds)

@@ -15,7 +15,6 @@ from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends,
 from zerotop.analysis.failures.senders import Reason, find_senders
 from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop.session.output.tail import read_last_lines
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -114,19 +113,19 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _list_ends(recording: Evidence, group: Group) -> list[int]:
     """Return when processes of an attempt ended, in order."""
     keys = {process.key for process in group.processes}
-    ends = [event.unix_ns for event in recording.events_named(events.RANK_GONE) if _get_key(event) in keys]
-    ends += [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
+    ends = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) in keys]
+    ends += [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return sorted(ends)
 
 
-def _get_key(event: Event) -> tuple[str, int]:
-    return event.host, int(event.facts.get("pid") or 0)
+def _get_key(event: events.RankGone) -> tuple[str, int]:
+    return event.writer.host, event.pid or 0
 
 
 def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     """Return when the end of a process became known; None while that is open."""
     begin_ns = group.lead.source.created_ns
-    job_ends = [event.unix_ns for event in recording.events_named(events.JOB_ENDED) if event.unix_ns >= begin_ns]
+    job_ends = [event.unix_ns for event in recording.events_of(events.JobEnded) if event.unix_ns >= begin_ns]
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
@@ -137,7 +136,7 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
 
 
 def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
-    processes = {process.key: process for process in group.processes if process.events_named(events.HELLO)}
+    processes = {process.key: process for process in group.processes if process.events_of(events.Hello)}
     ends = find_ends(recording.session, [process.source for process in processes.values()], known_ns)
     first = next(iter(ends), None)
     if first is None or _is_expected(recording, group, first, known_ns):
@@ -148,12 +147,12 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation 
 
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
     """Whether the job was being stopped, or a reported lack of memory ended the rank."""
-    stops = [event.unix_ns for event in recording.events_named(events.STOP_SENT)]
+    stops = [event.unix_ns for event in recording.events_of(events.StopSent)]
     # A launcher whose rank has died ends with that rank's exit code: a signal that ends the launcher was sent to it.
     stops += [
         ended.unix_ns
-        for ended in recording.events_named(events.JOB_ENDED)
-        if ended.facts.get("signal") in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
+        for ended in recording.events_of(events.JobEnded)
+        if ended.signal in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
     ]
     stopped_ns = read_printed_ends(recording.session, known_ns).stopped_ns
     if any(stop <= known_ns for stop in stops) or stopped_ns is not None:
@@ -171,17 +170,17 @@ def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
         event.unix_ns
         for process in group.processes
         if process.rank == end.process.rank
-        for event in process.events_named(events.OUT_OF_MEMORY)
+        for event in process.events_of(events.OutOfMemory)
     ]
     return any(known_ns - _LAST_MEMORY_NS <= error <= known_ns for error in errors)
 
 
 def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
     """Whether another rank had ended normally before this one vanished."""
-    gone = recording.events_named(events.RANK_GONE)
+    gone = recording.events_of(events.RankGone)
     time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
     # If others wait for a rank, it ends within moments of the first one, and its goodbye means nothing.
-    ended = [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
+    ended = [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
 
 
@@ -228,7 +227,7 @@ def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any]
     if end.traceback is None or not end.traceback.is_lost_peer:
         return None
     for other in group.processes:
-        ends = [event for event in other.events_named(events.GOODBYE) if event.unix_ns < ended_ns]
+        ends = [event for event in other.events_of(events.Goodbye) if event.unix_ns < ended_ns]
         steps = other.steps_until(ended_ns)
         if other.rank != end.process.rank and ends and len(steps):
             return {"early_rank": other.rank, "early_steps": int(steps["step"][-1]) + 1}
@@ -236,8 +235,8 @@ def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any]
 
 
 def _find_end(recording: Evidence, process: Process) -> int:
-    gone = [event.unix_ns for event in recording.events_named(events.RANK_GONE) if _get_key(event) == process.key]
-    goodbyes = [event.unix_ns for event in process.events_named(events.GOODBYE)]
+    gone = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) == process.key]
+    goodbyes = [event.unix_ns for event in process.events_of(events.Goodbye)]
     return min([*gone, *goodbyes], default=recording.cursor_ns)
 
 

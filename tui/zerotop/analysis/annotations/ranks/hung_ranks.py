@@ -16,6 +16,7 @@ from zerotop.analysis.hangs.sentences import describe_collectives, describe_grou
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.session.events.event_files import select_events
+from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankStopped, RecordsLost
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(
@@ -56,7 +57,7 @@ _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 # In a counted step phases are not recorded.
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
-_LAST_EVENTS = ("goodbye", "left")
+_LAST_EVENTS = (Goodbye, Left)
 # Records of other ranks and nodes may be read this much later.
 _LATE_NS = 3 * 10**9
 # A phase in progress began at most this long before the last sign of life.
@@ -190,23 +191,23 @@ def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
 def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
     """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
     keys = {process.key for process in group.processes}
-    stopped = select_events(recording.events_named("rank_stopped"), since_ns, until_ns)
-    return any((event.host, event.facts.get("pid")) in keys for event in stopped) or any(
-        select_events(process.events_named("records_lost"), since_ns, until_ns) for process in group.processes
+    stopped = select_events(recording.events_of(RankStopped), since_ns, until_ns)
+    return any((event.writer.host, event.pid) in keys for event in stopped) or any(
+        select_events(process.events_of(RecordsLost), since_ns, until_ns) for process in group.processes
     )
 
 
 def _find_end(recording: Evidence, group: Group) -> int:
     """Return when the first rank ended normally, or the last rank or the job ended or stopped reporting."""
     created_ns = group.lead.source.created_ns
-    ends = [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
+    ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns > created_ns]
     if all(process.key in recording.gone_ns for process in group.processes):
         ends.append(max(recording.gone_ns[process.key] for process in group.processes))
     ends += [
         event.unix_ns
         for process in group.processes
-        for name in _LAST_EVENTS
-        for event in process.events_named(name)
+        for kind in _LAST_EVENTS
+        for event in process.events_of(kind)
         if event.unix_ns > process.source.created_ns
     ]
     return min(ends, default=int(np.iinfo(np.int64).max))

@@ -52,7 +52,7 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each end of the job: the first reason that Slurm printed."""
     state = recording.get_state(_State, _KIND.name)
-    ends = recording.events_named(events.JOB_ENDED)
+    ends = recording.events_of(events.JobEnded)
     for at in range(state.read_count, len(ends)):
         state.read_count += 1
         begin_ns, end_ns = ends[at - 1].unix_ns if at else 0, ends[at].unix_ns

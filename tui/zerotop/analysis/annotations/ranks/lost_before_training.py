@@ -17,11 +17,11 @@ class _State:
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the shortage when the job has ended."""
-    state, ended = recording.get_state(_State), recording.events_named(events.JOB_ENDED)
+    state, ended = recording.get_state(_State), recording.events_of(events.JobEnded)
     if state.is_done or not ended:
         return
     state.is_done = True
-    if recording.groups or ended[-1].facts.get("exit_code") == 0:
+    if recording.groups or ended[-1].exit_code == 0:
         return
     end_ns = ended[-1].unix_ns
     traceback = find_last_exception(recording.session, end_ns)
@@ -30,6 +30,6 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         return
     kind, values = chosen
     ranks = () if traceback.rank is None else (traceback.rank,)
-    evidence = {"exit_code": ended[-1].facts.get("exit_code")}
+    evidence = {"exit_code": ended[-1].exit_code}
     text = traceback.text if traceback.text.endswith(".") else f"{traceback.text}."
     yield kind.at(None, traceback.time_ns, end_ns, evidence, step=None, ranks=ranks, text=text, **values)

@@ -32,9 +32,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     state = recording.get_state(_State, _KIND.name)
     if state.is_over:
         return
-    found = recording.events_named(events.PROBE_MISSING)
-    times = [event.unix_ns for event in found if event.facts.get("is_rank")]
-    ended = recording.events_named(events.JOB_ENDED)
+    found = recording.events_of(events.ProbeMissing)
+    times = [event.unix_ns for event in found if event.is_rank]
+    ended = recording.events_of(events.JobEnded)
     due_ns = [event.unix_ns for event in ended] + [time_ns + _TOGETHER_NS for time_ns in times]
     if not found or not due_ns or min(due_ns) > recording.cursor_ns:
         return
@@ -44,7 +44,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _build_finding(missing: MissingProbe, known_ns: int, *, is_over: bool) -> Annotation:
-    numbers = {event.facts.get("rank") for event in missing.events}
+    numbers = {event.rank for event in missing.events}
     return (_OVER if is_over else _KIND).at(
         None,
         min(event.unix_ns for event in missing.events),
@@ -55,5 +55,5 @@ def _build_finding(missing: MissingProbe, known_ns: int, *, is_over: bool) -> An
         why=missing.why[:1].upper() + missing.why[1:],
         whose="Its" if len(missing.events) == 1 else "Their",
         remedy=missing.remedy,
-        pid=missing.events[0].facts.get("pid"),
+        pid=missing.events[0].pid,
     )

@@ -8,7 +8,6 @@ from itertools import takewhile
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.keys import ProcessKey
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -33,7 +32,8 @@ STOPPED_SECONDS = 1.0
 STILL_SECONDS = 10.0
 # Ranks that were stopped within this time were stopped together.
 _TOGETHER_NS = 2 * 10**9
-_EVENTS = (events.RANK_STOPPED, events.RANK_CONTINUED, events.RANK_GONE)
+_Event = events.RankStopped | events.RankContinued | events.RankGone
+_EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, events.RankGone)
 
 
 class _State:
@@ -45,7 +45,7 @@ class _State:
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
-    if not recording.events_named(events.RANK_STOPPED):
+    if not recording.events_of(events.RankStopped):
         return
     for group in recording.groups:
         state, ranks = group.get_state(_State), {process.key: process.rank for process in group.processes}
@@ -55,26 +55,26 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             yield from _check_still(group, state, key, since_ns, recording.cursor_ns)
 
 
-def _read_new(recording: Evidence, state: _State) -> list[Event]:
-    fresh: list[Event] = []
-    for name in _EVENTS:
-        fresh += recording.events_named(name)[state.events_read[name] :]
-        state.events_read[name] = len(recording.events_named(name))
+def _read_new(recording: Evidence, state: _State) -> list[_Event]:
+    fresh: list[_Event] = []
+    for kind in _EVENTS:
+        fresh += recording.events_of(kind)[state.events_read[kind] :]
+        state.events_read[kind] = len(recording.events_of(kind))
     return sorted(fresh, key=lambda event: event.unix_ns)
 
 
-def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: Event) -> Iterator[Annotation]:
-    key = event.host, int(event.facts.get("pid") or 0)
+def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: _Event) -> Iterator[Annotation]:
+    key = event.writer.host, event.pid or 0
     if key not in ranks:
         return
-    if event.name == events.RANK_STOPPED:
+    if isinstance(event, events.RankStopped):
         if key not in state.stopped:
             state.stopped[key] = event.unix_ns
             state.stops.append((event.unix_ns, ranks[key]))
     elif (since_ns := state.stopped.pop(key, None)) is not None:
         yield from _check_still(group, state, key, since_ns, event.unix_ns)
         duration_s = (event.unix_ns - since_ns) / 1e9
-        is_long = event.name == events.RANK_CONTINUED and duration_s >= STOPPED_SECONDS
+        is_long = isinstance(event, events.RankContinued) and duration_s >= STOPPED_SECONDS
         if is_long and _is_new(group, "continued", since_ns):
             concerned, evidence = _find_together(state, since_ns), {"stopped_s": duration_s}
             yield _KIND.at(group, since_ns, event.unix_ns, evidence, ranks=concerned, concerned=concerned)

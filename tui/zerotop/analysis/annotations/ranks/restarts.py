@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.analysis.failures.attempts import Attempt, read_attempts
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -52,8 +51,8 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each restart, and the outcome when the job has ended."""
     state = recording.get_state(_State)
-    ended = next(iter(recording.events_named(events.JOB_ENDED)[-1:]), None)
-    found = [*recording.events_named(events.RANK_FOUND), *recording.events_named(events.HELLO)]
+    ended = next(iter(recording.events_of(events.JobEnded)[-1:]), None)
+    found = [*recording.events_of(events.RankFound), *recording.events_of(events.Hello)]
     state.is_due |= len(found) != state.events_read
     state.events_read = len(found)
     if state.has_ended or not (state.is_due or ended) or not _has_twice(found):
@@ -75,20 +74,20 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _build_finding(recording, attempts, end_ns, ended)
 
 
-def _has_twice(found: Sequence[Event]) -> bool:
+def _has_twice(found: Sequence[events.RankFound | events.Hello]) -> bool:
     """Whether a rank had more than one process."""
-    processes = {(event.facts.get("rank"), event.host, event.facts.get("pid", event.pid)) for event in found}
+    processes = {(event.rank, event.writer.host, getattr(event, "pid", event.writer.pid)) for event in found}
     return len({rank for rank, *_ in processes}) < len(processes)
 
 
-def _build_finding(recording: Evidence, attempts: list[Attempt], known_ns: int, ended: Event | None) -> Annotation:
+def _build_finding(recording: Evidence, attempts: list[Attempt], known_ns: int, ended: events.JobEnded | None) -> Annotation:
     first, last = attempts[0], attempts[-1]
-    has_failed = ended is not None and ended.facts.get("exit_code") != 0 and last.end is not None
+    has_failed = ended is not None and ended.exit_code != 0 and last.end is not None
     # A rank that trained has a finding of its own.
     is_last_word = has_failed and last.step is None and bool(last.cause)
     failed = attempts if has_failed else attempts[:-1]
     outcome = "" if ended is None else f", failed again {last.describe_place()}" if has_failed else ""
-    if ended is not None and ended.facts.get("exit_code") == 0:
+    if ended is not None and ended.exit_code == 0:
         outcome = ", finished"
     restarts = len(attempts) - 1
     group = next((one for one in recording.groups if one.lead.source.created_ns >= first.begin_ns), None)

@@ -64,11 +64,7 @@ def _have_own_gpus(group: Group) -> bool:
 
 
 def _are_of_one_kind(recording: Evidence, group: Group) -> bool:
-    names = {
-        (node.host, gpu.get("index")): gpu.get("name")
-        for node in recording.events_named(events.NODE)
-        for gpu in node.facts.get("gpus") or []
-    }
+    names = {(node.writer.host, gpu.index): gpu.name for node in recording.events_of(events.Node) for gpu in node.gpus or []}
     return len({names.get(process.gpu_key) for process in group.processes if process.gpu_key is not None}) == 1
 
 

@@ -88,8 +88,8 @@ def _computes_alone(group: Group) -> bool:
     engine = group.engine
     if group.has_stages:
         return False
-    stage = engine.get("zero_stage")
-    return stage in (0, 1, 2) if stage is not None else engine.get("parallelism") == "DDP"
+    stage = engine.zero_stage
+    return stage in (0, 1, 2) if stage is not None else engine.parallelism == "DDP"
 
 
 def _check_group(group: Group) -> Iterator[Annotation]:

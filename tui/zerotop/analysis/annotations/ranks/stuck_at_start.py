@@ -45,12 +45,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
     first_ns = min(ends, default=recording.cursor_ns + 1)
     state.is_over = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
-    seen = [event for name in (events.RANK_STACKS, events.STACKS) for event in recording.events_named(name)]
-    times = sorted(
-        one.unix_ns
-        for one in seen
-        if one.unix_ns < first_ns and (one.name == events.RANK_STACKS or one.facts.get("why") == SILENT)
-    )
+    silent = [event for event in recording.events_of(events.Stacks) if event.why == SILENT]
+    times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
     for time_ns in times[bisect_right(times, state.checked_ns) :]:
         state.checked_ns = time_ns
         start = find_standstill(recording.session, time_ns)
@@ -75,7 +71,7 @@ def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
     late = [group for group in groups if not group.awaits_others]
     if not late and any(group.wait is None or group.wait.kind is not WaitKind.COLLECTIVE for group in groups):
         return False  # a first backward may take any time
-    is_attached = bool(recording.events_named(events.ATTACHED))
+    is_attached = bool(recording.events_of(events.Attached))
     if is_attached and any(one.idle_s == 0 for group in late or groups for one in group.stacks):
         return False  # a rank that is well may be seen in the same line twice
     checked = late if late or len(groups) > 1 else groups
@@ -115,7 +111,7 @@ def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Annotati
     said = describe_odd(start.standstill, _ODD_WIDTH)
     others = [group for group in groups if (group is not odd and len(groups) > 1) or group.place not in said]
     is_awaited = any(group.awaits_others for group in groups)
-    is_attached = bool(recording.events_named(events.ATTACHED))
+    is_attached = bool(recording.events_of(events.Attached))
     kind = (_ATTACHED if is_attached else _KIND).with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING)
     return kind.at(
         None,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations.support.next_run import advise_next_run
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.script_terms import read_terms
+from zerotop_probe.recording.events import EngineFacts
 
 
 class Severity(str, Enum):
@@ -66,7 +67,7 @@ class Subject(Protocol):
     """A process, or the processes of an attempt."""
 
     @property
-    def engine(self) -> Mapping[str, Any]: ...
+    def engine(self) -> EngineFacts: ...
 
     def ranks_at(self, known_ns: int) -> tuple[int, ...]: ...
 
@@ -127,7 +128,7 @@ class FindingKind:
         if ranks is None:
             ranks = subject.ranks_at(known_ns) if subject is not None else ()
         numbers = {name: float(value) for name, value in evidence.items() if value is not None}
-        terms = read_terms(subject.engine if subject is not None else {})
+        terms = read_terms(subject.engine if subject is not None else EngineFacts({}))
         values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
         headline, details, advice, fix = (
             Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)

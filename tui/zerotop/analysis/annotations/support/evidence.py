@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.annotations.support.records.rank_process import Process
@@ -14,6 +12,7 @@ from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
+from zerotop_probe.recording.events import EngineFacts
 
 __all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "WindowSamples"]
 
@@ -31,19 +30,19 @@ class Group(DetectorState):
         return self.processes[0]
 
     @property
-    def engine(self) -> dict[str, Any]:
+    def engine(self) -> EngineFacts:
         """The facts about the lead's engine or loop; empty before it has reported them."""
         return self.lead.engine
 
     @property
     def has_stages(self) -> bool:
         """Whether ranks are stages of a pipeline, which differ, and wait for each other between their phases."""
-        return bool(self.engine.get("pipeline"))
+        return bool(self.engine.pipeline)
 
     @property
     def gathers_parameters(self) -> bool:
         """Whether ranks gather parameters within forward and backward, as under ZeRO-3 and FSDP."""
-        return self.engine.get("zero_stage") == 3 or str(self.engine.get("parallelism") or "").startswith("FSDP")
+        return self.engine.zero_stage == 3 or (self.engine.parallelism or "").startswith("FSDP")
 
     @property
     def hosts(self) -> list[str]:

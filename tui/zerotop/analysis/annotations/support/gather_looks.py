@@ -9,7 +9,6 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
 # The events of all ranks for the same steps are written within this time (ns).
@@ -48,8 +47,8 @@ def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
     if len(group.processes) < 2 or not group.gathers_parameters:
         return
     state, lead = group.get_state(_State, f"{key} looks"), group.lead
-    for event in lead.events_named(events.STREAM_WAITS)[state.looks :]:
-        each = [_find_event(process, event.facts["first_step"]) for process in group.processes]
+    for event in lead.events_of(events.StreamWaits)[state.looks :]:
+        each = [_find_event(process, event.first_step) for process in group.processes]
         found = [one for one in each if one is not None]
         if len(found) < len(each):
             deadlines = [find_deadline(process, event.unix_ns, _TOGETHER_NS) for process in group.processes]
@@ -62,17 +61,17 @@ def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
                 yield Looks(looks, max(one.unix_ns for one in found))
 
 
-def _find_event(process: Process, step: int) -> Event | None:
+def _find_event(process: Process, step: int) -> events.StreamWaits | None:
     """Return the complete event of a process that begins with a step, or None."""
-    for event in reversed(process.events_named(events.STREAM_WAITS)):
-        if event.facts["first_step"] == step:
-            lists = [event.facts[name] for name in ("waited_ns", "waits", "starved")]
-            return event if lists[0] and len(set(map(len, lists))) == 1 else None
+    for event in reversed(process.events_of(events.StreamWaits)):
+        if event.first_step == step:
+            is_complete = len(event.waited_ns) == len(event.waits) == len(event.starved) > 0
+            return event if is_complete else None
     return None
 
 
-def _read_look(process: Process, event: Event) -> GatherLook:
-    first, waited = event.facts["first_step"], np.array(event.facts["waited_ns"]) / 1e9
+def _read_look(process: Process, event: events.StreamWaits) -> GatherLook:
+    first, waited = event.first_step, np.array(event.waited_ns) / 1e9
     begin, end = np.searchsorted(process.steps["step"], [first, first + len(waited)])
-    starved = sum(event.facts["starved"]) / max(1, sum(event.facts["waits"]))
+    starved = sum(event.starved) / max(1, sum(event.waits))
     return GatherLook(process.steps[int(begin) : int(end)], waited, starved)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.records.rank_process import Process
-from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
@@ -52,13 +52,12 @@ class ModeUse(NamedTuple):
 def list_uses(process: Process) -> list[ModeUse]:
     """Return the periods in which modes were on, by their begins."""
     uses: dict[str, list[ModeUse]] = {ANOMALY: [], PROFILER: [], CLEARING: list(_list_clearings(process))}
-    for event in process.events_named(events.DEBUG_MODE):
-        facts = event.facts
-        known, begin_ns = uses.get(facts["mode"]), facts["begin_ns"] + process.source.offset_ns
+    for event in process.events_of(events.DebugMode):
+        known, begin_ns = uses.get(event.mode), event.begin_ns + process.source.offset_ns
         if known is None:
             continue
-        if facts["on"]:
-            known.append(ModeUse(facts["mode"], begin_ns, event.unix_ns, None, None, _read_line(facts)))
+        if event.on:
+            known.append(ModeUse(event.mode, begin_ns, event.unix_ns, None, None, read_line(event)))
         elif known:
             known[-1] = known[-1]._replace(end_ns=begin_ns, end_known_ns=event.unix_ns)
     return sorted((use for each in uses.values() for use in each), key=lambda use: use.begin_ns)
@@ -68,21 +67,13 @@ def _list_clearings(process: Process) -> Iterator[ModeUse]:
     """Yield the lines that empty the allocator's cache in each step."""
     uses: dict[int, ModeUse] = {}  # by the first call's begin, which tells lines apart
     ends = process.steps["end_unix_ns"]
-    for event in process.events_named(events.CACHE_CLEARED):
-        facts, known_ns = event.facts, event.unix_ns
-        begin_ns, calls = facts["begin_ns"] + process.source.offset_ns, facts["calls"]
+    for event in process.events_of(events.CacheCleared):
+        known_ns, calls, begin_ns = event.unix_ns, event.calls, event.begin_ns + process.source.offset_ns
         steps = int(np.searchsorted(ends, known_ns) - np.searchsorted(ends, begin_ns))
         if calls < _CLEARED_SHARE * steps:
             continue
         if calls == _FIRST_CLEARINGS:
-            uses[begin_ns] = ModeUse(CLEARING, begin_ns, known_ns, None, None, _read_line(facts), facts["seconds"] / calls)
+            uses[begin_ns] = ModeUse(CLEARING, begin_ns, known_ns, None, None, read_line(event), event.seconds / calls)
         elif calls == _LASTING_CLEARINGS and begin_ns in uses:
-            uses[begin_ns] = uses[begin_ns]._replace(call_s=facts["seconds"] / calls, lasting_ns=known_ns)
+            uses[begin_ns] = uses[begin_ns]._replace(call_s=event.seconds / calls, lasting_ns=known_ns)
     yield from uses.values()
-
-
-def _read_line(facts: Mapping[str, Any]) -> CodeLine | None:
-    file, line, function = (facts.get(name) for name in ("file", "line", "function"))
-    if not file or not line or not function or not (file.isprintable() and function.isprintable()):
-        return None
-    return CodeLine(file, line, function, ())

@@ -52,7 +52,7 @@ def choose_shortage_kind(
     of_rank = f" of rank {rank}" if rank is not None else ""
     worker, process = f"a DataLoader worker{of_rank}", f"rank {rank}" if rank is not None else "the job"
     who = worker if shortage.is_worker else process
-    sizes = [event.facts.get("shared_memory_bytes") for event in recording.events_named(events.NODE) if event.host == host]
+    sizes = [event.shared_memory_bytes for event in recording.events_of(events.Node) if event.writer.host == host]
     return _KINDS[shortage.kind], {
         "who": who[0].upper() + who[1:] if shortage.kind is Short.WORKER else who,
         "folder": shortage.folder or None,

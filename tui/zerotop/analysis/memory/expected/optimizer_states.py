@@ -43,6 +43,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerotop_probe.recording.events import EngineOptimizer, ParameterKind
+
 _TWO_MOMENTS = ("adam", "adamw", "nadam", "radam", "adamax", "adadelta", "rprop", "sparseadam")
 _ONE_MOMENT = ("adagrad", "asgd", "lion", "muon")
 # Of bitsandbytes, without "paged" and "8bit" in the name.
@@ -81,7 +83,7 @@ class _Tensor:
 
 
 def compute_state_bytes(
-    optimizers: Sequence[Mapping[str, Any]], bytes_each: int, *, is_sharded: bool = False
+    optimizers: Sequence[EngineOptimizer], bytes_each: int, *, is_sharded: bool = False
 ) -> StateBytes | None:
     """Return the state of a loop's optimizers, as the ``engine`` event describes them; None without a formula.
 
@@ -91,12 +93,17 @@ def compute_state_bytes(
     """
     moments = scalars = host_scalars = 0
     for optimizer in optimizers:
-        name, package = str(optimizer.get("class") or "").lower(), str(optimizer.get("package") or "")
-        settings, kinds = optimizer.get("settings") or {}, optimizer.get("tensors")
+        name, package = (optimizer.class_ or "").lower(), optimizer.package or ""
+        settings, kinds = optimizer.settings or {}, optimizer.tensors
         compute = _find_formula(name, package, settings, has_shapes=bool(kinds) and not is_sharded)
-        if compute is None or (not kinds and optimizer.get("parameters") is None):
+        if kinds:
+            tensors = list(map(_read_tensors, kinds))
+        elif optimizer.parameters is not None:
+            tensors = [_Tensor((optimizer.parameters,), bytes_each, 1, None)]
+        else:
             return None
-        tensors = list(map(_read_tensors, kinds)) if kinds else [_Tensor((optimizer["parameters"],), bytes_each, 1, None)]
+        if compute is None:
+            return None
         moments += sum(compute(tensor) * tensor.count for tensor in tensors)
         scalars += _size_tables(name, tensors) if package == "bitsandbytes" else 0
         each = sum(_size_scalars(name, package, tensor) * tensor.count for tensor in tensors if kinds)
@@ -107,8 +114,8 @@ def compute_state_bytes(
     return StateBytes(moments, scalars, host_scalars)
 
 
-def _read_tensors(kind: Mapping[str, Any]) -> _Tensor:
-    return _Tensor(kind["shape"], DTYPE_BYTES.get(kind["dtype"], 2), kind["count"], kind.get("state_bits"))
+def _read_tensors(kind: ParameterKind) -> _Tensor:
+    return _Tensor(kind.shape, DTYPE_BYTES.get(kind.dtype, 2), kind.count, kind.state_bits)
 
 
 def _find_formula(

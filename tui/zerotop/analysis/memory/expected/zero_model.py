@@ -30,9 +30,8 @@ parameters that stage 3 keeps whole (``stage3_param_persistence_threshold``) nor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from zerotop.analysis.engine import LOOP, keep_latest
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
@@ -50,7 +49,7 @@ from zerotop.analysis.memory.tensor_inventory import (
     TensorInventory,
     is_after_update,
 )
-from zerotop.session.reader import Event
+from zerotop_probe.recording.events import Engine, EngineFacts
 
 # Bytes of state for each parameter by a part of the inner optimizer's class name; the first match counts.
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
@@ -109,52 +108,52 @@ class Difference:
         return None if self.expected_bytes is None or self.is_outdated else self.measured_bytes - self.expected_bytes
 
 
-def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
+def parse_setup(engine: EngineFacts) -> EngineSetup | None:
     """Return the setup of an engine or loop from the facts of its event; None where stage or parameters are missing."""
-    is_loop = engine.get("kind") == LOOP
-    stage = _LOOP_STAGES.get(engine.get("parallelism") or "") if is_loop else engine.get("zero_stage")
-    parameters = engine.get("parameters")
+    is_loop = engine.kind == LOOP
+    stage = _LOOP_STAGES.get(engine.parallelism or "") if is_loop else engine.zero_stage
+    parameters = engine.parameters
     if stage is None or parameters is None:
         return None
-    sharding = engine.get("sharding") or {}
-    trainable, bytes_each = engine.get("trainable_parameters"), DTYPE_BYTES.get(str(engine.get("dtype")), 2)
-    optimizers = engine.get("optimizers") or ()
+    sharers = engine.sharding.ranks if engine.sharding is not None else None
+    trainable, bytes_each = engine.trainable_parameters, DTYPE_BYTES.get(str(engine.dtype), 2)
+    optimizers = engine.optimizers or ()
     return EngineSetup(
         stage=stage,
-        offload_optimizer=str(engine.get("offload_optimizer") or "none"),
-        offload_parameters=str(engine.get("offload_parameters") or "none"),
+        offload_optimizer=str(engine.offload_optimizer or "none"),
+        offload_parameters=str(engine.offload_parameters or "none"),
         offloaded_share=_read_offloaded_share(engine),
         bytes_each=bytes_each,
-        ranks=max(1, sharding.get("ranks") or engine.get("data_parallel") or engine.get("world_size") or 1),
+        ranks=max(1, sharers or engine.data_parallel or engine.world_size or 1),
         parameters=parameters,
         trainable=trainable if trainable is not None else parameters,
-        state_each=None if is_loop else _find_state_bytes(str(engine.get("inner_optimizer") or "")),
-        trains=bool(engine.get("optimizer")),
-        on_gpu=not str(engine.get("device") or "cuda").startswith("cpu"),
-        largest_layer=engine.get("largest_layer_parameters"),
+        state_each=None if is_loop else _find_state_bytes(engine.inner_optimizer or ""),
+        trains=bool(engine.optimizer),
+        on_gpu=not str(engine.device or "cuda").startswith("cpu"),
+        largest_layer=engine.largest_layer_parameters,
         is_loop=is_loop,
         loop_state=compute_state_bytes(optimizers, bytes_each, is_sharded=stage == 3) if is_loop else None,
         frozen_bytes=_compute_frozen(engine) if is_loop else None,
     )
 
 
-def _compute_frozen(engine: Mapping[str, Any]) -> int | None:
+def _compute_frozen(engine: EngineFacts) -> int | None:
     """Return the bytes of a loop's frozen parameters that are not quantized, on all ranks together."""
-    parameters, trainable, quantized = map(engine.get, ("parameters", "trainable_parameters", "quantized_parameters"))
-    if engine.get("frozen_dtype") is None or parameters is None or trainable is None or quantized is None:
+    parameters, trainable, quantized = engine.parameters, engine.trainable_parameters, engine.quantized_parameters
+    if engine.frozen_dtype is None or parameters is None or trainable is None or quantized is None:
         return None
-    return int(parameters - trainable - quantized) * DTYPE_BYTES.get(str(engine["frozen_dtype"]), 2)
+    return (parameters - trainable - quantized) * DTYPE_BYTES.get(str(engine.frozen_dtype), 2)
 
 
-def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
+def parse_setups(engines: Iterable[Engine]) -> list[EngineSetup]:
     """Return the setups of one process's engines, those that train first."""
-    setups = [setup for event in keep_latest(engines) if (setup := parse_setup(event.facts)) is not None]
+    setups = [setup for event in keep_latest(engines) if (setup := parse_setup(event)) is not None]
     return sorted(setups, key=lambda setup: not setup.trains)
 
 
-def _read_offloaded_share(engine: Mapping[str, Any]) -> float:
+def _read_offloaded_share(engine: EngineFacts) -> float:
     try:
-        share = engine["config"]["zero_optimization"]["offload_optimizer"]["ratio"]
+        share = (engine.config or {})["zero_optimization"]["offload_optimizer"]["ratio"]
     except (KeyError, TypeError):
         return 1.0
     return float(share) if isinstance(share, (int, float)) and 0 <= share <= 1 else 1.0

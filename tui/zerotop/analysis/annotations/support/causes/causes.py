@@ -117,7 +117,7 @@ def _check_collector(change: StepChange) -> Cause | None:
 
 def _check_compiling(change: StepChange) -> Cause | None:
     """Return the cause that torch.compile explains half of the difference or more: it began to compile, or finished."""
-    if not change.process.events_named(events.COMPILED):
+    if not change.process.events_of(events.Compiled):
         return None
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_compiling(change.process, rows) for rows in (change.before, change.after))

@@ -133,11 +133,11 @@ def _describe_other(change: StepChange, process: Process, pid: int, must_begin: 
 def _name_program(process: Process, pid: int) -> str:
     """Return `` (python train.py of ann)``, or "" if that was not recorded."""
     found = [
-        event.facts
-        for event in process.recording.events_named(events.GPU_PROCESS)
-        if (event.host, event.facts.get("pid")) == (process.host, pid) and event.facts.get("program")
+        event
+        for event in process.recording.events_of(events.GpuProcess)
+        if (event.writer.host, event.pid) == (process.host, pid) and event.program
     ]
     if not found:
         return ""
-    user = found[-1].get("user")
-    return f" ({found[-1]['program']}{f' of {user}' if user else ''})"
+    user = found[-1].user
+    return f" ({found[-1].program}{f' of {user}' if user else ''})"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.formatting import Text, pluralize
-from zerotop_probe.recording import events
+from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
@@ -47,25 +47,25 @@ class LoaderCause(NamedTuple):
 def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
     """Return the line of the job's code at which most workers were seen in a time window; None if it is unknown."""
     found = [
-        (own, event.facts.get("pid") == process.source.pid)
-        for event in process.recording.events_named(events.LOADER_STACKS)
-        if event.host == process.host and begin_ns <= event.unix_ns <= end_ns
-        for stack in event.facts["stacks"]
-        if (own := _find_worker_frame(event.facts["frames"], stack)) is not None
+        (own, event.pid == process.source.pid)
+        for event in process.recording.events_of(LoaderStacks)
+        if event.writer.host == process.host and begin_ns <= event.unix_ns <= end_ns
+        for stack in event.stacks
+        if (own := _find_worker_frame(event.frames, stack)) is not None
     ]
     # Only one rank of a node is examined each minute.
     lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
 
 
-def _find_worker_frame(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
+def _find_worker_frame(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
     """Return the job's own frame inside the worker's loop. Frames further out are those of the rank that forked it."""
-    inner = list(stack["frames"])
+    inner = stack.frames
     for index, number in enumerate(inner):
-        if 0 <= number < len(frames) and frames[number]["file"].endswith(_WORKER_LOOP):
+        if 0 <= number < len(frames) and frames[number].file.endswith(_WORKER_LOOP):
             # Of C code only the innermost function counts, which is the stack's call.
-            python = [inside for inside in inner[:index] if 0 <= inside < len(frames) and frames[inside]["line"]]
-            return find_own(frames, {**stack, "frames": python})
+            python = [inside for inside in inner[:index] if 0 <= inside < len(frames) and frames[inside].line]
+            return find_own(frames, SampledStack({**stack.facts, "frames": python}))
     return None
 
 

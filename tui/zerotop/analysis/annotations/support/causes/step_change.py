@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.events.event_files import select_events
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASE_CODE
+
+T = TypeVar("T", events.Garbage, events.Compiled)
 
 _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 _COMPUTING_COLUMNS = ("forward_s", "backward_s", "step_s")
@@ -174,33 +177,34 @@ def compute_own_seconds(rows: Rows) -> Floats:
 
 def measure_collecting(process: Process, steps: Rows) -> float:
     """Return the seconds per iteration of Python's garbage collector, for consecutive steps."""
-    return _spread_over(process, events.GARBAGE, "seconds", steps) / count_iterations(steps)
+    return _spread_over(process, events.Garbage, lambda event: event.seconds, steps) / count_iterations(steps)
 
 
-class Compiled(NamedTuple):
+class CompilingWork(NamedTuple):
     """The work of torch.compile in some steps."""
 
     graphs: int
     seconds: float  # for each iteration
 
 
-def measure_compiling(process: Process, steps: Rows) -> Compiled:
+def measure_compiling(process: Process, steps: Rows) -> CompilingWork:
     """Return the compilations in consecutive steps."""
-    graphs, seconds = (_spread_over(process, events.COMPILED, name, steps) for name in ("graphs", "seconds"))
-    return Compiled(round(graphs), seconds / count_iterations(steps))
+    graphs = _spread_over(process, events.Compiled, lambda event: event.graphs, steps)
+    seconds = _spread_over(process, events.Compiled, lambda event: event.seconds or 0.0, steps)
+    return CompilingWork(round(graphs), seconds / count_iterations(steps))
 
 
-def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
+def _spread_over(process: Process, kind: type[T], read_total: Callable[[T], float], steps: Rows) -> float:
     """Return the part of events' totals that falls into steps; each total is spread evenly over its time."""
     begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
     offset_ns, total = process.source.offset_ns, 0.0
-    for event in select_events(process.events_named(name), begin_ns, process.recording.cursor_ns):
-        first_ns, last_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
+    for event in select_events(process.events_of(kind), begin_ns, process.recording.cursor_ns):
+        first_ns, last_ns = event.begin_ns + offset_ns, event.unix_ns
         if first_ns > end_ns:
             break
         shared_ns = min(last_ns, end_ns) - max(first_ns, begin_ns)
         if shared_ns >= 0:
-            total += (event.facts.get(field) or 0.0) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
+            total += read_total(event) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
     return total
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.code_line import CodeLine, find_own
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
 # Python hands over its lock after 5 ms. A thread that waits longer than this on average (seconds) often finds it taken.
@@ -50,9 +49,7 @@ def awaits_threads(change: StepChange) -> bool:
     """Whether the probe may still be searching for the thread that began to compute."""
     is_slower = np.median(change.after["iteration_s"]) > np.median(change.before["iteration_s"])
     return bool(is_slower) and any(
-        event.facts.get("watches_threads")
-        for process in change.group.processes
-        for event in process.events_named(events.HELLO)
+        event.watches_threads for process in change.group.processes for event in process.events_of(events.Hello)
     )
 
 
@@ -99,29 +96,28 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
 def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
     """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
     offset_ns = process.source.offset_ns
-    for event in process.events_named(events.BUSY_THREAD):
-        facts = event.facts
-        name, is_holding = facts["thread"], (facts.get("lock_wait_s") or 0.0) >= _LOCK_WAIT_S
+    for event in process.events_of(events.BusyThread):
+        name, is_holding = event.thread, (event.lock_wait_s or 0.0) >= _LOCK_WAIT_S
         # A template of the advice must not take a part of the name for a value.
         is_plain = name.isprintable() and not set(name) & set("{}[]")
-        if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(facts):
-            times = facts["begin_ns"] + offset_ns, facts["busy_ns"] + offset_ns
-            yield ThreadCause(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
+        if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(event):
+            times = event.begin_ns + offset_ns, event.busy_ns + offset_ns
+            yield ThreadCause(name, *times, event.cores, _find_line(event), _find_target(event))
 
 
-def _is_training(facts: Any) -> bool:
+def _is_training(event: events.BusyThread) -> bool:
     """Whether the thread runs the backward: PyTorch recomputes the forward of checkpointed layers in another thread."""
-    return any(frame["file"] in _BACKWARD_FILES for frame in facts["frames"])
+    return any(frame.file in _BACKWARD_FILES for frame in event.frames)
 
 
-def _find_line(event: Event) -> CodeLine | None:
+def _find_line(event: events.BusyThread) -> CodeLine | None:
     """Return the line of the function in the job's own code that has the most samples."""
     seconds: dict[CodeLine, float] = {}
-    for stack in event.facts["stacks"]:
-        own = find_own(event.facts["frames"], stack)
+    for stack in event.stacks:
+        own = find_own(event.frames, stack)
         if own is not None:
             line = CodeLine(own.file, own.line, own.function, ())
-            seconds[line] = seconds.get(line, 0.0) + (stack.get("seconds") or 0.0)
+            seconds[line] = seconds.get(line, 0.0) + (stack.seconds or 0.0)
     by_function: dict[tuple[str, str], float] = {}
     for line, weight in seconds.items():
         key = line.file, line.function
@@ -132,12 +128,11 @@ def _find_line(event: Event) -> CodeLine | None:
     return max((line for line in seconds if (line.file, line.function) == most), key=lambda line: seconds[line])
 
 
-def _find_target(facts: Any) -> str:
+def _find_target(event: events.BusyThread) -> str:
     """Return the name of the outermost function in the job's own code, or "" if it is no plain name."""
-    frames = facts["frames"]
-    for stack in facts["stacks"]:
-        own = [frames[number] for number in stack["frames"] if 0 <= number < len(frames) and frames[number].get("own")]
-        name = own[-1]["function"] if own else ""
-        if name.isidentifier():
-            return str(name)
+    frames = event.frames
+    for stack in event.stacks:
+        own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]
+        if own and own[-1].function.isidentifier():
+            return own[-1].function
     return ""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
-from zerotop.session.events.event_files import Event, select_events
+from zerotop.session.events.event_files import select_events
 from zerotop.session.table_files import Source
 from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
+from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
 
 BETWEEN, UNSEEN = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE
 """The places of stacks that are in no phase, and of those in counted steps."""
@@ -43,7 +44,7 @@ _PHASE_FILES = (
 _LINE_SHARE = 0.3
 # How long a finding waits for samples (ns), which are written a moment after they were taken.
 PATIENCE_NS = 3_000_000_000
-_LAST_EVENTS = ("goodbye", "left")
+_LAST_EVENTS = (events.Goodbye, events.Left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,12 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     seconds: dict[tuple[str, int, str], float] = {}
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
     for event in _select_events(delay, known_ns):
-        if why and event.facts["why"] != why:
+        if why and event.why != why:
             continue
         for stack, found in select_stacks(event, where):
             if callee and (found is None or callee not in found.callees):
                 continue
-            weight = stack.get("seconds") or 0.0
+            weight = stack.seconds or 0.0
             total += weight
             if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
@@ -134,30 +135,30 @@ def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
-def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Event]:
+def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Stacks]:
     """Return the new events with stacks of these places, and update ``counts``, the number of events read by source."""
-    found = process.events_named(events.STACKS)
+    found = process.events_of(Stacks)
     fresh = found[counts.get(process.source, 0) :]
     counts[process.source] = len(found)
-    return [event for event in fresh if event.facts["where"] in places and event.facts["why"] == why]
+    return [event for event in fresh if event.where in places and event.why == why]
 
 
-def select_stacks(event: Event, where: str) -> Iterator[tuple[Mapping[str, Any], OwnFrame | None]]:
+def select_stacks(event: Stacks, where: str) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
     """Yield an event's stacks in a place, with their frame of the job's own code.
 
     For a counted step, the functions of a stack show whether it is between the phases.
     """
-    frames = event.facts["frames"]
-    for stack in event.facts["stacks"]:
+    frames = event.frames
+    for stack in event.stacks:
         found = find_own(frames, stack)
-        if event.facts["where"] == where or (
+        if event.where == where or (
             found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)
         ):
             yield stack, found
 
 
-def _is_in_phase(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> bool:
-    files = (frames[number]["file"] for number in stack["frames"] if 0 <= number < len(frames))
+def _is_in_phase(frames: Sequence[SampledFrame], stack: SampledStack) -> bool:
+    files = (frames[number].file for number in stack.frames if 0 <= number < len(frames))
     return any(file.startswith(_PHASE_FILES) for file in files)
 
 
@@ -179,30 +180,29 @@ def await_line(delay: Delay) -> FoundLine | None:
     return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _select_events(delay: Delay, until_ns: int) -> Iterator[Event]:
+def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     """Yield the events with samples from a delay, written until ``until_ns``.
 
     Samples of counted steps may be between the phases too, see :func:`select_stacks`.
     """
     process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
-    for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
-        facts = event.facts
-        is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
-        if is_there and facts["why"] != event_values.SILENT:
-            last_ns = max(delay.end_ns, delay.slow_until_ns) if facts["why"] == SLOW else delay.end_ns
+    for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
+        is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
+        if is_there and event.why != event_values.SILENT:
+            last_ns = max(delay.end_ns, delay.slow_until_ns) if event.why == SLOW else delay.end_ns
             # Samples of usual slowness say nothing about a window that began later.
-            shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
-            is_before, is_after = shown_ns + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
+            shown_ns = event.begin_ns if event.why == SHARE else event.end_ns
+            is_before, is_after = shown_ns + offset_ns <= begin_ns, event.begin_ns + offset_ns >= last_ns
             if not (is_before or is_after):
                 yield event
 
 
 def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
-    ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name)]
-    for event in process.recording.events_named(events.RANK_GONE):
-        if (event.host, event.facts.get("pid")) == process.key:
+    ends = [event.unix_ns for kind in _LAST_EVENTS for event in process.events_of(kind)]
+    for event in process.recording.events_of(events.RankGone):
+        if (event.writer.host, event.pid) == process.key:
             ends.append(event.unix_ns)
     session = process.recording.session
     if not session.is_live:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
+from zerotop_probe.recording.events import EngineFacts, Tensors
 
 LOGITS = "vocabulary"
 # A block is at most this much larger than its tensor (PyTorch does not split off less), and at most by this share.
@@ -36,29 +36,28 @@ class BlockGroup:
         return self.size * self.count
 
 
-def find_first_backward(process: Process) -> Mapping[str, Any]:
-    """Return the facts of the inventory before the first backward; empty if there is none."""
-    events = (event.facts for event in process.events_named("tensors") if event.facts.get("when") == BEFORE_BACKWARD)
-    return next(events, {})
+def find_first_backward(process: Process) -> Tensors | None:
+    """Return the inventory before the first backward; None if there is none."""
+    return next((event for event in process.events_of(Tensors) if event.when == BEFORE_BACKWARD), None)
 
 
-def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[BlockGroup]:
+def read_groups(engine: EngineFacts, inventory: Tensors | None) -> list[BlockGroup]:
     """Return the blocks by size, largest total first; empty unless the model returned rows x tokens x width."""
     shapes = _list_shapes(engine, inventory)
-    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
-    return [_recognize_blocks(size, count, shapes) for size, count in groups] if shapes else []
+    groups = inventory.unclaimed_groups if inventory is not None and shapes else None
+    return [_recognize_blocks(group[0], group[1], shapes) for group in groups or () if len(group) == 2]
 
 
-def recognize_block(engine: Mapping[str, Any], inventory: Mapping[str, Any], size: int) -> BlockGroup:
+def recognize_block(engine: EngineFacts, inventory: Tensors | None, size: int) -> BlockGroup:
     """Return a block of this size as a group of one."""
     return _recognize_blocks(size, 1, _list_shapes(engine, inventory))
 
 
-def _list_shapes(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
-    output = inventory.get("output_shape") or []
+def _list_shapes(engine: EngineFacts, inventory: Tensors | None) -> list[tuple[str, tuple[int, ...]]]:
+    output = (inventory.output_shape if inventory is not None else None) or []
     if len(output) != 3 or min(output) < 1:
         return []
-    return list(_iter_shapes(engine.get("dimensions") or {}, *output))
+    return list(_iter_shapes(engine.dimensions or {}, *output))
 
 
 def _iter_shapes(

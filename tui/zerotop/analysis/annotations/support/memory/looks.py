@@ -29,8 +29,8 @@ class FoundLook(NamedTuple):
 
 def read_looks(process: Process, why: str) -> Iterator[Look]:
     """Iterate over the looks of a process for a reason, in order."""
-    for event in process.events_named(events.MEMORY_LINES):
-        if event.facts["why"] == why:
+    for event in process.events_of(events.MemoryLines):
+        if event.why == why:
             yield read_look(process.recording.session, event)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +18,10 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, list_changes
-from zerotop.session.reader import Event, Source
+from zerotop.session.events.event_files import E
+from zerotop.session.reader import Source
 from zerotop.session.samples import Ints, Rows
-from zerotop_probe.recording.events import TRAINING_CHANGED
+from zerotop_probe.recording.events import Engine, EngineFacts, Hello, TotalSteps, TrainingChanged
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
@@ -85,38 +85,37 @@ class Process(DetectorState):
         """Return those of ``phased_steps`` that were finished at a time."""
         return self.phased_steps[: bisect_right(self.phased_steps["end_unix_ns"], time_ns)]
 
-    def events_named(self, name: str) -> Sequence[Event]:
-        """Return the process's own events with this name, in order of time."""
-        return self.recording.process_events(name, self.source)
+    def events_of(self, kind: type[E]) -> Sequence[E]:
+        """Return the process's own events of this kind, in order of time."""
+        return self.recording.process_events(kind, self.source)
 
     @property
-    def engine(self) -> dict[str, Any]:
+    def engine(self) -> EngineFacts:
         """The facts about its engine or loop number 0, with the library that runs it; empty before they are reported."""
-        engines = reversed(self.events_named("engine"))
-        facts = next((event.facts for event in engines if not event.facts.get("engine")), {})
-        return add_library(facts, self.events_named("total_steps"))
+        engines = reversed(self.events_of(Engine))
+        first = next((event for event in engines if not event.engine), None)
+        return add_library(first, self.events_of(TotalSteps))
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables for memory and threads with which it was started."""
-        recorded = [event.facts.get("environment") for event in self.events_named("hello")]
-        return {str(k): str(v) for k, v in recorded[0].items()} if recorded and isinstance(recorded[0], dict) else {}
+        return next((event.environment or {} for event in self.events_of(Hello)), {})
 
     def find_changes(self, earliest_ns: int, latest_ns: int, known_ns: int) -> list[TrainingChange]:
         """Return the changes of the training between two times, as known at a third one, the most telling first."""
-        found = list_changes(self.events_named(TRAINING_CHANGED), self.source.offset_ns)
+        found = list_changes(self.events_of(TrainingChanged), self.source.offset_ns)
         return choose_changes(found, earliest_ns, latest_ns, known_ns)
 
     @property
     def has_expandable_segments(self) -> bool:
         """Whether PyTorch's allocator was configured to use expandable segments."""
-        hello = self.events_named("hello")
-        return bool(hello) and read_settings(hello[0].facts).has_expandable_segments
+        hello = self.events_of(Hello)
+        return bool(hello) and read_settings(hello[0]).has_expandable_segments
 
     @property
     def torch(self) -> str:
         """Its version of PyTorch; empty if unknown."""
-        return next((str(event.facts.get("torch") or "") for event in self.events_named("hello")), "")
+        return next((event.torch or "" for event in self.events_of(Hello)), "")
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the step in progress at a time; None before the first step has finished."""
@@ -132,12 +131,12 @@ class Process(DetectorState):
     @property
     def is_on_gpu(self) -> bool:
         """Whether its engine trains on a CUDA device."""
-        return str(self.engine.get("device") or "").startswith("cuda")
+        return (self.engine.device or "").startswith("cuda")
 
     @property
     def device_bytes(self) -> int | None:
-        sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
-        return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
+        sizes = [device.total_bytes for device in self.engine.devices or []]
+        return next((size for size in sizes if size is not None and size > 0), None)
 
     def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> WindowSamples:
         """Return the phases with these names that ended within a time window, ordered by their ends."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.annotations.support.records.record_window import Cursor, Records
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
+from zerotop.session.events.event_files import E
 from zerotop.session.reader import Event, Session, Source
-from zerotop_probe.recording.events import RANK_GONE
+from zerotop_probe.recording.events import Engine, Node, RankGone
 
 _WriterKey = tuple[str, int, int]  # host, pid, rank
 
@@ -28,10 +30,10 @@ class SessionIndex(DetectorState):
         self._sources_by_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
         self._sources_by_process: dict[str, tuple[int, dict[_WriterKey, list[Source]]]] = {}
         self._gpu_by_allocator: dict[_WriterKey, GpuKey] = {}
-        self._events: list[Event] = []  # the session's events, of which _indexed_count are indexed by name and process
+        self._events: list[Event] = []  # the session's events, of which _indexed_count are indexed by kind and process
         self._indexed_count = 0
-        self._events_by_name: dict[str, list[Event]] = {}
-        self._events_by_process: dict[tuple[str, str, int], list[Event]] = {}
+        self._events_by_kind: dict[type[Event], list[Any]] = {}
+        self._events_by_process: dict[tuple[type[Event], str, int], list[Any]] = {}
         self.gone_ns: dict[ProcessKey, int] = {}
         """When a sampler found a rank's process gone, by host and pid."""
 
@@ -49,24 +51,25 @@ class SessionIndex(DetectorState):
         events = self.session.events
         if events is not self._events:
             # Events that were read late may be older than those already indexed.
-            self._events, self._indexed_count, self._events_by_name, self._events_by_process = events, 0, {}, {}
+            self._events, self._indexed_count, self._events_by_kind, self._events_by_process = events, 0, {}, {}
             self.gone_ns = {}
         end = bisect_right(events, self.cursor_ns, key=lambda event: event.unix_ns)
         for event in events[self._indexed_count : end]:
-            self._events_by_name.setdefault(event.name, []).append(event)
-            if event.role == "rank":
-                self._events_by_process.setdefault((event.name, event.host, event.pid), []).append(event)
-            if event.name == RANK_GONE and isinstance(pid := event.facts.get("pid"), int):
-                self.gone_ns[event.host, pid] = event.unix_ns
+            kind, writer = type(event), event.writer
+            self._events_by_kind.setdefault(kind, []).append(event)
+            if writer.role == "rank":
+                self._events_by_process.setdefault((kind, writer.host, writer.pid), []).append(event)
+            if isinstance(event, RankGone) and event.pid is not None:
+                self.gone_ns[writer.host, event.pid] = event.unix_ns
         self._indexed_count = max(self._indexed_count, end)
 
-    def events_named(self, name: str) -> Sequence[Event]:
-        """Return all events with this name, in order of time."""
-        return self._events_by_name.get(name, ())
+    def events_of(self, kind: type[E]) -> Sequence[E]:
+        """Return all events of this kind, in order of time."""
+        return self._events_by_kind.get(kind, ())
 
-    def process_events(self, name: str, source: Source) -> Sequence[Event]:
-        """Return the events with this name from the process that writes ``source``."""
-        return self._events_by_process.get((name, source.host, source.pid), ())
+    def process_events(self, kind: type[E], source: Source) -> Sequence[E]:
+        """Return the events of this kind from the process that writes ``source``."""
+        return self._events_by_process.get((kind, source.host, source.pid), ())
 
     def process_sources(self, table: str, source: Source) -> list[Source]:
         """Return the tables with this name from the process that writes ``source``."""
@@ -84,7 +87,7 @@ class SessionIndex(DetectorState):
         return self._gpu_by_allocator.get((source.host, source.pid, source.rank))
 
     def _locate_allocators(self) -> None:
-        sources, nodes, engines = self.session.sources["allocator"], self.events_named("node"), self.events_named("engine")
+        sources, nodes, engines = self.session.sources["allocator"], self.events_of(Node), self.events_of(Engine)
         counts = (sum(len(one.array) > 0 for one in sources), len(nodes), len(engines))
         if counts != self.located_with:
             self.located_with = counts
@@ -98,7 +101,7 @@ class SessionIndex(DetectorState):
 
     def count_cores(self, host: str) -> int | None:
         """Return how many cores of a node the job may use."""
-        counts = [event.facts.get("cores") for event in self.events_named("node") if event.host == host]
+        counts = [event.cores for event in self.events_of(Node) if event.writer.host == host]
         return next((int(count) for count in counts if isinstance(count, int) and count > 0), None)
 
     def get_records(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
