@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
-from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, Shortage
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.sweeps import OK, SKIPPED, Point, Sweep, read_sweep
@@ -67,7 +67,7 @@ class RecordedSearch:
             if result.outcome == OK:
                 search.note_fitting(value, result.allocated_peak_bytes)
             else:
-                search.note_failing(value, Shortage(result.needed_bytes or 0, result.unusable_bytes or 0))
+                search.note_failing(value, SearchShortage(result.needed_bytes or 0, result.unusable_bytes or 0))
         largest, failing = (search.values[at] for at in (search.largest_fitting, search.smallest_failing))
         is_fragmented = (runs[failing].needed_bytes or 0) < LIMIT_BYTES
         return LargestResult(

@@ -21,7 +21,6 @@ from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, UNEXPLAINED, GpuLedger
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.session.reader import Session
-from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED, TICK
 
 torch = pytest.importorskip("torch")
@@ -106,7 +105,7 @@ def test_the_ledger_of_a_linear_layer(linear_story: tuple[Session, dict[str, Any
     ledger, weights = read_last_ledger(session), 4 * own["parameters"]
     for name, copies in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
         assert ledger.sum_bytes(name) == pytest.approx(copies * weights, rel=0.01)
-    setup = parse_setup(EngineFacts(read_first_engine(session)))
+    setup = parse_setup(read_first_engine(session))
     assert setup is not None
     for difference in compare_ledger(ledger, compute_expected(setup)):
         assert difference.expected_bytes == pytest.approx(difference.measured_bytes, rel=0.01)

@@ -13,7 +13,7 @@ import recordings
 from sweep_progress import StartedAttempt, make_model
 from zerotop.commands import sweep as command
 from zerotop.commands.sweeping import point_run
-from zerotop.commands.sweeping.point_run import Attempt
+from zerotop.commands.sweeping.point_run import PointAttempt
 from zerotop.session.sweeps import Sweep
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
@@ -53,9 +53,9 @@ def test_a_line_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
         looks = 0
 
         @property
-        def attempts(self) -> dict[int, Attempt]:
+        def attempts(self) -> dict[int, PointAttempt]:
             self.looks += 1
-            return {0: Attempt(0, 1, Path("/nowhere"), 0.0, self.looks in (2, 3))}
+            return {0: PointAttempt(0, 1, Path("/nowhere"), 0.0, self.looks in (2, 3))}
 
         def run(self) -> None:
             while self.looks < 4:

@@ -65,7 +65,7 @@ def test_recorded_events_match_their_declarations(name: str) -> None:
 def test_writers_use_declared_fields(checkout_root: Path) -> None:
     checked = set()
     for call in find_calls(checkout_root / "probe"):
-        # Also both of ``events.PARTED if joined else events.JOB_ENDED``.
+        # Also both of ``events.Parted if joined else events.JobEnded``.
         constants = [
             node.attr
             for argument in call.args

@@ -201,7 +201,7 @@ def test_looks_stay_in_the_budget() -> None:
 def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[dict[str, Any]] = []
     meter, resident = CostMeter(), 1 << 30
-    finder = ContainerFinder(lambda time_ns, name, **facts: written.append({"event": name, **facts}), meter)
+    finder = ContainerFinder(lambda time_ns, name, **facts: written.append({"event": name.event_name, **facts}), meter)
     monkeypatch.setattr(container_finder, "read_held_bytes", lambda: resident)
     monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: PATHS))
     batches = [torch.zeros(1 << 20) for _ in range(8)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, Shortage, describe_fragmentation
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage, describe_fragmentation
 
 GIB = float(1 << 30)
 
@@ -36,10 +36,10 @@ SIZES = st.floats(0, 1e6)
     st.integers(0, 500),
     st.one_of(st.none(), st.builds(Line, SIZES, SIZES)),
     st.one_of(st.none(), st.floats(1, 1e4)),
-    st.lists(st.one_of(st.none(), st.builds(Shortage, SIZES, SIZES)), min_size=1),
+    st.lists(st.one_of(st.none(), st.builds(SearchShortage, SIZES, SIZES)), min_size=1),
 )
 def test_always_finds_the_largest(
-    count: int, largest: int, formula: Line | None, measure: float | None, shortages: list[Shortage | None]
+    count: int, largest: int, formula: Line | None, measure: float | None, shortages: list[SearchShortage | None]
 ) -> None:
     """Whatever the formulas say, and whatever failed runs say."""
     search = LargestSearch(list(range(1, count + 1)), 1e5, formula)
@@ -84,10 +84,10 @@ ROOM = 77.95 * GIB  # that PyTorch really had
 FORMULA = Line(4 * 3_208_000, 7.36 * GIB)
 WITHOUT_LOSS = Line(4 * 1_343_360, 7.36 * GIB)  # the rule of thumb, which counts the logits once
 RECORDED = {
-    14080: Shortage(92.30 * GIB, 0.64 * GIB),
-    6912: Shortage(78.54 * GIB, 0.43 * GIB),
-    5120: Shortage(68.67 * GIB, 13.85 * GIB),
-    4864: Shortage(65.61 * GIB, 13.24 * GIB),
+    14080: SearchShortage(92.30 * GIB, 0.64 * GIB),
+    6912: SearchShortage(78.54 * GIB, 0.43 * GIB),
+    5120: SearchShortage(68.67 * GIB, 13.85 * GIB),
+    4864: SearchShortage(65.61 * GIB, 13.24 * GIB),
 }
 FRAGMENTED = 13.24 * GIB / 4864  # bytes for each token of a row
 LOGITS = 4 * 4 * 151936  # bytes for each token of a row: the requests that fail
@@ -105,7 +105,7 @@ def replay_search(formula: Line) -> list[int]:
             continue
         while needed - LOGITS * length + unusable > ROOM:
             needed -= LOGITS * length  # an earlier request failed
-        search.note_failing(length, RECORDED.get(length, Shortage(needed, unusable)))
+        search.note_failing(length, RECORDED.get(length, SearchShortage(needed, unusable)))
     assert search.values[search.largest_fitting] == 4608
     return tried
 
@@ -123,7 +123,7 @@ def test_recorded_runs_with_the_optimizer_offloaded() -> None:
     assert search.choose_next() == 6400
     search.note_fitting(6400, 77.56 * GIB)
     assert search.choose_next() == 6656
-    search.note_failing(6656, Shortage(80.72 * GIB, 0.17 * GIB))
+    search.note_failing(6656, SearchShortage(80.72 * GIB, 0.17 * GIB))
     assert search.is_over
 
 
@@ -131,7 +131,7 @@ def test_a_failed_run_bounds_the_line_without_formulas() -> None:
     """Half of the memory that a run needed at least is free: half its value is too much already."""
     search = LargestSearch(LENGTHS, 40 * GIB)
     assert search.predict_largest() is None
-    search.note_failing(1024, Shortage(80 * GIB))
+    search.note_failing(1024, SearchShortage(80 * GIB))
     assert search.predict_largest() == pytest.approx(512)
 
 

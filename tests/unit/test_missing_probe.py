@@ -20,12 +20,13 @@ from zerotop.analysis.processes import missing_probe as missing_analysis
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.analysis.views.startup_status import describe_wait
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.outside.job.job import build_environment
 from zerotop_probe.outside.procfs import Process, read_command_line, read_environment
 from zerotop_probe.outside.sampling.ranks import missing_probe
 from zerotop_probe.outside.sampling.ranks.missing_probe import Missing, ProbelessProcesses
 from zerotop_probe.recording import events
+from zerotop_probe.recording.writer import Identity
 
 SESSION = "/recordings/one"
 BOOTSTRAP = missing_probe._BOOTSTRAP
@@ -183,7 +184,7 @@ def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) ->
 @pytest.mark.parametrize("reason", missing_analysis._REASONS)
 @pytest.mark.parametrize("count", [1, 1234])
 def test_each_reason_is_a_short_headline_and_a_clause(reason: str, count: int) -> None:
-    event = Event(BEGIN_NS, events.ProbeMissing, {}, "node", -1, "node1", 9)
+    event = events.ProbeMissing({}, BEGIN_NS, Identity("node", -1, "node1", 9, 0, ""))
     for by in ("script", "/a/b/sitecustomize.py" if reason == "shadowed" else "-I" if reason == "option" else "sudo"):
         missing = missing_analysis.MissingProbe(reason, by, True, (event,) * count)
         assert len(missing.headline) <= 80

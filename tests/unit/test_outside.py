@@ -87,9 +87,9 @@ class _Recorder(EventWriter):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder), Identity.for_this_process("node"))
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[tuple[type[events.Event] | str, dict[str, Any]]] = []
 
-    def write(self, time_ns: int, event: type[events.Event], **facts: Any) -> None:
+    def write(self, time_ns: int, event: type[events.Event] | str, **facts: Any) -> None:
         self.events.append((event, facts))
 
 

@@ -36,7 +36,7 @@ class Rank:
         self.step = 0
 
     def write(self, time_ns: int, event: type[events.Event], **facts: Any) -> None:
-        check_event({"time_ns": time_ns, "event": event, **facts})
+        check_event({"time_ns": time_ns, "event": event.event_name, **facts})
         assert event == events.StreamWaits
         self.written.append(facts)
 

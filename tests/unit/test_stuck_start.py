@@ -19,7 +19,7 @@ from zerotop.session.reader import Session
 from zerotop_probe.inside import guard
 from zerotop_probe.outside.sampling.stuck import start_watch
 from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
-from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
+from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart, StartWatch
 from zerotop_probe.recording import events, tables
 
 ARRIVED = Stand(WAITING, "poll")
@@ -128,7 +128,7 @@ def idle_process() -> Iterator[subprocess.Popen[bytes]]:
 
 def list_due_times(process: subprocess.Popen[bytes], *, is_new: bool) -> list[int]:
     """Return at which of 600 seconds a process was due."""
-    watch, found = StartWatch(), Found(0, process.pid, is_new)
+    watch, found = StartWatch(), FoundStart(0, process.pid, is_new)
     return [second for second in range(0, 600, 5) if list(watch.find_due([found], float(second)))]
 
 
@@ -170,7 +170,7 @@ def test_a_rank_that_sleeps_between_its_steps_is_not_idle() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        watch, found, begin_s = StartWatch(), Found(0, process.pid, is_new=False), time.monotonic()
+        watch, found, begin_s = StartWatch(), FoundStart(0, process.pid, is_new=False), time.monotonic()
         due = []
         while time.monotonic() < begin_s + 4.5:
             due += list(watch.find_due([found], time.monotonic()))

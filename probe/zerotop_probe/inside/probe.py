@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import native
-from zerotop_probe.inside.changes.graph_replays import GraphReplays
+from zerotop_probe.inside.changes.graph_replays import ReplayCounter
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
@@ -59,7 +59,7 @@ class Probe:
         self.setting_lines = SettingLines(self.meter)
         self.watch = TrainingWatch(self.meter, self.setting_lines)
         self.watch.find_thread = lambda: self.training_thread
-        self.graph_replays = GraphReplays(self.meter)
+        self.graph_replays = ReplayCounter(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None

@@ -33,11 +33,14 @@ class Facts:
     if not TYPE_CHECKING:  # which knows the fields from their annotations
 
         def __getattr__(self, name: str) -> Any:
-            field = read_fields(type(self)).get(name)
+            field = (_FIELDS.get(type(self)) or read_fields(type(self))).get(name)
             if field is None:
                 raise AttributeError(f"{type(self).__name__} has no field {name}")
             key, kind, _ = field
-            value = self.__dict__[name] = _convert(self.facts.get(key), kind)
+            value = self.facts.get(key)
+            if value is not None and kind is not int and kind is not str:  # which most are
+                value = _convert(value, kind)
+            self.__dict__[name] = value
             return value
 
     def __bool__(self) -> bool:
@@ -76,10 +79,11 @@ class Event(Facts):
     def __bool__(self) -> bool:
         return True
 
-    __hash__ = object.__hash__
-
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return isinstance(other, Event) and super().__eq__(other) and other.unix_ns == self.unix_ns
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.unix_ns))
 
 
 class UnknownEvent(Event):
@@ -125,8 +129,6 @@ def _simplify(kind: Any) -> Any:
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    if value is None:
-        return None
     if isinstance(kind, list):
         return (
             [_convert(one, kind[0]) for one in value] if isinstance(kind[0], type) and issubclass(kind[0], Facts) else value

@@ -16,7 +16,7 @@ _MODULE = "torch.cuda.graphs"
 _EVERY = 1024
 
 
-class GraphReplays:
+class ReplayCounter:
     """Counts the replays that the job's own code asks for, and those of torch.compile's graphs."""
 
     def __init__(self, meter: CostMeter) -> None:

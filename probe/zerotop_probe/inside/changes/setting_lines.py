@@ -10,7 +10,7 @@ from typing import Any
 from zerotop_probe.inside.changes.training_settings import Change
 from zerotop_probe.inside.guard import CostMeter, wrap_method
 from zerotop_probe.inside.stacks import code_positions
-from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
+from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 
 # What a call of a method of Module changes, by the method. Such calls are rare once the training has begun.
@@ -55,7 +55,7 @@ class SettingLines:
     def __init__(self, meter: CostMeter) -> None:
         self._meter = meter
         self._own_lines = OwnLines()
-        self._noted: dict[str, tuple[int, CodePlace]] = {}  # time and line of the last call, by setting
+        self._noted: dict[str, tuple[int, OwnPlace]] = {}  # time and line of the last call, by setting
         self.is_on = False
         """Whether the training has begun, and lines may be named."""
         self.has_noted = False
@@ -82,7 +82,7 @@ class SettingLines:
         for name in names if place is not None else ():
             self._noted[name] = time_ns, place  # type: ignore[assignment]
 
-    def find_place(self, change: Change, since_ns: int, frame: FrameType | None) -> tuple[int | None, CodePlace | None]:
+    def find_place(self, change: Change, since_ns: int, frame: FrameType | None) -> tuple[int | None, OwnPlace | None]:
         """Return when a setting changed, if that is known, and the line; ``since_ns``: the last look."""
         name = change.name
         noted = self._noted.get("optimizers" if name.startswith(_OPTIMIZER) else name)

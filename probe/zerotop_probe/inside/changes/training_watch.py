@@ -18,7 +18,7 @@ from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import list_changes, read_settings
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
-from zerotop_probe.inside.stacks.own_lines import CodePlace
+from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import AGAIN, FAILURE
@@ -84,7 +84,7 @@ class TrainingWatch:
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
         """Whether the next forward should say whether autocast is on."""
-        self._loading_line: list[CodePlace] | None = None
+        self._loading_line: list[OwnPlace] | None = None
         self._lines.is_on = False
         self._held_bytes = 0  # in no category, when their holders were last searched
         self._held_ns, self._held_pause_ns = -_HELD_PAUSE_NS, _HELD_PAUSE_NS
@@ -212,7 +212,7 @@ class TrainingWatch:
         """Return the innermost frame of the thread that trains."""
         return sys._current_frames().get(self.find_thread())
 
-    def find_loading_line(self) -> CodePlace | None:
+    def find_loading_line(self) -> OwnPlace | None:
         """Return the only line of the job that loads a file with PyTorch without saying where to; None if unknown."""
         if not self._names_lines:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, is_wrapped, on_removal, wrap_plain_function
-from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
+from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.recording import events
 
 # What torch.cuda.empty_cache() and torch.accelerator.empty_cache() call. torch.compile knows these two themselves, and would
@@ -26,7 +26,7 @@ class CacheClearing:
         self._write_event: Callable[..., None] | None = None
         self._names_lines = False
         self._own_lines = OwnLines()
-        self._calls: dict[CodePlace | None, _Calls] = {}
+        self._calls: dict[OwnPlace | None, _Calls] = {}
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
         """Count for another recording from now on; ``names_lines``: by lines of the job's code."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
-from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
+from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
@@ -28,7 +28,7 @@ class ModeChange(NamedTuple):
     mode: str
     is_on: bool
     begin_ns: int
-    place: CodePlace | None
+    place: OwnPlace | None
 
 
 class DebugModes:
@@ -46,7 +46,7 @@ class DebugModes:
         self._looked_ns = 0
         # When anomaly mode was first on since the last look, 0 if not; when it was switched last; and where.
         self._seen_ns = self._switched_ns = 0
-        self._place: CodePlace | None = None
+        self._place: OwnPlace | None = None
         self._own_lines = OwnLines()
         self._changes_left = _MOST_CHANGES
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.stacks.own_lines import CodePlace
+from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 
 # Code objects that are searched, and instructions around a name that may hold the value that it gets.
@@ -28,7 +28,7 @@ _ADDING = frozenset(("append", "appendleft", "extend", "add", "insert", "update"
 class CodePosition(NamedTuple):
     """A use of a name. ``value``: the truth value that it is set to or called with; None if that is no constant."""
 
-    place: CodePlace
+    place: OwnPlace
     name: str
     value: bool | None
 
@@ -39,7 +39,7 @@ def find_uses(names: Collection[str], frame: FrameType | None, paths: PathNames)
     return list(_iter_uses({name for name in names if not name.endswith("()")}, functions, frame, paths))
 
 
-def find_additions(container: str, frame: FrameType | None, paths: PathNames) -> list[CodePlace]:
+def find_additions(container: str, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
     """Return where the job's own code adds to a list, dict or set of this name."""
     places = []
     for code, file in _iter_codes(frame, paths):
@@ -52,7 +52,7 @@ def find_additions(container: str, frame: FrameType | None, paths: PathNames) ->
     return list(dict.fromkeys(places))
 
 
-def find_calls_without(function: str, argument: str, frame: FrameType | None, paths: PathNames) -> list[CodePlace]:
+def find_calls_without(function: str, argument: str, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
     """Return where the job's own code calls ``torch.FUNCTION`` without a keyword argument of this name."""
     places = []
     for code, file in _iter_codes(frame, paths):
@@ -71,7 +71,7 @@ def _list_names(code: CodeType, step: Any) -> tuple[Any, ...]:
     return names if isinstance(names, tuple) else ()
 
 
-def choose_place(positions: Collection[CodePosition], value: bool | None = None) -> CodePlace | None:
+def choose_place(positions: Collection[CodePosition], value: bool | None = None) -> OwnPlace | None:
     """Return the line of the only position that fits ``value``; None if there is none, or if several fit."""
     fitting = {one.place for one in positions if value is None or one.value in (None, value)}
     return next(iter(fitting)) if len(fitting) == 1 else None
@@ -107,11 +107,11 @@ def _find_value(near: list[Any], is_store: bool) -> bool | None:
     return None
 
 
-def _make_place(code: CodeType, file: str, offset: int) -> CodePlace:
+def _make_place(code: CodeType, file: str, offset: int) -> OwnPlace:
     starts = [(begin, line) for begin, line in dis.findlinestarts(code) if line is not None]
     index = bisect_right([begin for begin, _ in starts], offset) - 1
     line = starts[index][1] if index >= 0 else code.co_firstlineno
-    return CodePlace(file, line, getattr(code, "co_qualname", code.co_name))
+    return OwnPlace(file, line, getattr(code, "co_qualname", code.co_name))
 
 
 def _iter_codes(frame: FrameType | None, paths: PathNames) -> Iterator[tuple[CodeType, str]]:

@@ -9,7 +9,7 @@ from zerotop_probe.inside.stacks.frames import MOST_FRAMES
 from zerotop_probe.inside.stacks.paths import PathNames
 
 
-class CodePlace(NamedTuple):
+class OwnPlace(NamedTuple):
     """A line of the job's own code."""
 
     file: str
@@ -23,7 +23,7 @@ class OwnLines:
     def __init__(self) -> None:
         self._names: PathNames | None = None
 
-    def find_place(self, frame: FrameType | None) -> CodePlace | None:
+    def find_place(self, frame: FrameType | None) -> OwnPlace | None:
         """Return the innermost such line of a frame and its callers."""
         if self._names is None:
             self._names = PathNames.for_this_process()
@@ -33,6 +33,6 @@ class OwnLines:
             code = frame.f_code
             name = self._names.name_frame(frame)
             if name is not None and name.is_own:
-                return CodePlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
+                return OwnPlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
             frame = frame.f_back
         return None

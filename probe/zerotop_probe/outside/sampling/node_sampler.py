@@ -27,7 +27,7 @@ from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
-from zerotop_probe.outside.sampling.stuck.start_watch import Found
+from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
 from zerotop_probe.outside.sampling.stuck.stuck_rank_watcher import StuckRankWatcher
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -172,7 +172,7 @@ class NodeSampler:
         else:
             self._writer.write(now_ns, events.RankContinued, rank=member.rank, pid=pid, start=start)
 
-    def _note_stacks(self, found: Found, stacks: Mapping[str, Any]) -> None:
+    def _note_stacks(self, found: FoundStart, stacks: Mapping[str, Any]) -> None:
         self._writer.write(time.monotonic_ns(), events.RankStacks, rank=found.rank, pid=found.pid, **stacks)
 
     def _note_loader_stacks(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, read_exits_until
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
 from zerotop.session.output.tail import read_output_tail
-from zerotop.session.reader import Event, Session
+from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory, TotalSteps, TrainingChanged
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
@@ -121,7 +121,7 @@ def _has_survived(session: Session, error: OutOfMemory, cursor_ns: int) -> bool 
     return None if exits.find_exit_after(error.writer.host, error.writer.pid, error.unix_ns) is None else False
 
 
-def explain_at_error(session: Session, error: Event, known_ns: int) -> PostMortem:
+def explain_at_error(session: Session, error: OutOfMemory, known_ns: int) -> PostMortem:
     """Return the post-mortem as known at or soon after the time when a rank recorded an ``out_of_memory`` event."""
     return _explain_error(session, error, known_ns, None, None, survived=None, failures=1)
 
@@ -261,7 +261,7 @@ def _describe_changes(session: Session, process: RankProcess, at_ns: int) -> str
 
 
 def _find_total_bytes(engine: EngineFacts) -> int | None:
-    sizes = [device.get("total_bytes") for device in engine.devices or []]
+    sizes = [device.total_bytes for device in engine.devices or []]
     return next((size for size in sizes if isinstance(size, int)), None)
 
 

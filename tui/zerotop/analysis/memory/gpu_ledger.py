@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Session
-from zerotop_probe.recording.events import Any, Engine, EngineDevice, Left, Node
+from zerotop_probe.recording.events import Engine, EngineDevice, Left, Node
 
 # Gradients are gone if this share of them does not fit beside what outlives a step.
 _FREED_SHARE = 0.9

@@ -41,7 +41,7 @@ class Line:
         return self.slope * value + self.intercept
 
 
-class Shortage(NamedTuple):
+class SearchShortage(NamedTuple):
     """The memory of a run that failed for lack of it, in bytes."""
 
     needed_bytes: float  # allocated and requested
@@ -95,7 +95,7 @@ class LargestSearch:
     largest_fitting: int = -1  # index; -1 while none is known to fit
     smallest_failing: int = -1  # index; -1 while none is known to fail
     _measured: dict[int, float] = field(default_factory=dict)  # bytes by value
-    _shortages: dict[int, Shortage] = field(default_factory=dict)  # by value
+    _shortages: dict[int, SearchShortage] = field(default_factory=dict)  # by value
     _edges: int = 0  # tries in a row that were just above the largest that fits or just below the smallest that does not
 
     def note_fitting(self, value: int, size: float | None) -> None:
@@ -104,7 +104,7 @@ class LargestSearch:
         if size is not None:
             self._measured[value] = size
 
-    def note_failing(self, value: int, shortage: Shortage | None = None) -> None:
+    def note_failing(self, value: int, shortage: SearchShortage | None = None) -> None:
         """Note that a value does not fit."""
         index = self.values.index(value)
         self.smallest_failing = index if self.smallest_failing < 0 else min(index, self.smallest_failing)

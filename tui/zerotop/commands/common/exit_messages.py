@@ -48,7 +48,7 @@ def describe_rank_losses(path: str) -> list[str]:
 def describe_missing_probe(path: str) -> list[str]:
     """Return sentences about ranks in which the probe was not loaded."""
     files = Path(path).glob("events-node*")
-    if not any(f'"{events.PROBE_MISSING}"'.encode() in _read_bytes(file) for file in files):
+    if not any(f'"{events.ProbeMissing.event_name}"'.encode() in _read_bytes(file) for file in files):
         return []  # NumPy need not be imported
     from zerotop.analysis.processes.missing_probe import describe_missing_probes
     from zerotop.session.reader import Session, SessionError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
+from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt, run_point
 from zerotop.commands.sweeping.point_runner import PointRefused
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
@@ -132,10 +132,10 @@ class ClusterRunner(SweepRunner):
         before, self._ended = self._ended, read_ended_jobs(job.job_id for job in jobs)
         return {job_id: state for job_id, state in self._ended.items() if job_id in before}
 
-    def _find_attempt(self, number: int) -> Attempt | None:
+    def _find_attempt(self, number: int) -> PointAttempt | None:
         """Return the attempt that a node has begun, by its session."""
         sessions = sorted((self.sweep.path / POINTS_FOLDER).glob(f"{number:04}*"), key=lambda path: path.stat().st_ctime)
-        return Attempt(number, len(sessions), sessions[-1], sessions[-1].stat().st_ctime) if sessions else None
+        return PointAttempt(number, len(sessions), sessions[-1], sessions[-1].stat().st_ctime) if sessions else None
 
     def _stop_jobs(self, pending: Mapping[int, Any]) -> None:
         """Let running jobs stop their training, then cancel whatever is left."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
-from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, Shortage
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
@@ -99,7 +99,9 @@ class FitRunner(PointRunner):
         """Run one value; return the updated result of the series."""
         tried = self._run({**result.settings, self.searched: value})
         if tried.outcome == OUT_OF_MEMORY:
-            shortage = None if tried.needed_bytes is None else Shortage(tried.needed_bytes, tried.unusable_bytes or 0.0)
+            shortage = (
+                None if tried.needed_bytes is None else SearchShortage(tried.needed_bytes, tried.unusable_bytes or 0.0)
+            )
             search.note_failing(value, shortage)
             if value != search.values[search.smallest_failing]:
                 return result

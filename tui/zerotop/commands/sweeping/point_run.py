@@ -37,7 +37,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PointAttempt:
     """The attempt that runs now."""
 
     point: int
@@ -54,7 +54,7 @@ def run_point(
     *,
     gpus: Sequence[str] = (),
     is_stopping: Callable[[], bool] = lambda: False,
-    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+    on_attempt: Callable[[PointAttempt], None] = lambda attempt: None,
 ) -> Result:
     """Run a point to its result, on ``gpus`` or where its environment says.
 
@@ -64,7 +64,7 @@ def run_point(
     for number in range(1, plan.retries + 2):
         session = _choose_session(folder, point)
         job = prepare_job(folder, plan, point, gpus)
-        attempt = Attempt(point.number, number, session, time.time())
+        attempt = PointAttempt(point.number, number, session, time.time())
         on_attempt(attempt)
         exit_code, is_hung, error = _run_job(job, attempt, plan, is_stopping, on_attempt)
         remove_shared_memory(job.port)
@@ -93,7 +93,11 @@ def _stop_job(session: str) -> None:
 
 
 def _run_job(
-    job: PointJob, attempt: Attempt, plan: Plan, is_stopping: Callable[[], bool], on_attempt: Callable[[Attempt], None]
+    job: PointJob,
+    attempt: PointAttempt,
+    plan: Plan,
+    is_stopping: Callable[[], bool],
+    on_attempt: Callable[[PointAttempt], None],
 ) -> tuple[int, bool, str]:
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     session = attempt.session

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
-from zerotop.commands.sweeping.point_run import Attempt, Interrupted
+from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt
 from zerotop.session.sweeps import Sweep, find_point_session
 from zerotop_probe.recording.directory import SESSION_FILE
 
@@ -27,7 +27,7 @@ class PointRunner(ABC):
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self.attempts: Mapping[int, Attempt] = {}  # by point, of those that run now; replaced, never changed
+        self.attempts: Mapping[int, PointAttempt] = {}  # by point, of those that run now; replaced, never changed
         self.begun_s = time.time()
         self.problem = ""  # a sentence: why it ended early
         self.was_interrupted = False
@@ -82,7 +82,7 @@ class PointRunner(ABC):
     def _run_points(self) -> None:
         """Run all points. Raises Interrupted, Refused, and OSError if nothing can be written."""
 
-    def note_attempt(self, attempt: Attempt) -> None:
+    def note_attempt(self, attempt: PointAttempt) -> None:
         """Note that an attempt has begun."""
         with self._changing:
             self.attempts = {**self.attempts, attempt.point: attempt}

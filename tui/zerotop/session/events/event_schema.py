@@ -21,18 +21,25 @@ def drop_invalid_facts(declared: type[Facts], facts: dict[str, Any]) -> bool:
     """
     if any(_is_deeper(value, _MAX_DEPTH) for value in facts.values()):
         raise ValueError("an event is nested too deeply")
-    invalid = [field for field in read_fields(declared).values() if not _is_valid(facts.get(field[0]), *field[1:])]
-    if any(is_required for _, _, is_required in invalid):
+    invalid = _list_invalid(declared, facts)
+    if any(is_required for _, is_required in invalid):
         raise ValueError(f"{declared.__name__} lacks a required fact")
-    facts.update(dict.fromkeys(key for key, _, _ in invalid))
+    facts.update(dict.fromkeys(key for key, _ in invalid))
     return bool(invalid)
 
 
-def _is_valid(value: Any, kind: Any, is_required: bool) -> bool:
-    return not is_required if value is None else _has_kind(value, kind)
+def _list_invalid(declared: type[Facts], facts: dict[str, Any]) -> list[tuple[str, bool]]:
+    """Return the names of missing and wrong facts, and whether each is required."""
+    return [
+        (key, is_required)
+        for key, kind, is_required in read_fields(declared).values()
+        if (is_required if (value := facts.get(key)) is None else not _has_kind(value, kind))
+    ]
 
 
 def _has_kind(value: Any, kind: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
     if isinstance(kind, list):
         return isinstance(value, list) and all(_has_kind(item, kind[0]) for item in value)
     if isinstance(kind, dict):
@@ -43,8 +50,7 @@ def _has_kind(value: Any, kind: Any) -> bool:
         return isinstance(value, float) and math.isfinite(value)
     if not issubclass(kind, Facts):
         return isinstance(value, kind)
-    fields = read_fields(kind).values()
-    return isinstance(value, dict) and all(_is_valid(value.get(key), *rest) for key, *rest in fields)
+    return isinstance(value, dict) and not _list_invalid(kind, value)
 
 
 def _is_mapping(values: dict[str, Any], types: tuple[type, Any]) -> bool:

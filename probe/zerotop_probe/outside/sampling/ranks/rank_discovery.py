@@ -22,7 +22,7 @@ from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.ranks.missing_probe import ProbelessProcesses, has_imported_torch
-from zerotop_probe.outside.sampling.stuck.start_watch import Found
+from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
 from zerotop_probe.recording import clock, events, launchers, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
 from zerotop_probe.recording.writer import EventWriter
@@ -105,16 +105,16 @@ class RankFinder:
         """Return the processes of the current ranks."""
         return [rank.process for rank in list(self.rank_by_pid.values())]
 
-    def list_silent(self) -> list[Found]:
+    def list_silent(self) -> list[FoundStart]:
         """Return the current ranks that have not reported. Any thread may ask.
 
         A plain Python that has imported PyTorch is taken for rank 0.
         """
         silent = [one for one in list(self.rank_by_pid.values()) if one.process not in self._reported_s]
-        ranks = [Found(one.rank, one.process.pid, is_new=not self._attached) for one in silent]
+        ranks = [FoundStart(one.rank, one.process.pid, is_new=not self._attached) for one in silent]
         if self._known_pids or not self._is_root_python or not self._may_train(self._root.pid):
             return ranks
-        return [Found(0, self._root.pid)]
+        return [FoundStart(0, self._root.pid)]
 
     def _may_train(self, pid: int) -> bool:
         return not find_launcher(procfs.read_command_line(pid)) and has_imported_torch(pid)

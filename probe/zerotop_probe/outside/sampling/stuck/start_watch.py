@@ -22,7 +22,7 @@ _MOVES = 2
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
 
 
-class Found(NamedTuple):
+class FoundStart(NamedTuple):
     """A rank's process."""
 
     rank: int
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 class Due(NamedTuple):
     """A rank to look at, and for how long it and its children have neither computed nor waited for a disk."""
 
-    found: Found
+    found: FoundStart
     idle_s: float
 
 
@@ -87,7 +87,7 @@ class StartWatch:
         self._starts: dict[int, _Start] = {}
         self._tree = procfs.ProcessTree()
 
-    def find_due(self, found: Iterable[Found], now_s: float) -> Iterator[Due]:
+    def find_due(self, found: Iterable[FoundStart], now_s: float) -> Iterator[Due]:
         """Yield the ranks to look at now; ``found``: those that run and have written nothing."""
         known, self._starts = self._starts, {}
         silent = list(found)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import nccl_ras, py_spy
-from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
+from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart, StartWatch
 
 _PERIOD_S, _START_PERIOD_S, _ATTACHED_PERIOD_S = 1.0, 5.0, 1.0
 # A rank is quiet after this time, or after this many times its longest recent gap between records, as in long steps.
@@ -61,8 +61,8 @@ class StuckRankWatcher(threading.Thread):
     def __init__(
         self,
         list_heard: Callable[[], Iterable[Heard]],
-        list_silent: Callable[[], Iterable[Found]],
-        on_stacks: Callable[[Found, Mapping[str, Any]], None],
+        list_silent: Callable[[], Iterable[FoundStart]],
+        on_stacks: Callable[[FoundStart, Mapping[str, Any]], None],
     ) -> None:
         """``list_heard``: ranks that write records; ``list_silent``: those that never did; ``on_stacks`` gets a rank and the
         fields of an event.
@@ -90,7 +90,7 @@ class StuckRankWatcher(threading.Thread):
                 if stacks is not None:
                     # Its Python does not run, so it cannot report the collectives that it called.
                     launched = nccl_ras.read_launched(self._ranks)
-                    self._on_stacks(Found(heard.rank, heard.pid), stacks | {"launched": launched})
+                    self._on_stacks(FoundStart(heard.rank, heard.pid), stacks | {"launched": launched})
         if time.monotonic() >= self._next_s:
             is_new = self._check_starts(program)
             self._next_s = time.monotonic() + (_START_PERIOD_S if is_new else _ATTACHED_PERIOD_S)

@@ -79,16 +79,15 @@ def _check_pools(process: Process) -> Annotation | None:
                 kind = kind.with_changes(severity=Severity.WARNING)
             elif reserved - allocated < _WORTH_SHARE * (process.device_bytes or 0):
                 kind = kind.with_changes(advice="", fix="")
-            step = int(event.step)
             return kind.at(
                 process,
                 before.unix_ns,
                 event.unix_ns,
                 evidence,
-                step=int(before.step),
+                step=before.step,
                 owner=owner,
                 reason=reason,
-                counted_step=step,
+                counted_step=event.step,
             )
     return None
 

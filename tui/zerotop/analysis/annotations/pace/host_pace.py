@@ -155,7 +155,7 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
     if engine.kind == LOOP and engine.compiled is False and not is_sharded:
         helps.append("capture the launches of a step as one, with CUDA graphs")
         fix = 'model = torch.compile(model, mode="reduce-overhead")'
-    settings = [one.get("settings") or {} for one in engine.optimizers or [] if isinstance(one, dict)]
+    settings = [one.settings or {} for one in engine.optimizers or []]
     if any(one.get("foreach") is False and not one.get("fused") for one in settings):
         helps.append("let the optimizer update all tensors at once, with fused=True")
         fix = fix or "fused=True"

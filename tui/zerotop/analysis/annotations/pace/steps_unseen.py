@@ -12,7 +12,6 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.code_line import read_line
-from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
@@ -129,7 +128,7 @@ def _measure_use(process: Process, gap: _Gap) -> float | None:
     return float(np.mean(used)) / 100 if len(used) else None
 
 
-def _count_replays(replays: list[Event], gap: _Gap) -> int:
+def _count_replays(replays: list[events.GraphReplays], gap: _Gap) -> int:
     """Return the replays since the gap began, which are recorded with each power of two."""
     before = max((event.replays for event in replays if event.unix_ns <= gap.begin_ns), default=0)
     return max((event.replays for event in replays if event.unix_ns > gap.begin_ns), default=before) - before

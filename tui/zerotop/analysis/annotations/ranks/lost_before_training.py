@@ -25,7 +25,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         return
     end_ns = ended[-1].unix_ns
     traceback = find_last_exception(recording.session, end_ns)
-    chosen = choose_shortage_kind(recording, ended[-1].host, traceback.rank if traceback is not None else None, traceback)
+    chosen = choose_shortage_kind(
+        recording, ended[-1].writer.host, traceback.rank if traceback is not None else None, traceback
+    )
     if traceback is None or chosen is None:
         return
     kind, values = chosen

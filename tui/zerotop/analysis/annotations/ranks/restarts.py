@@ -40,6 +40,9 @@ _MOST_TOLD = 4
 _LONGEST_TEXT = 120
 
 
+_Begin = events.RankFound | events.Hello
+
+
 @dataclass
 class _State:
     events_read: int = 0
@@ -52,7 +55,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each restart, and the outcome when the job has ended."""
     state = recording.get_state(_State)
     ended = next(iter(recording.events_of(events.JobEnded)[-1:]), None)
-    found = [*recording.events_of(events.RankFound), *recording.events_of(events.Hello)]
+    found: list[_Begin] = [*recording.events_of(events.RankFound), *recording.events_of(events.Hello)]
     state.is_due |= len(found) != state.events_read
     state.events_read = len(found)
     if state.has_ended or not (state.is_due or ended) or not _has_twice(found):
@@ -74,7 +77,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _build_finding(recording, attempts, end_ns, ended)
 
 
-def _has_twice(found: Sequence[events.RankFound | events.Hello]) -> bool:
+def _has_twice(found: Sequence[_Begin]) -> bool:
     """Whether a rank had more than one process."""
     processes = {(event.rank, event.writer.host, getattr(event, "pid", event.writer.pid)) for event in found}
     return len({rank for rank, *_ in processes}) < len(processes)

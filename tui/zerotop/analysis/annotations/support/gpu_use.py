@@ -26,7 +26,8 @@ def measure_gpu_use(process: Process, begin_ns: int, end_ns: int) -> float:
 
 def offloads(process: Process) -> bool:
     """Whether the rank keeps parameters or the optimizer on the host, where the optimizer computes."""
-    return any(str(process.engine.get(name) or "none") != "none" for name in ("offload_optimizer", "offload_parameters"))
+    devices = (process.engine.offload_optimizer, process.engine.offload_parameters)
+    return any((device or "none") != "none" for device in devices)
 
 
 def is_paced_by_host(processes: Sequence[Process], begin_ns: int, end_ns: int) -> bool:
