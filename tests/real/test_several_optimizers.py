@@ -10,6 +10,7 @@ from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
+FIRST = 8  # iterations, in which it shows which optimizers are used
 # Each is a rank of one job, in this order.
 WAYS = (
     "create_for_later",
@@ -41,10 +42,10 @@ def test_iterations_are_those_of_the_job(all_ways: Counted, way: str) -> None:
     late_ns = np.array(own["ends"]) - ends["end_ns"]
     assert (late_ns > 0).all()
     assert np.median(late_ns) < 5_000_000
-    backwards = rank.select_phases("backward")
-    assert len(backwards)
+    # Later on a slow machine only counts them.
+    backwards = rank.select_phases("backward")[["step", "micro_step"]].tolist()
     expected = [(step, micro) for step, count in enumerate(own["micro_steps"]) for micro in range(count)]
-    assert backwards[["step", "micro_step"]].tolist() == expected[: len(backwards)]
+    assert [place for place in backwards if place[0] < FIRST] == [place for place in expected if place[0] < FIRST]
     whole = rank.spans[rank.spans["step"] < len(ends)]  # at its end a loader is asked once more
     begins = np.concatenate([[0], ends["end_ns"]])[whole["step"]]
     assert (whole["begin_ns"] >= begins).all()
