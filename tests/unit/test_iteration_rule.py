@@ -25,12 +25,39 @@ def test_turns_end_with_the_last_optimizer() -> None:
 
 
 def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
-    assert follow_rule("a" * 15) == "." * 11 + "aaaa"
+    assert follow_rule("a" * 15) == "." * 7 + "a" * 8
+
+
+def test_the_first_iterations_are_found_without_one_that_never_steps() -> None:
+    rule = IterationRule()
+    for number in range(3):
+        rule.add(number)
+    ends = [rule.finish_step(number, backward) for backward, number in enumerate((0, 1) * 6, 1)]
+    assert rule.early_ends == [2, 4, 6, 8]
+    assert ends == [False] * 7 + [True, False, True, False, True]
+
+
+def test_steps_after_some_of_the_backwards_of_another_optimizer_are_no_turns() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    rule.add(1)
+    ends = [rule.finish_step(number, backward) for number, backward in ((0, 1), (0, 2), (0, 3), (1, 3), (0, 4))]
+    assert (ends, rule.early_ends) == ([False, False, False, True, True], [1, 2, 3])
+
+
+def test_what_has_stepped_makes_the_iterations_of_a_process_that_ends() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    rule.add(1)
+    assert not rule.finish_step(0, 1)
+    assert not rule.finish_step(0, 2)
+    rule.end_early()
+    assert (rule.early_ends, rule.counting) == ([1, 2], {0})
 
 
 def test_rare_steps_count_once_the_others_stop() -> None:
     phases = follow_rule("a" * 14 + "b" * 14)
-    assert phases[:14] == "." * 11 + "aaa"
+    assert phases[:14] == "." * 7 + "a" * 7
     assert phases[-2:] == "bb"
 
 

@@ -215,7 +215,7 @@ class Probe:
         if recorder is not None and self.is_training_thread():
             recorder.forget_phases(begin_ns, self.evaluation.span if self.evaluation is not None else None)
             if interrupted:
-                recorder.write_spans()
+                recorder.write_all_spans()
         if interrupted:
             self.counting.stop()
 
@@ -228,7 +228,7 @@ class Probe:
         self._stop_threads(recorder)
         if self.evaluation is not None:
             self.evaluation.close()
-        recorder.write_spans()
+        recorder.write_all_spans()
         recorder.counted.read_peak(now())
         recorder.write_cost(now())
         recorder.write_event(now(), events.Goodbye, lost=recorder.lost_records, step=recorder.last_step)
@@ -255,7 +255,7 @@ class Probe:
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None
-        recorder.write_spans()
+        recorder.write_all_spans()
         recorder.counted.read_peak(now())
         recorder.write_cost(now())
         for error in errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
@@ -27,6 +28,7 @@ _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "ch
 # and recorded at the end of the step: outside of tight loops most of a record's cost is the way to its code and its memory.
 _QUICK_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
 _MOST_UNWRITTEN = 15
+_MOST_HELD = 10_000
 _STEP_PHASE = PHASE_CODE["step"]
 # Number of outermost phases that are remembered: several iterations.
 _ENDED_SPANS = 64
@@ -67,6 +69,7 @@ class Recorder:
         # The process that drains a ring also reads the notes in it.
         self._phases = files.phases if isinstance(files, RingFiles) else None
         self._unwritten: list[Span] = []  # and not yet recorded
+        self._end_hold: Callable[[], None] | None = None  # while spans are held back
         self._announced_ns = 0  # begin of the last phase with a record of it
         self.costs = CostRecords(files, meter)
         self.budget = DetailBudget(read_budget())
@@ -171,9 +174,32 @@ class Recorder:
         self._unwritten.append(span)
         self.write_spans()
 
+    def hold_spans(self, end_hold: Callable[[], None]) -> None:
+        """Write no span until :meth:`release_spans`, which ``end_hold`` calls where holding them must end."""
+        self._end_hold = end_hold
+
+    def write_all_spans(self) -> None:
+        """Record the spans that have ended and are not recorded yet, even those held back: nothing else may follow."""
+        if self._end_hold is not None:
+            self._end_hold()
+        self.write_spans()
+
+    def list_held(self) -> list[Span]:
+        """Return the spans that have ended and are not recorded yet."""
+        return self._unwritten
+
+    def release_spans(self) -> None:
+        """Write the spans that were held back."""
+        self._end_hold = None
+        self.write_spans()
+
     def write_spans(self) -> None:
-        """Record the spans that have ended and are not recorded yet."""
+        """Record the spans that have ended and are not recorded yet, unless they are held back."""
         spans, writer = self._unwritten, self._span_writer
+        if self._end_hold is not None:
+            if len(spans) >= _MOST_HELD:
+                self._end_hold()
+            return
         while spans:
             span = spans[0]
             del spans[0]

@@ -17,7 +17,7 @@ class IterationCounter:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._rule = IterationRule()
+        self.rule = IterationRule()
         self._counting = loop.probe.counting
         self._reported_counting: set[int] = set()
         # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
@@ -32,9 +32,9 @@ class IterationCounter:
             self.take_counts()
         # Nearly all loops have one optimizer.
         if self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count:
-            return self._rule.finish_step(self._only_number, self._loop.backward_total)
+            return self.rule.finish_step(self._only_number, self._loop.backward_total)
         ends_iteration = self._count_step(optimizer)
-        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+        if self.rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
             self.record_optimizers()
         return ends_iteration
 
@@ -45,23 +45,29 @@ class IterationCounter:
         if len(alive) == 1:
             self._only, self._only_number = weakref.ref(optimizer), number
             self._known_optimizers = self._loop.optimizer_count
-        if alive.keys() != self._rule.step_counts.keys():
+        if alive.keys() != self.rule.step_counts.keys():
             # One without parameters changes nothing: its steps are part of other iterations, if there are any.
             useful = {n for n, o in alive.items() if any(group["params"] for group in o.param_groups)} or alive.keys()
-            for gone in self._rule.step_counts.keys() - useful:
-                self._rule.remove(gone)
-            for other in useful - self._rule.step_counts.keys():
-                self._rule.add(other)
+            for gone in self.rule.step_counts.keys() - useful:
+                self.rule.remove(gone)
+            for other in useful - self.rule.step_counts.keys():
+                self.rule.add(other)
             if number not in useful:
                 return False
-        return self._rule.finish_step(number, self._loop.backward_total)
+        if number not in self.rule.counting:
+            own = _list_parameters(optimizer)
+            for other in self.rule.counting & alive.keys():
+                theirs = _list_parameters(alive[other])
+                if own <= theirs or theirs <= own:
+                    self.rule.replace(number, other, self._loop.backward_total)
+        return self.rule.finish_step(number, self._loop.backward_total)
 
     def take_counts(self) -> None:
         """Add the updates and backwards of counted steps."""
         counting, loop = self._counting, self._loop
         if counting.updates:
             seen = loop.backward_total + counting.seen_backwards
-            self._rule.add_steps(self._only_number, counting.updates, seen)
+            self.rule.add_steps(self._only_number, counting.updates, seen)
         loop.backward_total += counting.backwards
         counting.updates = counting.backwards = counting.seen_backwards = 0
 
@@ -70,16 +76,20 @@ class IterationCounter:
         recorder = self._loop.probe.recorder
         if recorder is None:
             return
-        counting = self._reported_counting = set(self._rule.counting)
+        counting = self._reported_counting = set(self.rule.counting)
         optimizers = [
             {
                 "number": number,
                 "class": type(optimizer).__name__,
                 "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
-                "steps": self._rule.step_counts.get(number, 0),
+                "steps": self.rule.step_counts.get(number, 0),
                 "counts": number in counting,
             }
             for number, optimizer in self._loop.list_optimizers().items()
         ]
         engine, step, _ = self._loop.get_position()
         recorder.write_event(now(), events.Optimizers, engine=engine, step=step, optimizers=optimizers)
+
+
+def _list_parameters(optimizer: Any) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

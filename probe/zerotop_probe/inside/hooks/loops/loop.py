@@ -239,6 +239,8 @@ class Loop(TrainingHooks):
         """Leave this process to the hooks on DeepSpeed's engines."""
         self.settled = None
         self.finder.remove_hooks()
+        if self.probe.recorder is not None:
+            self.probe.recorder.write_all_spans()
 
     def search_roots(self) -> None:
         """Watch all modules during the next iterations, to find a model that is missing or new.

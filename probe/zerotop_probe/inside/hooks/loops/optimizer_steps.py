@@ -7,8 +7,10 @@ from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside import native
+from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import Guard, now, on_removal
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.inside.hooks.loops.early_steps import EarlySteps
 from zerotop_probe.inside.hooks.loops.iteration_counter import IterationCounter
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
@@ -28,6 +30,7 @@ class OptimizerStepHooks:
         self._probe = loop.probe
         self.step: StepInProgress | None = None
         self.counter = IterationCounter(loop)
+        self._early = EarlySteps(self.counter)
         self.stepped_in_backward: list[Any] = []
         """The optimizers that have stepped in the backward in progress."""
         self._meter = self._probe.meter
@@ -283,6 +286,8 @@ class OptimizerStepHooks:
     def finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
         ends_iteration, state = self.counter.finish_step(optimizer), self._probe.engines.loop
+        if state is not None and not state.finished_steps:
+            self._follow_early(recorder, state, span, ends_iteration=ends_iteration)
         # No calls up to the end of the iteration: after each of them a signal handler of the job may raise.
         if ends_iteration and state is not None:
             state.finished_steps += 1
@@ -300,16 +305,27 @@ class OptimizerStepHooks:
         ends_iteration = False
         for optimizer in optimizers:
             ends_iteration |= self.counter.finish_step(optimizer)
-        if not ends_iteration:
+        state = self._probe.engines.loop
+        if state is None or (not ends_iteration and state.finished_steps):
             return
         self.loop.record_facts(at_update=True)
         span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True)
-        state = self._probe.engines.loop
-        if state is not None:
+        if not state.finished_steps:
+            self._follow_early(recorder, state, span, ends_iteration=ends_iteration)
+        if ends_iteration:
             state.finished_steps += 1
             state.backward_count = 0
-        recorder.end_span(span, time_ns, BOUNDARY)
-        self.loop.finish_iteration(recorder, span, time_ns)
+        recorder.end_span(span, time_ns, BOUNDARY * ends_iteration)
+        if ends_iteration:
+            self.loop.finish_iteration(recorder, span, time_ns)
+
+    def _follow_early(self, recorder: Recorder, state: LoopState, span: Span, *, ends_iteration: bool) -> None:
+        """Before the end of an update: hold it back, or find out which of those held back have ended iterations."""
+        backwards = self.loop.backward_total
+        if self.counter.rule.early_ends:
+            self._early.split(recorder, state, backwards if ends_iteration else None)
+        elif not ends_iteration:
+            self._early.hold(recorder, state, span, backwards)
 
 
 def _note_call(step: StepInProgress, optimizer: Any) -> None:
