@@ -25,6 +25,7 @@ _INTERPRETER_CALLS = (
     (re.compile(r"^(?:time_sleep|pysleep)"), "time.sleep"),
     (re.compile(r"^builtin_input"), "input"),
 )
+_SYSTEM = ("libc.", "libc-", "libpthread")
 # What distinguishes names of the C library from those in Python: ``open64``, ``__read``.
 _SYSTEM_CALL_MARKS = re.compile(r"^(?:__libc_|_+)|64$")
 
@@ -97,15 +98,18 @@ def _name_call(natives: list[dict[str, Any]]) -> tuple[str, int]:
 
     Those of the interpreter are named as in Python, or left out: a line that waits for a lock calls ``acquire``.
     """
-    for number, frame in enumerate(natives):
-        is_interpreter = _INTERPRETER.match(os.path.basename(str(frame["module"]))) is not None
-        for pattern, name in _INTERPRETER_CALLS if is_interpreter else ():
-            if pattern.search(frame["name"]):
-                return name, len(natives)
-        if not is_interpreter:
-            name = _shorten_name(str(frame["name"]))
-            is_system_call = os.path.basename(str(frame["module"])).startswith(("libc.", "libc-", "libpthread"))
-            return (_SYSTEM_CALL_MARKS.sub("", name) if is_system_call else name), number + 1
+    libraries = [os.path.basename(str(frame["module"])) for frame in natives]
+    names = [_shorten_name(str(frame["name"])) for frame in natives]
+    for name, library in zip(names, libraries, strict=True):
+        if _INTERPRETER.match(library):
+            known = next((python for pattern, python in _INTERPRETER_CALLS if pattern.search(name)), None)
+            if known is not None:
+                return known, len(natives)
+        elif not library.startswith(_SYSTEM):  # what it calls in the interpreter is no call of the line in Python
+            break
+    for number, (name, library) in enumerate(zip(names, libraries, strict=True)):
+        if not _INTERPRETER.match(library):
+            return (_SYSTEM_CALL_MARKS.sub("", name) if library.startswith(_SYSTEM) else name), number + 1
     return "", len(natives)
 
 
