@@ -57,8 +57,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 yield _build_finding(missing, ended[0], _OVER)
 
 
-def _list_keys(found: Iterable[MissingProbe]) -> set[tuple[str, int]]:
-    return {(event.host, event.facts["pid"]) for missing in found for event in missing.events}
+def _list_keys(found: Iterable[MissingProbe]) -> set[tuple[str, object]]:
+    return {(event.host, event.facts.get("pid")) for missing in found for event in missing.events}
 
 
 def _build_finding(missing: MissingProbe, known_ns: int, kind: FindingKind) -> Annotation:
