@@ -17,7 +17,7 @@ from zerotop_probe.recording.events import RankStacks, Stacks
 
 ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
-HANGS, WORK = ("lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
+HANGS, WORK = ("lock", "disk", "native", "mismatch", "peer", "shapes"), ("save", "compute")
 ENDLESS_S, WORK_S = 600.0, 14.0
 # Before the first step: the stacks of idle ranks are read after 15 and 30 s.
 START_S = 40.0
@@ -53,7 +53,7 @@ def wait_for_finding(job: StandingJob, name: str = "hung_ranks") -> Annotation:
     return finding
 
 
-@pytest.mark.parametrize("kind", HANGS)
+@pytest.mark.parametrize("kind", [kind for kind in HANGS if kind != "shapes"])
 def test_the_rank_that_the_others_wait_for_is_named_with_its_line(standing_jobs: dict[str, StandingJob], kind: str) -> None:
     if kind == "native" and not can_read_others():
         pytest.skip("py-spy may not read other processes here")
@@ -74,6 +74,15 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(standing_jobs:
         waiting = "Ranks 0 and 2 wait" if kind == "mismatch" else "Rank 0 waits"
         assert f"{waiting} in all_reduce at hanging.py:" in finding.details
     assert standstill.is_mismatch == (kind == "mismatch")
+
+
+def test_different_shapes_in_one_collective_are_named(standing_jobs: dict[str, StandingJob]) -> None:
+    """With gloo the rank that passes half as much goes on to the next collective, and the other one waits for the rest."""
+    finding = wait_for_finding(standing_jobs["shapes"])
+    assert finding.headline.endswith(": rank 1 passed 2,048 x 1,024, rank 0 4,096 x 1,024")
+    assert "same shape" in finding.advice
+    assert "network" not in finding.advice
+    assert finding.fix == f"hanging.py:{LINES['shapes']}"
 
 
 @pytest.mark.parametrize("kind", WORK)

@@ -175,10 +175,13 @@ def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) ->
     assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [sentence]
     assert describe_wait(session, BEGIN_NS + 10 * S).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
     assert describe_training(session, BEGIN_NS + 20 * S) == []
-    (finding,) = find_annotations(session, BEGIN_NS + 20 * S)
-    assert (finding.name, finding.ranks, finding.known_ns) == ("probe_missing", (0, 1), BEGIN_NS + 7 * S)
-    assert finding.headline == "The probe was not loaded in 2 ranks: PYTHONPATH lacks its entry"
-    assert "zerotop attach 50 --enter" in finding.fix
+    (early,), (late,) = (find_annotations(session, BEGIN_NS + second * S) for second in (19, 20))
+    for finding in (early, late):
+        assert (finding.name, finding.ranks, finding.begin_ns) == ("probe_missing", (0, 1), BEGIN_NS + 2 * S)
+        assert finding.headline == "The probe was not loaded in 2 ranks: PYTHONPATH lacks its entry"
+    assert (early.known_ns, early.fix) == (BEGIN_NS + 7 * S, "zerotop attach 50 --enter")
+    assert " E on the screen " in early.advice
+    assert (late.advice, late.fix) == ('Keep what PYTHONPATH has, as in PYTHONPATH="src:$PYTHONPATH".', "")
 
 
 @pytest.mark.parametrize("reason", missing_analysis._REASONS)
@@ -224,3 +227,6 @@ def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:
     session = open_ended(recording, 20)
     assert len(describe_missing_probes(session, BEGIN_NS + 8 * S)) == 1
     assert describe_missing_probes(session, BEGIN_NS + 20 * S) == []
+    (late,) = find_annotations(session, BEGIN_NS + 20 * S)
+    assert late.headline == "The probe was loaded late: PYTHONPATH lacks its entry"
+    assert (late.details.endswith("Steps before it was loaded are not recorded."), late.fix) == (True, "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
 
 PID = 71
@@ -48,3 +50,28 @@ def test_native_functions_stand_above_the_lines_that_call_them() -> None:
 def test_a_process_without_python_frames_is_left_out() -> None:
     assert read_dump([make_thread(PID, MAIN[:3])], PID) is None
     assert read_dump([make_thread(72, MAIN)], PID) is None
+
+
+INTERPRETER = "/usr/lib/libpython3.11.so.1.0"
+
+
+@pytest.mark.parametrize(
+    ("natives", "call", "left"),
+    [
+        (
+            [("0x7f", LIBC), ("PyThread_acquire_lock_timed", INTERPRETER), ("lock_PyThread_acquire_lock", INTERPRETER)],
+            "acquire",
+            0,
+        ),
+        ([("clock_nanosleep", LIBC), ("time_sleep", INTERPRETER)], "time.sleep", 0),
+        ([("open64", LIBC)], "open", 0),
+        ([("__read", LIBC)], "read", 0),
+        ([("gc_collect_main", "/usr/bin/python3.11")], "", 0),
+        ([("poll", LIBC), ("recv_", "/lib/libnet.so")], "poll", 1),
+    ],
+)
+def test_functions_of_the_interpreter_are_named_as_in_python(natives: list[tuple[str, str]], call: str, left: int) -> None:
+    frames = [make_frame(name, path, module=path) for name, path in natives]
+    facts = read_dump([make_thread(PID, [*frames, make_frame("main", "/home/me/train.py", 3)])], PID)
+    assert facts is not None
+    assert (facts["stacks"][0]["call"], len(facts["frames"]) - 1) == (call, left)

@@ -188,3 +188,44 @@ def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
     assert (finding.name, finding.ranks, finding.known_ns) == ("stuck_at_start", (1,), second_to_unix_ns(7))
     assert finding.headline.startswith("No rank has moved for 7.00 s: rank 1 is in ")
     assert "Cores used: rank 0 " in finding.details
+
+
+def write_attached(folder: Path, stands: Sequence[Stand], idle_s: Sequence[float]) -> list[Annotation]:
+    recording = Recording(folder)
+    recording.write_event(make_identity(-1, 999), 0, events.ATTACHED, pid=9)
+    pids = [make_identity(rank).pid for rank in range(len(stands))]
+    for rank, pid in enumerate(pids):
+        recording.write_event(recording.node, 0, events.RANK_FOUND, rank=rank, pid=pid)
+    for second in (5, 15, 24):
+        for stand, idle, (rank, pid) in zip(stands, idle_s, enumerate(pids), strict=True):
+            facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
+            facts["idle_s"] = second * idle
+            recording.write_event(recording.node, second, events.RANK_STACKS, rank=rank, pid=pid, **facts)
+    rows = [
+        make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=stand.cores_used, waiting_cores=0.0)
+        for second in range(30)
+        for rank, stand in enumerate(stands)
+    ]
+    recording.write_records(tables.PROCESSES, recording.node, rows)
+    uses = [
+        make_record(tables.GPU_PROCESSES, second, pid=pids[0], gpu=0, used_bytes=1, sm_percent=100.0) for second in range(30)
+    ]
+    recording.write_records(tables.GPU_PROCESSES, recording.node, uses)
+    return list(find_annotations(recording.open_session(), second_to_unix_ns(29)))
+
+
+def test_ranks_that_wait_for_one_that_computes_without_end(tmp_path: Path) -> None:
+    looping = Stand((("train.py", 40, "count", True), ("train.py", 90, "<module>", True)), cores_used=1.0)
+    (finding,) = [one for one in write_attached(tmp_path, [ARRIVED, looping], [1.0, 0.0]) if one.name == "stuck_at_start"]
+    assert finding.headline == "Others have waited 24 s for rank 1 at train.py:40"
+    assert (finding.ranks, finding.fix, finding.severity) == ((1,), "train.py:40", Severity.WARNING)
+    assert "Cores used: rank 0 0.0, rank 1 1.0. GPU used: rank 0 100 %." in finding.details
+
+
+@pytest.mark.parametrize(
+    ("stands", "idle_s"),
+    [([ARRIVED, BUSY], [0.0, 0.0]), ([ARRIVED, DOWNLOADING], [1.0, 0.0]), ([COMPUTING, COMPUTING], [0.0, 0.0])],
+    ids=["all move", "one downloads", "all compute"],
+)
+def test_a_job_that_is_well_when_it_is_attached_to(tmp_path: Path, stands: list[Stand], idle_s: list[float]) -> None:
+    assert [one.name for one in write_attached(tmp_path, stands, idle_s) if one.name == "stuck_at_start"] == []

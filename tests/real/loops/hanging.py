@@ -114,6 +114,11 @@ def main():
         if kind == "mismatch" and rank == odd and step == when:
             announce_stop()
             dist.barrier()  # hang: mismatch
+        if kind == "shapes" and step == when:
+            rows = torch.zeros((2 if rank == odd else 4) * 1024, 1024, device=device)
+            if rank == odd:
+                announce_stop()
+            dist.all_reduce(rows)  # hang: shapes
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         optimizer.step()

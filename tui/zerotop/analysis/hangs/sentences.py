@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 
+# Activities that are things to wait for, such as "a queue", and no functions.
+_AWAITED = ("a ", "another ", "the ")
 _ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
 
 
@@ -26,11 +28,22 @@ def describe_odd(standstill: Standstill, width: int) -> str:
         (first, call), (_, other), *_ = difference.calls
         others = "the others" if group is not None else format_ranks(difference.calls[1][0].ranks)
         text = f"{format_ranks(first.ranks)} called {call.name} where {others} called {other.name}"
+        if difference.is_of_shapes:
+            shapes = [each.name.partition(" of ")[2] for each in (call, other)]
+            brief = f"{call.name} on {format_ranks(first.ranks)}, {shapes[1]} on {others}"
+            briefest = f"{format_ranks(first.ranks)} passed {shapes[0]}, {others} {shapes[1]}"
+            return _choose_first([text, brief, briefest, "ranks have passed tensors of different shapes"], width)
         return _choose_first([text, "ranks have called different collectives"], width)
     if group is None and standstill.is_mismatch:
-        names = [f"{format_ranks(one.ranks)} {'waits' if len(one.ranks) == 1 else 'wait'}" for one in standstill.groups]
-        called = [f"{name} in {one.activity}" for name, one in zip(names, standstill.groups, strict=True)]
-        return _choose_first([", ".join(called), f"ranks wait in {len(called)} different collectives"], width)
+        waits = ["waits" if len(one.ranks) == 1 else "wait" for one in standstill.groups]
+        texts = [
+            ", ".join(
+                f"{format_ranks(one.ranks)} {f'{verb} ' if verb else ''}in {one.activity}"
+                for one, verb in zip(standstill.groups, verbs, strict=True)
+            )
+            for verbs in (waits, [waits[0], *("" for _ in waits[1:])])
+        ]
+        return _choose_first([*texts, f"ranks wait in {len(waits)} different collectives"], width)
     if group is None and len(standstill.groups) > 1:
         return f"the ranks are stuck at {len(standstill.groups)} places"
     shown = group or standstill.groups[0]
@@ -85,7 +98,7 @@ def write_advice(standstill: Standstill) -> str:
     if all(group.activity == "init_process_group" for group in standstill.groups):
         return "A rank has not arrived: check that all nodes have started, with the same address."
     if standstill.is_mismatch:
-        if standstill.difference is not None and all(" of " in call.name for _, call in standstill.difference.calls):
+        if standstill.difference is not None and standstill.difference.is_of_shapes:
             return "All ranks must pass tensors of the same shape: look at what decides their size."
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
     if (odd or standstill.groups[0]).awaits_device:
@@ -113,4 +126,6 @@ def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
         return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
     if group.awaits_others:
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
+    if group.activity.startswith(_AWAITED):
+        return f"{'waits' if is_one else 'wait'} for {group.activity}{place}"
     return f"{be} in {group.activity}{place}" if group.activity else f"{be}{place}"

@@ -78,6 +78,11 @@ class CallGap(NamedTuple):
     calls: tuple[tuple[StackGroup, Call], ...]  # the calls of each group of ranks, the smallest group first
 
     @property
+    def is_of_shapes(self) -> bool:
+        """Whether the ranks called the same collective, with tensors of different shapes."""
+        return len({call.name.partition(" of ")[0] for _, call in self.calls}) == 1
+
+    @property
     def odd(self) -> StackGroup | None:
         """The ranks that called something else than the others; None if they cannot be told apart."""
         ranks = _count_ranks(self.calls)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
+from zerotop.analysis.hangs.waits import FOR_OTHERS, LONG_WORK, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -15,6 +16,8 @@ from zerotop_probe.recording import events
 _APART_NS = 10 * 10**9
 # In a job that was attached to, of a rank that has done nothing meanwhile.
 _IDLE_APART_NS = 2 * 10**9
+# Ranks wait for one that works, as one that evaluates alone does, for at least so long (s) before that is told.
+_LONG_WAIT_S = 20.0
 
 
 class Start(NamedTuple):
@@ -26,7 +29,7 @@ class Start(NamedTuple):
 
 def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
     """Return the processes of the ranks that run at a time, by rank, also of those that have not written anything."""
-    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.RankStacks, time_ns))
+    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.StackReport, time_ns))
     gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in session.events_of(events.RankGone, time_ns)}
     last = {(event.writer.host, event.pid): (event.rank, event.unix_ns) for event in found}
     return sorted(
@@ -41,7 +44,7 @@ def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
 
 def find_last_stacks(session: Session, time_ns: int) -> int:
     """Return when the last stacks up to a time were written; 0 without any."""
-    last = (*session.events_of(events.RankStacks, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
+    last = (*session.events_of(events.StackReport, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
     return max((event.unix_ns for event in last), default=0)
 
 
@@ -53,6 +56,24 @@ def find_standstill(session: Session, time_ns: int) -> Start | None:
         return None
     since_ns = max(_find_begin(found) for found in known.values())
     return Start(group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {}), since_ns)
+
+
+def find_awaited(session: Session, time_ns: int) -> Start | None:
+    """Return the ranks of a job that was attached to, if some have waited idly for long for others that go on working."""
+    known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
+    if not session.events_of(events.Attached, time_ns) or not all(known.values()):
+        return None
+    standstill = group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {})
+    waiting = [stacks for group in standstill.groups if group.awaits_others for stacks in group.stacks]
+    if not waiting or len(waiting) == len(known) or min(stacks.idle_s for stacks in waiting) < _LONG_WAIT_S:
+        return None
+    since_ns = max(stacks.time_ns - int(stacks.idle_s * 1e9) for stacks in waiting)
+    for process in known.keys() - {stacks.process for stacks in waiting}:
+        looks = [stacks for stacks in known[process] if stacks.time_ns >= since_ns]
+        waits = {find_wait(stacks.training).kind for stacks in looks}
+        if len(looks) < 2 or waits & (FOR_OTHERS | LONG_WORK):
+            return None
+    return Start(standstill, since_ns)
 
 
 def _stands_still(found: list[StackReport], *, is_attached: bool) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 _TIMEOUT_S = 10.0
@@ -15,6 +17,17 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _PYTHON = f"{os.sep}lib{os.sep}python"
 # The probe's own functions on a rank's stack do not count.
 _PROBE = os.path.join(os.path.abspath(__file__).rpartition(f"{os.sep}outside{os.sep}")[0], "")
+
+# The program or library of Python's interpreter, and its functions by their names in Python.
+_INTERPRETER = re.compile(r"(?:lib)?python\d")
+_INTERPRETER_CALLS = (
+    (re.compile(r"acquire_lock|lock_acquire|_PyMutex_Lock|_PySemaphore_"), "acquire"),
+    (re.compile(r"^(?:time_sleep|pysleep)"), "time.sleep"),
+    (re.compile(r"^builtin_input"), "input"),
+)
+_SYSTEM = ("libc.", "libc-", "libpthread")
+# What distinguishes names of the C library from those in Python: ``open64``, ``__read``.
+_SYSTEM_CALL_MARKS = re.compile(r"^(?:__libc_|_+)|64$")
 
 
 class _Frame(NamedTuple):
@@ -55,8 +68,9 @@ def read_dump(threads: list[dict[str, Any]], pid: int) -> dict[str, Any] | None:
     numbers: dict[_Frame, int] = {}
     stacks = []
     for thread in [*main, *others[: _MOST_THREADS - 1]]:
-        frames = [_name_frame(frame, folder, unnamed) for frame in _choose_frames(thread["frames"])]
-        call = frames.pop(0).function if frames and not frames[0].line else ""
+        chosen = _choose_frames(thread["frames"])
+        call, natives = _name_call(list(takewhile(lambda frame: not _is_python(frame), chosen)))
+        frames = [_name_frame(frame, folder, unnamed) for frame in chosen[natives:]]
         indexes = [numbers.setdefault(frame, len(numbers)) for frame in frames]
         stack: dict[str, Any] = {"count": 1, "call": call, "frames": indexes}
         if thread is not main[0]:
@@ -77,6 +91,26 @@ def _choose_frames(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _says_what_it_does(frame: dict[str, Any]) -> bool:
     return not (frame["filename"].startswith(_PROBE) if _is_python(frame) else frame["name"].startswith("0x"))
+
+
+def _name_call(natives: list[dict[str, Any]]) -> tuple[str, int]:
+    """Return the function that the innermost line of Python calls, and how many of the functions in C say no more.
+
+    Those of the interpreter are named as in Python, or left out: a line that waits for a lock calls ``acquire``.
+    """
+    libraries = [os.path.basename(str(frame["module"])) for frame in natives]
+    names = [_shorten_name(str(frame["name"])) for frame in natives]
+    for name, library in zip(names, libraries, strict=True):
+        if _INTERPRETER.match(library):
+            known = next((python for pattern, python in _INTERPRETER_CALLS if pattern.search(name)), None)
+            if known is not None:
+                return known, len(natives)
+        elif not library.startswith(_SYSTEM):  # what it calls in the interpreter is no call of the line in Python
+            break
+    for number, (name, library) in enumerate(zip(names, libraries, strict=True)):
+        if not _INTERPRETER.match(library):
+            return (_SYSTEM_CALL_MARKS.sub("", name) if library.startswith(_SYSTEM) else name), number + 1
+    return "", len(natives)
 
 
 def _find_script_folder(frames: list[dict[str, Any]]) -> str:

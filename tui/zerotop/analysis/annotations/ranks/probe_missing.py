@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
@@ -19,39 +19,58 @@ _KIND = FindingKind(
     fix="zerotop attach {pid} --enter",
 )
 _OVER = _KIND.with_changes(advice="{remedy}", fix="")
+_LOADED_LATE = _OVER.with_changes(
+    headline="The probe was loaded late: {short}", details="{why}. Steps before it was loaded are not recorded."
+)
 # The ranks of a job import PyTorch within this time (ns).
 _TOGETHER_NS = 5 * 10**9
 
 
 class _State:
+    reported: tuple[MissingProbe, ...] | None = None  # while the job ran
     is_over = False
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once, when all ranks have imported PyTorch or the job has ended, unless the probe was loaded meanwhile."""
+    """Report when all ranks have imported PyTorch, unless the probe was loaded meanwhile, and again when the job has ended.
+
+    Then the probe cannot be loaded any more.
+    """
     state = recording.get_state(_State, _KIND.name)
-    if state.is_over:
-        return
     found = recording.events_of(events.ProbeMissing)
-    times = [event.unix_ns for event in found if event.is_rank]
-    ended = recording.events_of(events.JobEnded)
-    due_ns = [event.unix_ns for event in ended] + [time_ns + _TOGETHER_NS for time_ns in times]
-    if not found or not due_ns or min(due_ns) > recording.cursor_ns:
+    if state.is_over or not found:
         return
-    state.is_over = True
-    for missing in find_missing_probes(recording.session, min(due_ns)):
-        yield _build_finding(missing, min(due_ns), is_over=bool(ended) and ended[0].unix_ns <= min(due_ns))
+    times = [event.unix_ns + _TOGETHER_NS for event in found if event.is_rank]
+    ended = [event.unix_ns for event in recording.events_of(events.JobEnded)]
+    if state.reported is None and times and min(times) <= min(ended, default=recording.cursor_ns):
+        state.reported = tuple(find_missing_probes(recording.session, min(times)))
+        for missing in state.reported:
+            yield _build_finding(missing, min(times), _KIND)
+    if ended:
+        state.is_over = True
+        reported = state.reported or ()
+        known, last = _list_keys(reported), find_missing_probes(recording.session, ended[0])
+        for missing in reported:
+            yield _build_finding(missing, ended[0], _OVER if _list_keys([missing]) & _list_keys(last) else _LOADED_LATE)
+        for missing in last:
+            if not _list_keys([missing]) & known:
+                yield _build_finding(missing, ended[0], _OVER)
 
 
-def _build_finding(missing: MissingProbe, known_ns: int, *, is_over: bool) -> Annotation:
+def _list_keys(found: Iterable[MissingProbe]) -> set[tuple[str, object]]:
+    return {(event.writer.host, event.pid) for missing in found for event in missing.events}
+
+
+def _build_finding(missing: MissingProbe, known_ns: int, kind: FindingKind) -> Annotation:
     numbers = {event.rank for event in missing.events}
-    return (_OVER if is_over else _KIND).at(
+    return kind.at(
         None,
         min(event.unix_ns for event in missing.events),
         known_ns,
         {"processes": float(len(missing.events))},
         ranks=sorted(number for number in numbers if number is not None),
         headline=missing.headline,
+        short=missing.headline.rpartition(": ")[2],
         why=missing.why[:1].upper() + missing.why[1:],
         whose="Its" if len(missing.events) == 1 else "Their",
         remedy=missing.remedy,

@@ -9,12 +9,15 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
+from zerotop.analysis.formatting import format_percent, format_ranks
 from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.stacks import SILENT
 from zerotop.analysis.hangs.standstill import StackGroup
-from zerotop.analysis.hangs.start import Start, find_standstill
+from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
+from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -29,6 +32,12 @@ _KIND = FindingKind(
 _ATTACHED = _KIND.with_changes(
     headline="No rank has moved for {silent_s:seconds}: {odd}",
     details="[{groups} ][{use}. ]The job was like this when zerotop attached.",
+)
+_AWAITED = _ATTACHED.with_changes(
+    headline="Others have waited {silent_s:seconds} for {odd}",
+    details="[{groups} ]{use}.",
+    advice="See what keeps that line busy: the others wait until it is done. The Ranks screen shows all stacks.",
+    severity=Severity.WARNING,
 )
 # Events from before the first step are read at most this much later (ns).
 _LATE_NS = 10 * 10**9
@@ -53,6 +62,11 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         if start is not None and _is_stuck(recording, start, time_ns):
             state.is_over = True
             yield _build_finding(recording, start, time_ns)
+            return
+        awaited = find_awaited(recording.session, time_ns)
+        if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
+            state.is_over = True
+            yield _build_awaited(awaited, time_ns, use)
             return
 
 
@@ -93,15 +107,47 @@ def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: i
 
 def _describe_use(recording: Evidence, start: Start, time_ns: int) -> str:
     """Return the processor use of each rank since the job was attached to."""
-    uses = []
+    cores, gpus = [], []
     for group in start.standstill.groups:
         for process in group.processes[:_MOST_USES]:
-            records = recording.get_records("processes", process.host, "pid", process.pid)
-            rows = records.read_window(start.since_ns, time_ns).rows
-            if len(rows):
-                uses.append((process.rank, float(np.nan_to_num(rows["cores_used"]).mean())))
-    said = ", ".join(f"rank {rank} {cores:.1f}" for rank, cores in sorted(uses)[:_MOST_USES])
-    return f"Cores used: {said}" if said else ""
+            used = _read_mean(recording, start, time_ns, process, "processes", "cores_used")
+            computing = _read_mean(recording, start, time_ns, process, "gpu_processes", "sm_percent")
+            cores += [(process.rank, f"{used:.1f}")] if used is not None else []
+            gpus += [(process.rank, format_percent(computing / 100))] if computing is not None else []
+    said = [
+        f"{name} used: {', '.join(f'rank {rank} {use}' for rank, use in sorted(uses)[:_MOST_USES])}"
+        for name, uses in (("Cores", cores), ("GPU", gpus))
+        if uses
+    ]
+    return ". ".join(said)
+
+
+def _read_mean(
+    recording: Evidence, start: Start, time_ns: int, process: RankProcess, table: str, column: str
+) -> float | None:
+    """Return the mean of a column of a process's samples since it was attached to; None if nothing was measured."""
+    rows = recording.get_records(table, process.host, "pid", process.pid).read_window(start.since_ns, time_ns).rows
+    values = read_column(rows, column) if len(rows) else np.empty(0)
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _build_awaited(start: Start, known_ns: int, use: str) -> Annotation:
+    late = [group for group in start.standstill.groups if not group.awaits_others]
+    shown = late[0]
+    place = shown.place.partition(" in ")[0]
+    return _AWAITED.at(
+        None,
+        start.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - start.since_ns) / 1e9},
+        ranks=sorted(rank for group in late for rank in group.ranks),
+        odd=f"{format_ranks(shown.ranks)} at {place}" if len(late) == 1 else f"{len(late)} groups of ranks",
+        groups=" ".join(f"{describe_group(group)}." for group in start.standstill.groups),
+        use=use,
+        line=place or None,
+        cost=1.0,
+    )
 
 
 def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Annotation:
