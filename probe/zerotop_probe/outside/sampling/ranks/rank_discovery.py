@@ -141,9 +141,11 @@ class RankFinder:
         self._report_late(now_s)
 
     def _drop_ended(self) -> None:
-        for rank in [rank for rank in self.rank_by_pid.values() if not rank.process.is_alive()]:
+        ended = [rank for rank in self.rank_by_pid.values() if not rank.process.is_alive()]
+        look_ns = time.monotonic_ns()  # one for all: nothing tells which was first
+        for rank in ended:
             del self.rank_by_pid[rank.process.pid]
-            self._write_event(events.RANK_GONE, rank=rank.rank, pid=rank.process.pid)
+            self._writer.write(look_ns, events.RANK_GONE, rank=rank.rank, pid=rank.process.pid)
 
     def _find_reported(self, now_s: float) -> None:
         """Add the processes that have their own events file."""
