@@ -734,6 +734,14 @@ NOT_ENTERED = _declare_event(
 # A rank process was discovered.
 RANK_FOUND = _declare_event("rank_found", *_RANK)
 
+# The files that a rank's output goes to, if its stdout or stderr is one. Written again when the rank has ended.
+OUTPUT_FILES = _declare_event(
+    "output_files",
+    *_RANK,
+    Field("stdout", str, "path of its stdout; null if that is no file, and at the end if it is empty"),
+    Field("stderr", str, "path of its stderr, likewise; the same if both go to one file"),
+)
+
 # A process that looks like a rank has not reported, although it had time to construct an engine.
 RANK_SILENT = _declare_event("rank_silent", *_RANK, Field("why", str, "the likely reason"))
 

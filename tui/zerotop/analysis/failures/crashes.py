@@ -15,7 +15,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, read_printed_ends
+from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, find_output_file, read_printed_ends
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
@@ -66,6 +66,7 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     if not name and read_printed_ends(session, cursor_ns).stopped_ns is not None:
         what, name = "ended when a signal told its launcher to stop", "SIGTERM"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
+    file = find_output_file(session, end.process, cursor_ns) if end is not None and not alongside else None
     terms, memory = read_terms(read_first_engine(session, cursor_ns)), read_last_seconds(session, host, at_ns)
     return Failure(
         kind=SIGNAL,
@@ -75,7 +76,7 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
         where=f"on {host}" if host else "",
         why=f"{end.order_sentence if end is not None else ''} {_describe_host_memory(memory)}".lstrip(),
         numbers=_build_host_figures(memory),
-        advice=advice.format_map(terms),
+        advice=advice.format_map(terms) + (f" Its last output is in {file}." if file else ""),
         setting=setting.format_map(terms),
         spans=spans if not alongside else (),
         host_memory=memory,
@@ -133,6 +134,8 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
     ended = session.events_named("job_ended", cursor_ns)
     text = str(ended[-1].facts.get("text") or "") if ended else ""
     host = first.host if first is not None else process_exit.host
+    file = find_output_file(session, first, cursor_ns) if first is not None else None
+    where = f", in {file}," if file else ""
     job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
     return Failure(
         kind=ERROR,
@@ -142,7 +145,7 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
         where=f"on {host}" if host else "",
         why=f"{words.rstrip('.')}{place}." if words else "Its output names no exception.",
         numbers=(),
-        advice="Its output has the traceback." if words else "Its last output may say why.",
+        advice=f"Its output{where} has the traceback." if words else f"Its last output{where} may say why.",
         setting="",
         spans=spans,
         host_memory=(),

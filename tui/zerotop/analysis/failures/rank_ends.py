@@ -274,3 +274,10 @@ def find_last_exception(session: Session, cursor_ns: int) -> Traceback | None:
     """Return the last exception that a job printed before any of its ranks was known; None without any."""
     tracebacks = read_printed_ends(session, cursor_ns).tracebacks
     return tracebacks[-1] if tracebacks else None
+
+
+def find_output_file(session: Session, process: RankProcess, cursor_ns: int) -> str | None:
+    """Return the file with the last output of a rank; None if it wrote to no file, as far as known."""
+    noted = [one for one in session.events_named("output_files", cursor_ns) if one.host == process.host]
+    last = next((one.facts for one in reversed(noted) if one.facts.get("pid") == process.pid), {})
+    return last.get("stderr") or last.get("stdout")

@@ -11,7 +11,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.shortage_kinds import choose_shortage_kind
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
-from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
+from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, find_output_file, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.processes.host_memory import measure_held_bytes
@@ -81,6 +81,7 @@ _EXITED = _KIND.with_changes(
     advice="Its last output may say why it ended.",
     fix="",
 )
+_FILE = "[ Its last output is in {file}.]"
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 # Within this time after a rank's end, launchers print how it ended.
@@ -130,6 +131,8 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     """Return when the end of a process became known; None while that is open."""
     begin_ns = group.lead.source.created_ns
     job_ends = [event.unix_ns for event in recording.events_named(events.JOB_ENDED) if event.unix_ns >= begin_ns]
+    if not job_ends and _has_unread_files(recording, group, end_ns):
+        return None
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
@@ -137,6 +140,14 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     # Other ranks that ended at the same time are known by then too: the first of them counts.
     known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
     return known_ns if known_ns <= recording.cursor_ns else None
+
+
+def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
+    """Whether a rank has ended that wrote to a file, which is read when the sampler finds the rank gone."""
+    files = {_get_key(event) for event in recording.events_named(events.OUTPUT_FILES)}
+    gone = {_get_key(event) for event in recording.events_named(events.RANK_GONE)}
+    ended = [process for process in group.processes if process.key in files - gone]
+    return any(event.unix_ns <= end_ns for process in ended for event in process.events_named(events.GOODBYE))
 
 
 def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
@@ -209,7 +220,8 @@ def _build_finding(
     early, scheduler = _find_early_end(group, end, ended_ns), _find_scheduler(recording, ended_ns, known_ns)
     shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
     kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
-    return (_LEFT_ALONE if early is not None else kind).at(
+    kind = _LEFT_ALONE if early is not None else kind
+    return kind.with_changes(details=f"{kind.details}{_FILE}").at(
         process,
         ended_ns,
         known_ns,
@@ -227,6 +239,7 @@ def _build_finding(
         number=end.signal_number,
         signal=end.signal_name,
         scheduler=scheduler,
+        file=find_output_file(recording.session, end.process, known_ns) if not alongside else None,
         **_describe_exception(end),
         **short,
         **(early or {}),
