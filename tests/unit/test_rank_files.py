@@ -102,7 +102,7 @@ def test_other_files_of_the_name_pipes_and_empty_files_have_no_last_words(tmp_pa
 
 
 def test_output_that_is_not_recorded_is_not_read_from_files_either(tmp_path: Path) -> None:
-    session = Path(directory.create_session(["x"], path=str(tmp_path / "recorded"), **{directory.OUTPUT_SETTING: False}))
+    session = Path(directory.create_session(["x"], path=str(tmp_path / "recorded"), output=False))
     noted: list[tuple[str | None, str | None]] = []
     files, out = RankFiles(str(session), lambda _, rank, out, err: noted.append((out, err))), tmp_path / "out"
     with _start(out, out, "mine") as process:

@@ -24,7 +24,7 @@ _KIND = FindingKind(
     severity=Severity.ERROR,
     confidence=0.9,
     headline="{dead} died unexpectedly[ after {steps:count step}]{early}",
-    details="[{together} ][{others:Ranks} failed because of that.]",
+    details="Process {pid}.[ {together}][ {others:Ranks} failed because of that.]",
     advice="Look at its last output and at the kernel's log. Saving more often limits how much work is lost.",
     fix="dmesg -T | grep -i kill",
 )
