@@ -12,6 +12,7 @@ from loop_runs import LOOPS
 from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
+from zerotop.analysis.output.lines import BEGIN, OutputBuffer
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -52,6 +53,34 @@ def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     failure = find_failure(session, session.last_written_ns)
     assert failure is not None
     assert (failure.rank, failure.why) == (1, f"ValueError: no such shape, at {place}.")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "name"),
+    [
+        ("torchrun", ["--redirects", "3", "--log-dir"], "1/stderr.log"),
+        ("torchrun", ["--tee", "3", "--log-dir"], "1/stderr.log"),
+        ("deepspeed", ["--enable_each_rank_log"], "_rank1.log"),
+    ],
+    ids=["redirects", "tee", "deepspeed"],
+)
+def test_the_file_with_the_last_words_of_a_rank_is_named_and_read(
+    launcher: str, options: list[str], name: str, tmp_path: Path, job_environment: dict[str, str]
+) -> None:
+    command = build_launch_command(launcher, [str(LOOPS / "ending.py"), "exception"])
+    command[1:1] = [*options, str(tmp_path / "logs")]
+    run = run_recorded(command, tmp_path, job_environment)
+    session = Session.open(run.session)
+    (dead,) = [one for one in find_annotations(session, session.last_written_ns) if one.name == "dead_rank"]
+    assert dead.headline == f"Rank 1 ended with ValueError at ending.py:{RAISING_LINE} in save_or_die"
+    files = [path for path in map(str, (tmp_path / "logs").rglob("*.log")) if path.endswith(name)]
+    assert f"Its last output is in {files[0]}." in dead.details
+    assert f"Its last output is in {files[0]}." in run.output
+    buffer = OutputBuffer(session)
+    buffer.refresh_at(session.last_written_ns)
+    lines = [line.text for line in buffer.read_lines(BEGIN, 1000)]
+    assert any(files[0] in line for line in lines)
+    assert sum("ValueError: no such shape" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize(("how", "deaths"), [("multiprocessing", 0), ("by_hand", 0), ("failing", 1)])

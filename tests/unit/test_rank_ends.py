@@ -10,6 +10,7 @@ import recordings
 from memory_recording import Recording, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
@@ -147,20 +148,70 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     assert BEGIN_NS + 32 * S <= dead.known_ns <= BEGIN_NS + int(32.1 * S)
 
 
-@pytest.mark.parametrize(("first", "last_s"), [(0, 29.5), (1, 28.5)])
-def test_of_two_ranks_that_one_look_has_missed_the_one_that_got_least_far_ended_first(
-    tmp_path: Path, first: int, last_s: float
-) -> None:
-    """The sampler was late, and reports the ended ranks of one look in any order; rank 0 recorded until second 29."""
-    recording = record_two_steps(tmp_path)
+def _lose_two_in_one_look(folder: Path, output: str, last_s: float) -> Recording:
+    """A late sampler reports both ranks in any order. Rank 0 recorded until second 29, rank 1 until ``last_s``."""
+    recording = record_two_steps(folder)
     rows = [make_span(last_s - 0.5, last_s, "step", 1, tables.BOUNDARY)]
     recording.write_records(tables.SPANS, make_identity(1), rows, born=1)
-    recording.write_output(31, DEEPSPEED)
+    recording.write_output(33, output)
     for rank in (0, 1):
         recording.write_event(make_identity(rank), 1.5, events.Hello, rank=rank, local_rank=rank)
-        recording.write_event(recording.node, 31.2 + rank * 1e-5, events.RankGone, rank=rank, pid=make_identity(rank).pid)
-    (dead,) = _find_dead(recording, 40)
+        recording.write_event(recording.node, 33.2 + rank * 1e-5, events.RankGone, rank=rank, pid=make_identity(rank).pid)
+    return recording
+
+
+@pytest.mark.parametrize(("first", "last_s"), [(0, 31.5), (1, 26.5)])
+def test_of_two_ranks_that_one_look_has_missed_the_one_that_was_outlived_ended_first(
+    tmp_path: Path, first: int, last_s: float
+) -> None:
+    (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, DEEPSPEED, last_s), 40)
     assert dead.headline == f"Rank {first} was killed by signal 9 (SIGKILL) after 2 steps"
+    assert dead.ranks == (first,)
+
+
+TOGETHER = "Ranks 0 and 1 ended within 0.05 s: which was first is not known."
+
+
+@pytest.mark.parametrize("last_s", [28.9, 29.1])
+@pytest.mark.parametrize(
+    ("output", "headline", "what"),
+    [
+        (DEEPSPEED, "Rank 0 or 1 was killed by signal 9 (SIGKILL) after 2 steps", "Rank 0 or 1 was killed by SIGKILL"),
+        ("step 2\n", "Ranks 0 and 1 died unexpectedly after 2 steps", "Ranks 0 and 1 died unexpectedly"),
+    ],
+    ids=["signal", "no report"],
+)
+def test_both_are_named_if_nothing_tells_which_ended_first(
+    tmp_path: Path, output: str, headline: str, what: str, last_s: float
+) -> None:
+    recording = _lose_two_in_one_look(tmp_path, output, last_s)
+    recording.write_event(recording.node, 34, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
+    (dead,) = _find_dead(recording, 40)
+    assert (dead.headline, dead.ranks) == (headline, (0, 1))
+    assert TOGETHER in dead.details
+    assert "because of that" not in dead.details
+    failure = find_failure(recording.open_session(), BEGIN_NS + 40 * S)
+    assert failure is not None
+    assert (failure.rank, failure.why.startswith(TOGETHER)) == (None, True)
+    assert failure.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("output", "headline"),
+    [
+        (TORCHRUN.replace("4437", "101").replace("4436", "100"), "Rank 1 was killed by signal 9 (SIGKILL) after 2 steps"),
+        (SRUN.replace("task 12", "task 1"), "Rank 1 was killed by signal 9 (SIGKILL) after 2 steps"),
+        (
+            '[rank0]: Traceback (most recent call last):\n[rank0]:   File "train.py", line 9, in <module>\n'
+            "[rank0]: RuntimeError: Connection closed by peer\n" + DEEPSPEED,
+            "Rank 1 was killed by signal 9 (SIGKILL) after 2 steps",
+        ),
+    ],
+    ids=["torchrun", "srun", "lost peer"],
+)
+def test_a_launcher_or_a_lost_peer_orders_ends_in_one_look(tmp_path: Path, output: str, headline: str) -> None:
+    (dead,) = _find_dead(_lose_two_in_one_look(tmp_path, output, 29.1), 40)
+    assert (dead.headline, dead.ranks) == (headline, (1,))
 
 
 def test_the_signal_is_that_of_the_rank_without_an_exception(tmp_path: Path) -> None:

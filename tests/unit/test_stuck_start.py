@@ -192,15 +192,15 @@ def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
 
 def write_attached(folder: Path, stands: Sequence[Stand], idle_s: Sequence[float]) -> list[Annotation]:
     recording = Recording(folder)
-    recording.write_event(make_identity(-1, 999), 0, events.ATTACHED, pid=9)
+    recording.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
     for rank, pid in enumerate(pids):
-        recording.write_event(recording.node, 0, events.RANK_FOUND, rank=rank, pid=pid)
+        recording.write_event(recording.node, 0, events.RankFound, rank=rank, pid=pid)
     for second in (5, 15, 24):
         for stand, idle, (rank, pid) in zip(stands, idle_s, enumerate(pids), strict=True):
             facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
             facts["idle_s"] = second * idle
-            recording.write_event(recording.node, second, events.RANK_STACKS, rank=rank, pid=pid, **facts)
+            recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=pid, **facts)
     rows = [
         make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=stand.cores_used, waiting_cores=0.0)
         for second in range(30)

@@ -17,11 +17,13 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 SESSION_FILE = "session.json"
 STACKS_SETTING = "stacks"
+OUTPUT_SETTING = "output"
 # Why the recording is in a temporary folder.
 ELSEWHERE = "elsewhere"
 
 # Limits of a recording, in its session file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
 # With ``redact_output`` secrets are replaced in the recorded output, too. With ``stacks: false`` ranks sample no stacks.
+# With ``output: false`` no output is recorded.
 MAX_BYTES = 2_000_000_000
 MIN_BYTES = 20_000_000
 FULL_DETAIL_S = 3600.0

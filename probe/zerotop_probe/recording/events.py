@@ -711,6 +711,13 @@ class RankFound(RankEvent):
     """A rank process was discovered."""
 
 
+class OutputFiles(RankEvent):
+    """The files that a rank's output goes to, if its stdout or stderr is one. Written again when the rank has ended."""
+
+    stdout: str | None  # path of its stdout; null if that is no file, and at the end if it is empty
+    stderr: str | None  # path of its stderr, likewise; the same if both go to one file
+
+
 class RankSilent(RankEvent):
     """A process that looks like a rank has not reported, although it had time to construct an engine."""
 

@@ -94,6 +94,7 @@ def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
         "max_bytes": options.max_size,
         "redact_output": options.redact_output,
         directory.STACKS_SETTING: not options.no_stacks,
+        directory.OUTPUT_SETTING: not options.no_record_output,
     }
     if options.price_per_hour is not None:
         facts["price_per_hour"] = options.price_per_hour.source_text

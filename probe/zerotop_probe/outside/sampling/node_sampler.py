@@ -65,7 +65,7 @@ class JobSampler:
 
     def close(self) -> None:
         """Record which ranks have ended; close the files."""
-        self._ranks.update_ranks(now=True)
+        self._ranks.close()
         self._processes.close()
         self._hosts.close()
 

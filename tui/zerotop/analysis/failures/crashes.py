@@ -15,7 +15,8 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, read_printed_ends
+from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, find_output_file, read_printed_ends
+from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, find_signal_name
@@ -49,30 +50,36 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     ``end``: how the first rank ended, if its launcher or a sampler saw it.
     """
     host, at_ns, rank, pid = process_exit[:4]
+    alongside = end.alongside if end is not None else ()
     if end is not None:
         host, pid, rank = end.process
     spans: tuple[LastSpan, ...] = ()
     place = ""
     if rank is not None and pid is not None:
         spans, place = _read_last_place(session, RankProcess(host, pid, rank), at_ns, cursor_ns)
+    if any(_read_last_place(session, other, at_ns, cursor_ns)[1] != place for other in alongside):
+        place = ""
     name = _find_signal(process_exit, end)
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
+    if end is not None and alongside:
+        who = f"{end.who[0].upper()}{end.who[1:]}" if name else format_ranks(end.ranks).capitalize()
     what = f"was killed by {name}" if name else "died unexpectedly"
     if not name and read_printed_ends(session, cursor_ns).stopped_ns is not None:
         what, name = "ended when a signal told its launcher to stop", "SIGTERM"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
+    file = find_output_file(session, end.process, cursor_ns) if end is not None and not alongside else None
     terms, memory = read_terms(read_first_engine(session, cursor_ns)), read_last_seconds(session, host, at_ns)
     return Failure(
         kind=SIGNAL,
         unix_ns=at_ns,
-        rank=rank,
+        rank=rank if not alongside else None,
         what=f"{who} {what}{place}.",
         where=f"on {host}" if host else "",
-        why=_describe_host_memory(memory),
+        why=f"{end.order_sentence if end is not None else ''} {_describe_host_memory(memory)}".lstrip(),
         numbers=_build_host_figures(memory),
-        advice=advice.format_map(terms),
+        advice=advice.format_map(terms) + (f" Its last output is in {file}." if file else ""),
         setting=setting.format_map(terms),
-        spans=spans,
+        spans=spans if not alongside else (),
         host_memory=memory,
         last_words="",
         final=process_exit.is_final,
@@ -128,6 +135,8 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
     ended = session.events_of(JobEnded, cursor_ns)
     text = ended[-1].text or "" if ended else ""
     host = first.host if first is not None else process_exit.host
+    file = find_output_file(session, first, cursor_ns) if first is not None else None
+    where = f", in {file}," if file else ""
     job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
     return Failure(
         kind=ERROR,
@@ -137,7 +146,7 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
         where=f"on {host}" if host else "",
         why=f"{words.rstrip('.')}{place}." if words else "Its output names no exception.",
         numbers=(),
-        advice="Its output has the traceback." if words else "Its last output may say why.",
+        advice=f"Its output{where} has the traceback." if words else f"Its last output{where} may say why.",
         setting="",
         spans=spans,
         host_memory=(),

@@ -6,14 +6,15 @@ Ranks that fail after the first one fail because of it: they lose their connecti
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf
 
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
+from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until, read_launcher
 from zerotop.session.output.tail import read_last_lines
@@ -26,6 +27,8 @@ _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 _LAST_WORDS_NS = 60 * 10**9
 # The sampler looks for ended ranks now and then. It reports the ranks of one look within this time, in any order.
 ONE_LOOK_NS = 50_000_000
+# Of ranks gone in one look, one that still recorded this long after another's last record outlived it.
+_OUTLIVED_NS = 2 * 10**9
 _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 
 
@@ -36,6 +39,28 @@ class RankEnd:
     process: RankProcess
     report: LauncherReport | None
     traceback: Traceback | None
+    alongside: tuple[RankProcess, ...] = ()  # others that may have ended before it: nothing tells their order
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of which it is one, in order."""
+        return tuple(sorted({self.process.rank, *(one.rank for one in self.alongside)}))
+
+    @property
+    def who(self) -> str:
+        """The rank, as ``rank 1``, ``rank 0 or 1``, or ``one of ranks 0-7`` where the order is not known."""
+        *_, last = ranks = self.ranks
+        if len(ranks) > 2:
+            return f"one of {format_ranks(ranks)}"
+        return f"rank {ranks[0]} or {last}" if len(ranks) == 2 else f"rank {last}"
+
+    @property
+    def order_sentence(self) -> str:
+        """A sentence that the order of the ends is not known; "" where it is."""
+        if not self.alongside:
+            return ""
+        seconds = ONE_LOOK_NS / 1e9
+        return f"{format_ranks(self.ranks).capitalize()} ended within {seconds:g} s: which was first is not known."
 
     @property
     def signal_number(self) -> int | None:
@@ -120,6 +145,7 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
     failed: list[tuple[bool, bool, int, int, RankEnd]] = []
+    unordered: dict[RankProcess, _Ended] = {}
     for one in ended:
         report = one.report
         if one.exit_ns is None and report is None:
@@ -134,7 +160,26 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
             is_later = report is None or not report.is_first
             time_ns = traceback.time_ns if traceback is not None else ended_ns
             failed.append((end.is_consequence, is_later, time_ns, one.last_record_ns, end))
-    return [end for *_, end in sorted(failed, key=lambda item: item[:4])]
+            is_named = report is not None and report.is_first and not report.is_unnamed
+            if one.has_vanished and traceback is None and not is_named and not end.is_consequence:
+                unordered[one.process] = one
+    ends = [end for *_, end in sorted(failed, key=lambda item: item[:4])]
+    if ends and ends[0].process in unordered:
+        ends[0] = replace(ends[0], alongside=_find_alongside(unordered.pop(ends[0].process), unordered.values()))
+    return ends
+
+
+def _find_alongside(first: _Ended, others: Iterable[_Ended]) -> tuple[RankProcess, ...]:
+    """Return the others that ended in the same look as the first: neither a time nor their records tell the order."""
+    together = [
+        other.process
+        for other in others
+        if first.exit_ns is not None
+        and other.exit_ns is not None
+        and abs(other.exit_ns - first.exit_ns) <= ONE_LOOK_NS
+        and abs(other.last_record_ns - first.last_record_ns) <= _OUTLIVED_NS
+    ]
+    return tuple(sorted(together, key=lambda process: process.rank))
 
 
 @dataclass(slots=True)
@@ -229,3 +274,13 @@ def find_last_exception(session: Session, cursor_ns: int) -> Traceback | None:
     """Return the last exception that a job printed before any of its ranks was known; None without any."""
     tracebacks = read_printed_ends(session, cursor_ns).tracebacks
     return tracebacks[-1] if tracebacks else None
+
+
+def find_output_file(session: Session, process: RankProcess, cursor_ns: int) -> str | None:
+    """Return the file with the last output of a rank; None if it wrote to no file, as far as known."""
+    noted = [
+        event
+        for event in session.events_of(events.OutputFiles, cursor_ns)
+        if (event.writer.host, event.pid) == (process.host, process.pid)
+    ]
+    return noted[-1].stderr or noted[-1].stdout if noted else None

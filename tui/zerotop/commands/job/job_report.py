@@ -48,6 +48,7 @@ def describe_worst_finding(session: str) -> list[str]:
     if not any(Path(session).glob("events-rank*")):
         return []
     from zerotop.analysis.annotations import Severity
+    from zerotop.analysis.formatting import Text
     from zerotop.analysis.reports.finding_costs import rank_findings
     from zerotop.analysis.reports.recorded_run import RecordedRun
     from zerotop.session.reader import Session, SessionError
@@ -61,7 +62,10 @@ def describe_worst_finding(session: str) -> list[str]:
     if worst is None or worst.finding.severity is Severity.INFO:
         return []
     count = "it" if len(findings) == 1 else f"all {len(findings)} findings"
-    return [f"{worst.finding.headline}. To see {count}: zerotop findings {shlex.quote(session)}"]
+    details = worst.finding.details
+    file = details.values.get("file") if isinstance(details, Text) else None
+    place = f" Its last output is in {file}." if file and worst.finding.name == "dead_rank" else ""
+    return [f"{worst.finding.headline}.{place} To see {count}: zerotop findings {shlex.quote(session)}"]
 
 
 def describe_cost(session: str) -> list[str]:

@@ -9,9 +9,9 @@ from zerotop.session.table_files import Source
 
 def group_segments(sources: Sequence[Source]) -> list[list[int]]:
     """Return the indices of each writer's segments of output, in their order. Older recordings have one segment each."""
-    writers: dict[tuple[str, int, int], list[int]] = {}
+    writers: dict[tuple[str, str, int, int], list[int]] = {}
     for index, source in enumerate(sources):
-        writers.setdefault((source.host, source.pid, _get_start(source)), []).append(index)
+        writers.setdefault((source.role, source.host, source.pid, _get_start(source)), []).append(index)
     return [sorted(segments, key=lambda index: _get_first_byte(sources[index])) for segments in writers.values()]
 
 

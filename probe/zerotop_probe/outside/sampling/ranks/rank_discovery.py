@@ -22,6 +22,7 @@ from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.ranks.missing_probe import ProbelessProcesses, has_imported_torch
+from zerotop_probe.outside.sampling.ranks.rank_files import RankFiles
 from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
 from zerotop_probe.recording import clock, events, launchers, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
@@ -78,6 +79,7 @@ class RankFinder:
         self._probeless = ProbelessProcesses(session)
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
+        self._files = RankFiles(session, self._note_files)
         # A program may have ended before its name can be read.
         command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
@@ -139,11 +141,24 @@ class RankFinder:
         if not self._attached:
             self._report_missing_probes(now_s)
         self._report_late(now_s)
+        for rank in self.rank_by_pid.values():
+            self._files.follow(rank.process, rank.rank)
+
+    def close(self) -> None:
+        """Search for the last time."""
+        self.update_ranks(now=True)
+        self._files.close()
+
+    def _note_files(self, process: Process, rank: int, stdout: str | None, stderr: str | None) -> None:
+        self._write_event(events.OutputFiles, rank=rank, pid=process.pid, start=process.start, stdout=stdout, stderr=stderr)
 
     def _drop_ended(self) -> None:
-        for rank in [rank for rank in self.rank_by_pid.values() if not rank.process.is_alive()]:
+        ended = [rank for rank in self.rank_by_pid.values() if not rank.process.is_alive()]
+        look_ns = time.monotonic_ns()  # one for all: nothing tells which was first
+        for rank in ended:
+            self._files.record_end(rank.process)
             del self.rank_by_pid[rank.process.pid]
-            self._write_event(events.RankGone, rank=rank.rank, pid=rank.process.pid)
+            self._writer.write(look_ns, events.RankGone, rank=rank.rank, pid=rank.process.pid)
 
     def _find_reported(self, now_s: float) -> None:
         """Add the processes that have their own events file."""

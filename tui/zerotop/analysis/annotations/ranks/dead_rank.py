@@ -11,8 +11,9 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.shortage_kinds import choose_shortage_kind
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
-from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
+from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, find_output_file, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
+from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.processes.host_memory import measure_held_bytes
 from zerotop.session.output.tail import read_last_lines
 from zerotop_probe.recording import events
@@ -21,15 +22,15 @@ _KIND = FindingKind(
     name="dead_rank",
     severity=Severity.ERROR,
     confidence=0.9,
-    headline="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}",
-    details="[{others:Ranks} failed because of that.]",
+    headline="{dead} died unexpectedly[ after {steps:count step}]{early}",
+    details="Process {pid}.[ {together}][ {others:Ranks} failed because of that.]",
     advice="Look at its last output and at the kernel's log. Saving more often limits how much work is lost.",
     fix="dmesg -T | grep -i kill",
 )
 _SIGNALLED = _KIND.with_changes(
     confidence=0.95,
-    headline="Rank {rank} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
-    details="Process {pid}[, as {launcher} printed].[ {others:Ranks} failed because of that.]",
+    headline="{ended} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
+    details="Process {pid}[, as {launcher} printed].[ {together}][ {others:Ranks} failed because of that.]",
 )
 _OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
 _KILLED = _SIGNALLED.with_changes(
@@ -72,11 +73,14 @@ _LEFT_ALONE = _RAISED.with_changes(
     fix="drop_last=True",
 )
 _EXITED = _KIND.with_changes(
-    headline="Rank {rank} ended with exit code {code}[ after {steps:count step}]{early}",
-    details="Process {pid}[, as {launcher} printed], without a traceback.[ {others:Ranks} failed because of that.]",
+    headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",
+    details=(
+        "Process {pid}[, as {launcher} printed], without a traceback.[ {together}][ {others:Ranks} failed because of that.]"
+    ),
     advice="Its last output may say why it ended.",
     fix="",
 )
+_FILE = "[ Its last output is in {file}.]"
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 # Within this time after a rank's end, launchers print how it ended.
@@ -118,7 +122,7 @@ def _list_ends(recording: Evidence, group: Group) -> list[int]:
     return sorted(ends)
 
 
-def _get_key(event: events.RankGone) -> tuple[str, int]:
+def _get_key(event: events.RankEvent) -> tuple[str, int]:
     return event.writer.host, event.pid or 0
 
 
@@ -126,6 +130,8 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     """Return when the end of a process became known; None while that is open."""
     begin_ns = group.lead.source.created_ns
     job_ends = [event.unix_ns for event in recording.events_of(events.JobEnded) if event.unix_ns >= begin_ns]
+    if not job_ends and _has_unread_files(recording, group, end_ns):
+        return None
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
@@ -135,6 +141,14 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     return known_ns if known_ns <= recording.cursor_ns else None
 
 
+def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
+    """Whether a rank has ended that wrote to a file, which is read when the sampler finds the rank gone."""
+    files = {_get_key(event) for event in recording.events_of(events.OutputFiles)}
+    gone = {_get_key(event) for event in recording.events_of(events.RankGone)}
+    ended = [process for process in group.processes if process.key in files - gone]
+    return any(event.unix_ns <= end_ns for process in ended for event in process.events_of(events.Goodbye))
+
+
 def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
     processes = {process.key: process for process in group.processes if process.events_of(events.Hello)}
     ends = find_ends(recording.session, [process.source for process in processes.values()], known_ns)
@@ -142,7 +156,8 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation 
     if first is None or _is_expected(recording, group, first, known_ns):
         return None
     others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
-    return _build_finding(recording, group, processes[first.process.host, first.process.pid], first, known_ns, others)
+    dead = [processes[one.host, one.pid] for one in (first.process, *first.alongside)]
+    return _build_finding(recording, group, dead, first, known_ns, others)
 
 
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
@@ -185,16 +200,18 @@ def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
 
 
 def _build_finding(
-    recording: Evidence, group: Group, process: Process, end: RankEnd, known_ns: int, others: list[int]
+    recording: Evidence, group: Group, dead: list[Process], end: RankEnd, known_ns: int, others: list[int]
 ) -> Annotation:
+    process, *alongside = dead
     ended_ns = min(_find_end(recording, process), known_ns)
-    steps, sample = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
-    finished = int(steps["step"][-1]) + 1 if len(steps) else 0
+    sample, finished = process.host_samples.read_last(ended_ns), _count_steps(process, ended_ns)
+    is_same = all(_count_steps(one, ended_ns) == finished for one in alongside)
+    pids = " or ".join(str(one.source.pid) for one in dead)
     kills = _count_kills(recording, process, ended_ns, known_ns)
     evidence = {
-        "finished_steps": finished,
-        "host_held_bytes": int(measure_held_bytes(sample)) if sample is not None else None,
-        "grown_bytes": _measure_growth(process, ended_ns),
+        "finished_steps": finished if is_same else None,
+        "host_held_bytes": int(measure_held_bytes(sample)) if sample is not None and not alongside else None,
+        "grown_bytes": _measure_growth(process, ended_ns) if not alongside else None,
         "oom_kills": kills or None,
         "signal_number": end.signal_number,
         "exit_code": end.exit_code,
@@ -202,24 +219,35 @@ def _build_finding(
     early, scheduler = _find_early_end(group, end, ended_ns), _find_scheduler(recording, ended_ns, known_ns)
     shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
     kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
-    return (_LEFT_ALONE if early is not None else kind).at(
+    kind = _LEFT_ALONE if early is not None else kind
+    return kind.with_changes(details=f"{kind.details}{_FILE}").at(
         process,
         ended_ns,
         known_ns,
         evidence,
-        pid=process.source.pid,
-        steps=finished or None,
-        early="" if finished else " before its first step was finished",
+        ranks=end.ranks,
+        pid=pids,
+        ended=f"{end.who[0].upper()}{end.who[1:]}",
+        dead=format_ranks(end.ranks).capitalize() if alongside else f"Rank {process.rank}'s process {pids}",
+        together=end.order_sentence or None,
+        steps=finished or None if is_same else None,
+        early="" if finished or not is_same else " before its first step was finished",
         others=others or None,
         launcher=end.report.launcher or None if end.report is not None else None,
         code=end.exit_code,
         number=end.signal_number,
         signal=end.signal_name,
         scheduler=scheduler,
+        file=find_output_file(recording.session, end.process, known_ns) if not alongside else None,
         **_describe_exception(end),
         **short,
         **(early or {}),
     )
+
+
+def _count_steps(process: Process, until_ns: int) -> int:
+    steps = process.steps_until(until_ns)
+    return int(steps["step"][-1]) + 1 if len(steps) else 0
 
 
 def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any] | None:

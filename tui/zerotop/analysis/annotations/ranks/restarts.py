@@ -101,7 +101,7 @@ def _build_finding(recording: Evidence, attempts: list[Attempt], known_ns: int, 
         known_ns,
         {"lost_s": (last.begin_ns - first.begin_ns) / 1e9, "attempts": len(attempts)},
         step=first.step,
-        ranks=sorted({one.end.process.rank for one in failed if one.end is not None}),
+        ranks=sorted({rank for one in failed if one.end is not None for rank in one.end.ranks}),
         rank=last.end.process.rank if last.end is not None else None,
         place=first.describe_place(),
         cause=first.cause or _NO_CAUSE,
@@ -132,7 +132,7 @@ def _describe_attempts(attempts: Sequence[Attempt], failed: Sequence[Attempt]) -
         where = f", {line}" if (line := _find_place(attempt)) else ""
         count = len(attempt.processes)
         size = f" of {count} ranks" if count != len(attempts[0].processes) else ""
-        who = f"Attempt {attempt.number}{size} failed on rank {attempt.end.process.rank}"
+        who = f"Attempt {attempt.number}{size} failed on {attempt.end.who}"
         yield f"{who} {attempt.describe_place()}: {text}{where}."
     last = attempts[-1]
     if last not in failed and len(last.processes) != len(attempts[0].processes):
