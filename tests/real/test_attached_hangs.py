@@ -19,6 +19,7 @@ from real_jobs import TIMEOUT_S
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.headers import SessionError
 from zerotop.session.reader import Session
+from zerotop_probe.recording import events
 
 SCRIPT = LOOPS / "already_hanging.py"
 LINES = {
@@ -140,7 +141,7 @@ def test_a_job_that_is_well_has_no_hang(attached: dict[str, Attached]) -> None:
     """Watched for longer than it takes to say so of the others."""
     job = attached["well"]
     wait_for_hang(attached["loop"])
-    begin_ns = Session.open(job.folder / "session").events_named("attached")[0].unix_ns
+    begin_ns = Session.open(job.folder / "session").events_of(events.Attached)[0].unix_ns
     time.sleep(max(0.0, WATCHED_S - (time.time_ns() - begin_ns) / 1e9))
     assert job.find_hangs() == []
     assert all(rank.poll() is None for rank in job.ranks)

@@ -19,7 +19,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until, read_launcher
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, RankGone
+from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
 
 # A launcher ends the ranks that are left with these.
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
@@ -280,7 +280,7 @@ def find_output_file(session: Session, process: RankProcess, cursor_ns: int) -> 
     """Return the file with the last output of a rank; None if it wrote to no file, as far as known."""
     noted = [
         event
-        for event in session.events_of(events.OutputFiles, cursor_ns)
+        for event in session.events_of(OutputFiles, cursor_ns)
         if (event.writer.host, event.pid) == (process.host, process.pid)
     ]
     return noted[-1].stderr or noted[-1].stdout if noted else None

@@ -29,7 +29,7 @@ class Start(NamedTuple):
 
 def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
     """Return the processes of the ranks that run at a time, by rank, also of those that have not written anything."""
-    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.StackReport, time_ns))
+    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.RankStacks, time_ns))
     gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in session.events_of(events.RankGone, time_ns)}
     last = {(event.writer.host, event.pid): (event.rank, event.unix_ns) for event in found}
     return sorted(
@@ -44,7 +44,7 @@ def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
 
 def find_last_stacks(session: Session, time_ns: int) -> int:
     """Return when the last stacks up to a time were written; 0 without any."""
-    last = (*session.events_of(events.StackReport, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
+    last = (*session.events_of(events.RankStacks, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
     return max((event.unix_ns for event in last), default=0)
 
 
