@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_the_ledger_at_a_failure_is_what_pytorch_held(tmp_path: Path) -> None:
     counts = [one for one in watched.rank.find_events("tensors") if one["when"] == "out_of_memory"]
     assert [one["step"] for one in counts] == [watched.counted["step"]]
     finding = watched.find("out_of_memory")
-    assert "8 x 4095 tokens" in str(finding.details), finding
+    assert re.search(r"8 x 409[56] tokens", str(finding.details)), finding  # with labels, or the model's own input
     assert "8 x 511 tokens" in str(finding.details), finding
     assert error["step"] == watched.counted["step"]
 

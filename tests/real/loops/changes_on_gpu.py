@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -196,12 +197,8 @@ def main() -> None:
         step += 1
     if ON_GPU:
         counted["allocated_at_end"] = torch.cuda.memory_allocated()
-    lines = Path(__file__).read_text().splitlines()
-    marks = {
-        line.rpartition("# line: ")[2]: number
-        for number, line in enumerate(lines, 1)
-        if ")  # line: " in line or "e  # line: " in line
-    }
+    lines = enumerate(Path(__file__).read_text().splitlines(), 1)
+    marks = {found[1]: number for number, line in lines if (found := re.search(r"  # line: (\w+)$", line))}
     print("COUNTED", json.dumps(counted | {"steps": step, "lines": marks}), flush=True)
     time.sleep(1.5)  # so that NVML is read once more
     del made, kept

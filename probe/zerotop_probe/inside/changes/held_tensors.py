@@ -64,6 +64,7 @@ def _group_by_holder(tensors: list[tuple[Any, int]]) -> list[tuple[Any, list[tup
     """Return the objects that refer to the tensors, with the tensors; a tensor in a variable stands for itself."""
     known = {id(tensor): (tensor, address) for tensor, address in tensors}
     own = {id(tensors), id(known)}
+    pairs = {id(pair) for pair in (*tensors, *known.values())}
     groups: list[tuple[Any, list[tuple[Any, int]]]] = []
     for holder in islice(gc.get_referrers(*(tensor for tensor, _ in tensors)), _MOST_REFERRERS):
         kind = type(holder)
@@ -76,7 +77,7 @@ def _group_by_holder(tensors: list[tuple[Any, int]]) -> list[tuple[Any, list[tup
         else:
             continue
         kept = [known[id(value)] for value in values if id(value) in known]
-        if not kept or (len(values) == 2 and kind is tuple and values[1] == kept[0][1]):  # the pairs of this search
+        if not kept or id(holder) in pairs:
             continue
         if _is_scope(holder):
             groups += [(tensor, [(tensor, address)]) for tensor, address in kept]
