@@ -286,7 +286,7 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
         await pilot.pause()
-        assert "Nothing recorded yet." in seen.text()
+        assert "Nothing recorded up to this time." in seen.text()
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
         await pilot.click(TimelineLanes, offset=(60, 4))

@@ -118,7 +118,8 @@ def test_every_finding_is_complete(all_findings: dict[str, tuple[Annotation, ...
         assert not finding.headline.endswith(".")
         assert len(finding.headline) <= 80
         assert all(text.endswith(".") for text in (finding.details, finding.advice) if text)
-        assert finding.fix or finding.severity is Severity.INFO
+        # A leak whose holder is unknown has no fix to copy.
+        assert finding.fix or finding.severity is Severity.INFO or finding.name == "memory_creep"
         assert "nan" not in f"{finding.headline} {finding.details}".split()
         assert "{" not in f"{finding.headline} {finding.details} {finding.advice}"
         assert 0 <= finding.cost <= 1

@@ -207,7 +207,7 @@ def test_places(phase: str, outer: str, step: int | None, words: str) -> None:
 
 
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
-STOPPED = ("gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
+STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
 
 
 def test_real_deaths() -> None:

@@ -51,7 +51,7 @@ def test_always_finds_the_largest(
         else:
             search.note_failing(value, shortages[runs % len(shortages)])
     assert search.largest_fitting == min(largest, count) - 1
-    assert runs <= 3 * math.log2(count + 1) + 4
+    assert runs <= 3 * math.log2(count + 1) + 5
 
 
 @pytest.mark.parametrize("error", [0.3, 0.7, 1.0, 1.5, 3.0])

@@ -163,7 +163,7 @@ def test_a_folder_of_another_user_is_refused(reachable_folder: Path, capfd: pyte
     other = reachable_folder / "other"
     other.mkdir()
     os.chown(other, NOBODY, NOBODY)
-    assert main(["run", "--headless", "--session", str(other), "--", "true"]) == 1
+    assert main(["run", "--headless", "--require-recording", "--session", str(other), "--", "true"]) == 1
     _, errors = capfd.readouterr()
     assert errors.count("\n") == 1
     assert f"{other} belongs to another user, who could change the recording. Name a new folder" in errors

@@ -54,7 +54,7 @@ def test_training_stack_is_an_extra(built_wheel: Path) -> None:
     needed = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
     names = {line.split()[1].split(">")[0].split("<")[0] for line in needed}
     # tomli is for Python 3.10, whose standard library lacks tomllib.
-    assert names == {"textual", "numpy", "polars", "psutil", "nvidia-ml-py", "argcomplete", "hjson", "tomli"}
+    assert names == {"textual", "numpy", "polars", "psutil", "nvidia-ml-py", "argcomplete", "hjson", "py-spy", "tomli"}
 
 
 def test_installed_package_finds_its_configs(built_wheel: Path, tmp_path: Path) -> None:

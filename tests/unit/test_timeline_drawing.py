@@ -276,7 +276,7 @@ def test_nothing_to_show(tmp_path: Path) -> None:
     viewer = Viewer(empty, None, lambda: 0.0)
     assert not PictureBuilder(empty, TimelineView()).has_data(viewer.make_frame())
     rows = [row_text(row) for row in draw_empty(80, 18, BLOCKS)]
-    assert "Nothing recorded yet." in "".join(rows)
+    assert "Nothing recorded up to this time." in "".join(rows)
     assert {len(row) for row in rows} == {80}
     assert "Too narrow" in "".join(row_text(row) for row in draw_empty(20, 5, BLOCKS))
     assert draw_empty(0, 0, BLOCKS) == []

@@ -142,12 +142,12 @@ def _find_pauses(group: Group) -> Iterator[_Pause]:
     if len(steps) <= begin:
         return
     is_new = (seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S)
-    index = begin
+    index, trained_s = begin, np.nancumsum(seconds)
     for index in (begin + np.flatnonzero(is_new)).tolist():
         if index < state.steps_read:
             continue
         usual = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index]))
-        trained = float(np.nansum(seconds[:index]))
+        trained = float(trained_s[index - 1])
         if evaluated[index] >= _LEAST_S:
             state.steps_read = index + 1
             pause = float(evaluated[index])
@@ -157,9 +157,10 @@ def _find_pauses(group: Group) -> Iterator[_Pause]:
                 yield _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
             continue
         end = index + 1
-        while end < len(steps) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
+        # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
+        while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
             end += 1
-        if end == len(steps):  # the next step shows whether it was a pause
+        if end == len(steps) and end - index < SHIFT_STEPS:  # the next step shows whether it was a pause
             state.steps_read = index
             return
         state.steps_read = end
