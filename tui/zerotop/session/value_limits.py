@@ -25,6 +25,7 @@ _HIGHEST = {
     "_w": 1e5,
     "_c": 1e3,
     "_mhz": 1e6,
+    "waiting_cores": 1e10,  # samplers of earlier versions wrote up to 1e9 while a process ended
     **dict.fromkeys(("cores", "cores_used", "load", "loader_blocked"), 1e6),
     **dict.fromkeys(("major_faults", "boundaries"), 1 << 48),
     "tokens": 1 << 40,
@@ -33,7 +34,7 @@ _HIGHEST = {
 }
 _MAX_COUNT = 1 << 30  # of other integers of 32 bits
 _ON_DEVICES = ("allocator", "gpus", "gpu_processes")
-_MAY_BE_NEGATIVE = ("_c",)
+_MAY_BE_NEGATIVE = ("_c", "cost_ns")  # the latter by probes of earlier versions
 # How much they rise in a second at most: counters of the whole host, and memory in use, from one record to the next even
 # if that is of another process.
 _FASTEST = {
