@@ -45,7 +45,15 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
     monkeypatch.setattr(agent, "run_in_foreground", lambda *arguments, **options: ended)
     monkeypatch.setattr(run, "write_messages", lambda *lines: written.extend(lines))
     monkeypatch.setattr(run, "die_of", lambda name: None)
-    options = Namespace(headless=True, report=None, no_phase_peaks=False, budget=None, price_per_hour=None, command=["x"], no_record_output=False)
+    options = Namespace(
+        headless=True,
+        report=None,
+        no_phase_peaks=False,
+        budget=None,
+        price_per_hour=None,
+        command=["x"],
+        no_record_output=False,
+    )
     assert run.run(options) == (1 if signal else 0)
     assert any("delays each iteration" in line for line in written) == (not signal)
     assert written[-1] == f"recorded in {folder}"
