@@ -448,7 +448,7 @@ def test_another_user_s_process(start_job: Job, stranger: Stranger) -> None:
 def test_a_process_that_may_not_be_traced(start_job: Job, stranger: Stranger) -> None:
     forbid = "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
     pid = start_job(forbid, python=stranger.python, **stranger.options).pid
-    assert f"Process {pid} is not dumpable: " in stranger.ask_to_enter(pid)
+    assert f"process {pid}, which is not dumpable" in stranger.ask_to_enter(pid)
 
 
 LIMITS = {
