@@ -290,7 +290,7 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
         await pilot.click(TimelineLanes, offset=(60, 4))
-        assert "Nothing recorded yet." in seen.text()
+        assert "Nothing recorded up to this time." in seen.text()
 
 
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
