@@ -17,6 +17,7 @@ from zerotop.session.reader import Session
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 SCRIPT = str(LOOPS / "restarting.py")
+EARLY_LINE = next(n for n, line in enumerate(Path(SCRIPT).read_text().splitlines(), 1) if "raise RuntimeError" in line)
 TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", SCRIPT]
 FINISHED = "Failed at step 7 ({cause}), restarted {times}, finished"
 
@@ -57,7 +58,7 @@ def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str,
     code, output, session, findings = run_attempts(command, tmp_path, job_environment)
     assert code == 1
     (finding,) = select_ends(findings)
-    assert finding.headline.endswith("ended with RuntimeError at restarting.py:21 in attempt 3")
+    assert finding.headline.endswith(f"ended with RuntimeError at restarting.py:{EARLY_LINE} in attempt 3")
     assert "Attempt 1 failed on rank 0 at step 7: ValueError: planned" in finding.details
     assert "RuntimeError: no checkpoint in attempt 1" in finding.details
     assert f"zerotop: {finding.headline}. " in output
