@@ -75,7 +75,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
         (
             "gpu-lines-leak",
             "memory_creep",
-            "memory_on_gpu.py:58 leaks 32.8 MiB a step on rank 0; full near step 2661",
+            "memory_on_gpu.py:58 leaks 32.0 MiB a step on rank 0; full near step 2716",
             "The leaked memory was allocated at memory_on_gpu.py:58 in keep.",
         ),
         (
