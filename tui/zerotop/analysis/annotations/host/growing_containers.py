@@ -13,8 +13,9 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 _DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
 
 
-# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget.
-_PATIENCE_NS = 10_000_000_000
+# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
+# the cores, most steps are only counted, and memory is read between them.
+_PATIENCE_NS = 30_000_000_000
 
 
 class GrowingContainer(NamedTuple):

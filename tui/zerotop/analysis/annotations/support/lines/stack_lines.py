@@ -177,20 +177,25 @@ def await_line(delay: Delay) -> FoundLine | None:
             line = find_line(delay, known_ns=event.unix_ns)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
-    return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    if process.recording.cursor_ns < deadline_ns:
+        return None
+    return FoundLine(find_line(delay, known_ns=deadline_ns), deadline_ns)  # a step of the samples may have ended since
 
 
 def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     """Yield the events with samples from a delay, written until ``until_ns``.
 
-    Samples of counted steps may be between the phases too, see :func:`select_stacks`.
+    Samples of counted steps may be between the phases too, see :func:`select_stacks`. Those after the last step are in none:
+    what a script does after its training slows no step down.
     """
     process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
+    finished = process.steps_until(until_ns) if delay.slow_until_ns else ()
+    slow_until_ns = min(delay.slow_until_ns, int(finished["end_unix_ns"][-1])) if len(finished) else 0
     for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
         is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
         if is_there and event.why != event_values.SILENT:
-            last_ns = max(delay.end_ns, delay.slow_until_ns) if event.why == SLOW else delay.end_ns
+            last_ns = max(delay.end_ns, slow_until_ns) if event.why == SLOW else delay.end_ns
             # Samples of usual slowness say nothing about a window that began later.
             shown_ns = event.begin_ns if event.why == SHARE else event.end_ns
             is_before, is_after = shown_ns + offset_ns <= begin_ns, event.begin_ns + offset_ns >= last_ns
