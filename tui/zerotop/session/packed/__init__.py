@@ -1,1 +1,0 @@
-"""Recordings as one file: packing, and unpacking of files that may be damaged or hostile."""
