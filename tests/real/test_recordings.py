@@ -42,7 +42,7 @@ def list_cursors(session: Session, count: int = 12) -> list[int]:
 
 
 def read_output(session: Session) -> str:
-    return read_output_tail(session, session.last_written_ns, 1 << 20).decode()
+    return read_output_tail(session.at(session.last_written_ns), 1 << 20).decode()
 
 
 def test_there_are_all() -> None:

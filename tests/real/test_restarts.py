@@ -50,7 +50,7 @@ def test_a_job_that_finishes_at_last(
     assert f"zerotop: {finding.headline}. " in output
     assert [one for one in findings if one.severity is Severity.ERROR] == []
     assert len({one.name for one in findings}) == len(findings)  # no finding twice
-    assert find_failure(session, session.end_ns) is None
+    assert find_failure(session.at(session.end_ns)) is None
 
 
 def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str, str]) -> None:
@@ -62,7 +62,7 @@ def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str,
     assert "Attempt 1 failed on rank 0 at step 7: ValueError: planned" in finding.details
     assert "RuntimeError: no checkpoint in attempt 1" in finding.details
     assert f"zerotop: {finding.headline}. " in output
-    failure = find_failure(session, session.end_ns)
+    failure = find_failure(session.at(session.end_ns))
     assert failure is not None
     assert failure.what.endswith("failed in attempt 3 before its first step.")
     assert failure.why.startswith("RuntimeError: no checkpoint in attempt 2")

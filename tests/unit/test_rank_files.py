@@ -68,7 +68,7 @@ def test_the_end_of_each_file_is_recorded_redacted(tmp_path: Path, session: Path
     assert "login --token <redacted>" in lines
     assert sum(map(len, lines)) < 2 * TAIL_BYTES
     opened = Session.open(session)
-    printed = [line.text for stream in read_last_lines(opened, opened.end_ns + S) for line in stream]
+    printed = [line.text for stream in read_last_lines(opened.at(opened.end_ns + S)) for line in stream]
     assert "[rank3]: last words" in printed
 
 
@@ -138,6 +138,6 @@ def test_a_traceback_in_a_file_is_that_of_its_rank_and_the_file_is_named(tmp_pat
     (dead,) = (one for one in find_annotations(session, BEGIN_NS + 40 * S) if one.name == "dead_rank")
     assert dead.headline == "Rank 1 ended with ValueError at train.py:22"
     assert "Its last output is in /logs/1/stderr.log." in dead.details
-    failure = find_failure(session, BEGIN_NS + 40 * S)
+    failure = find_failure(session.at(BEGIN_NS + 40 * S))
     assert failure is not None
     assert failure.advice == "Its output, in /logs/1/stderr.log, has the traceback."

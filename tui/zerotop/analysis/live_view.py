@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.engine import EngineSummary
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.prices import HourlyPrice
+from zerotop.session.keys import GpuKey
 
 Floats = NDArray[np.float64]
 

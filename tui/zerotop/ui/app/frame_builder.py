@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation, link_findings
-from zerotop.analysis.failures.diagnosis import FailureFinder
+from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
@@ -43,7 +43,6 @@ class FrameBuilder:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
-        self._failures = FailureFinder(source.session)
         self._ranking, self._all_ranking = _Ranking(), _Ranking()
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
 
@@ -75,7 +74,7 @@ class FrameBuilder:
             tabs=TABS,
             rank=rank,
             is_rank_chosen=request.rank is not None,
-            failure=self._failures.failure_at(view.cursor_ns),
+            failure=find_known_failure(source.session.at(view.cursor_ns)),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,

@@ -287,7 +287,7 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobS
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    if missing := describe_missing_probes(session, session.last_written_ns):
+    if missing := describe_missing_probes(session.at(session.last_written_ns)):
         return " ".join(missing)
     is_outside = not session.events_of(JobStarted) and state is not JobState.STARTING
     if is_outside and any(len(source.array) for source in session.sources["processes"]):

@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.formatting import pluralize
-from zerotop.analysis.keys import GpuKey
+from zerotop.session.keys import GpuKey
 from zerotop_probe.recording.events import Entered, RankFound
 
 _KIND = FindingKind(
