@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.steps.step_table import read_rank_steps
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.reader import Session
 
 Floats = NDArray[np.float64]
