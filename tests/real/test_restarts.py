@@ -53,6 +53,15 @@ def test_a_job_that_finishes_at_last(
     assert find_failure(session.at(session.end_ns)) is None
 
 
+def test_a_job_that_never_trains_has_its_finding_in_the_last_line(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    command = [*TORCHRUN, str(tmp_path), "early", "early", "early"]
+    code, output, _, findings = run_attempts(command, tmp_path, job_environment)
+    assert code == 1
+    assert not list(tmp_path.glob("**/events-rank*"))
+    (finding,) = select_ends(findings)
+    assert f"zerotop: {finding.headline}. To see it: zerotop findings " in output
+
+
 def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str, str]) -> None:
     command = [*TORCHRUN, str(tmp_path), "raise", "early", "early"]
     code, output, session, findings = run_attempts(command, tmp_path, job_environment)

@@ -41,7 +41,7 @@ def few_notable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_same(got: Any, expected: Any) -> None:
     assert len(got) == len(expected)
-    for name in expected.dtype.names:
+    for name in set(expected.dtype.names) - {"stages_s"}:  # it is not kept
         np.testing.assert_array_equal(got[name], expected[name], name)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
+from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
@@ -241,6 +242,7 @@ class RecordingSource:
             notices=describe_notices(self.session.at(cursor), losses, self._steps.rank_steps),
             prints_here=not self.session.events_of(Attached, cursor),
             price=self._price,
+            rank_files=describe_rank_files(self.session, cursor),
         )
 
     def _find_lead_steps(self, cursor: int) -> Rows:
