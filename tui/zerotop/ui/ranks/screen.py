@@ -10,12 +10,12 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.hangs.reader import StandstillFinder, Stillness
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -164,7 +164,7 @@ class RanksScreen(MonitorScreen):
         bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
         self._wanted_rank: int | None = None  # the chosen rank until a picture shows it
