@@ -29,6 +29,7 @@ _KIND = FindingKind(
     name="memory_creep",
     severity=Severity.WARNING,
     confidence=0.9,
+    gpu_bytes="grown_bytes",
     headline="GPU memory grows {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
     details=(
         "Each of {steps:.0f} steps left more memory allocated than the one before: {grown_bytes:bytes} in all,"

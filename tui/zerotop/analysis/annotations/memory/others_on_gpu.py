@@ -18,6 +18,7 @@ _BEFORE = FindingKind(
     name="others_on_gpu",
     severity=Severity.WARNING,
     confidence=0.9,
+    gpu_bytes="used_bytes",
     headline="{used_bytes:bytes} of {gpus} {verb} in use before the job started",
     details="That is {share:percent} of the device[, held by {pids}]: {concerned:ranks} {have} less memory.",
     advice="See whose process it is before ending it: it may be a rank of a dead job. Or choose other GPUs.",
