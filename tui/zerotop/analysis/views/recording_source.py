@@ -55,7 +55,12 @@ class _Extent(NamedTuple):
 
 
 class RecordingSource:
-    """Implements ``zerotop.ui.base.interfaces.Source`` over a session."""
+    """One recording, live or not. Times are unix nanoseconds.
+
+    One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may read ``is_live``,
+    ``begin_ns``, ``first_step_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the
+    last refresh.
+    """
 
     def __init__(
         self,
@@ -95,7 +100,7 @@ class RecordingSource:
 
     @property
     def begin_ns(self) -> int:
-        """When the session was made."""
+        """The earliest moment that can be shown: when the session was made."""
         return self.session.begin_ns
 
     @property
@@ -110,12 +115,12 @@ class RecordingSource:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that all ranks have finished."""
+        """The last step that all ranks have finished, in the whole recording; None before the first one."""
         steps = self._extent.steps
         return int(steps[-1]) if len(steps) else None
 
     def find_step_end(self, step: int) -> int | None:
-        """Return the moment at which ``step`` has just finished on all ranks."""
+        """Return the moment at which ``step`` has just finished on all ranks, or None if there is no such step."""
         extent = self._extent
         matches = np.flatnonzero(extent.steps == step)
         return int(extent.step_end_ns[matches[0]]) if len(matches) else None

@@ -13,12 +13,13 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.bars.footer import CursorState
 from zerotop.ui.base.findings import choose_finding, find_time_marks
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Controller, Source
+from zerotop.ui.base.interfaces import Controller
 from zerotop.ui.base.tabs import TABS
 
 _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of date. r restarts it."
@@ -39,7 +40,7 @@ class FrameRequest:
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
 
-    def __init__(self, source: Source, controller: Controller | None) -> None:
+    def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
@@ -99,7 +100,7 @@ class _Ranking:
     def __init__(self) -> None:
         self._last: tuple[tuple[tuple[Annotation, ...], int], tuple[FindingCost, ...]] = ((), -1), ()
 
-    def rank(self, findings: tuple[Annotation, ...], source: Source, cursor_ns: int) -> tuple[FindingCost, ...]:
+    def rank(self, findings: tuple[Annotation, ...], source: RecordingSource, cursor_ns: int) -> tuple[FindingCost, ...]:
         if not findings:
             return ()
         steps = source.job_steps
@@ -110,7 +111,7 @@ class _Ranking:
         return self._last[1]
 
 
-def build_cursor_state(source: Source, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
+def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
     """Return where in the recording a playhead is. Any thread may ask."""
     begin, end = source.begin_ns, source.end_ns
     return CursorState(

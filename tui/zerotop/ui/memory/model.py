@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.memory.ledger_curve import NO_GPU_HINT, REPLAY_HINT, REQUEST_HINT, REQUESTED_HINT
 
 
 class MemoryModel:
     """The memory views, and whether to show the host's memory or a GPU's."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordingSource) -> None:
         self._session = source.session
         self.last_view: MemoryView | None = None
         self._host_chosen: bool | None = None  # None until the user chooses

@@ -32,6 +32,7 @@ _KIND = FindingKind(
     name="memory_creep",
     severity=Severity.WARNING,
     confidence=0.9,
+    gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
     advice="Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss.",

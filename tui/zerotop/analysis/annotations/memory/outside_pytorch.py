@@ -17,6 +17,7 @@ _KIND = FindingKind(
     name="outside_pytorch",
     severity=Severity.WARNING,
     confidence=0.8,
+    gpu_bytes="outside_bytes",
     headline="Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch",
     details=(
         "Seen after {steps:count step}. In other jobs CUDA's context, NCCL and cuBLAS take"

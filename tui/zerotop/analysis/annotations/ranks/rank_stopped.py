@@ -14,6 +14,7 @@ _KIND = FindingKind(
     name="rank_stopped",
     severity=Severity.WARNING,
     confidence=1.0,
+    lost_once="stopped_s",
     headline="A signal stopped {concerned:ranks} for {stopped_s:seconds}",
     details=(
         "It was SIGSTOP, or Ctrl-Z in a terminal; schedulers that suspend jobs send SIGSTOP too. The iteration took that"

@@ -17,6 +17,7 @@ _KIND = FindingKind(
     name="restarted",
     severity=Severity.WARNING,
     confidence=0.95,
+    lost_once="lost_s",
     headline="Failed {place} ({cause}), restarted {times}{outcome}",
     details="{attempts}[ {lost_s:seconds} passed before the last attempt began.]",
     advice="See why the first attempt failed: the output has its traceback. Saving more often limits how much is repeated.",

@@ -24,6 +24,7 @@ _KIND = FindingKind(
     name="stuck_at_start",
     severity=Severity.ERROR,
     confidence=0.8,
+    lost_once="silent_s",
     headline="Stuck at the start for {silent_s:seconds}: {odd}",
     details="[{groups} ]No rank has moved on since then.",
     advice="{advice} The Ranks screen shows all stacks.",

@@ -43,7 +43,7 @@ class Cause(NamedTuple):
     confidence: float
     is_expected: bool = False  # whether the change is right: larger batches take longer
     has_own_finding: bool = False  # whether another detector reports it, and the change needs no finding
-    finding: str = ""  # the kind of findings that report it too, see Annotation.measured_cause
+    finding: str = ""  # the kind of findings that report it too, see FindingKind.measured_cause
     culprit: Process | None = None  # the rank that the others wait for
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
     callee: str = ""  # the function that this line must call
