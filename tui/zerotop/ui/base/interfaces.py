@@ -8,10 +8,10 @@ from typing import Protocol
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import Iterations, LiveView
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
 from zerotop.session.samples import Ints, Rows
+from zerotop.session.steps.step_table import RankSteps
 
 
 class Source(Protocol):

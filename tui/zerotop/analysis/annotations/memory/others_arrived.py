@@ -63,7 +63,7 @@ def _find_others(
     if process.gpu_key is None:
         return
     host, gpu = process.gpu_key
-    records = recording.get_records("gpu_processes", host, "gpu", gpu)
+    records = recording.at.records("gpu_processes", host, "gpu", gpu)
     samples = process.read_new(records, _KIND.name).clip_window(begin_ns, recording.cursor_ns)
     if not len(samples):
         return
@@ -72,7 +72,7 @@ def _find_others(
     reported: set[int] = process.get_state(set, _KIND.name)
     if not is_own.any() and not reported:
         return
-    first = recording.get_records("gpu_processes", host).read_first()
+    first = recording.at.records("gpu_processes", host).read_first()
     before = first.rows["pid"].tolist() if len(first) else []
     large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
     _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)

@@ -79,7 +79,7 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
 def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
     if process.events_of(Entered):
         return None  # it was there before the first sample itself, in a container perhaps under another PID
-    samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
+    samples, allocator = process.gpu_samples.read_first(), process.records("allocator").read_first()
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
@@ -94,9 +94,9 @@ def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | 
 def _find_holders(process: Process, gpu_key: GpuKey) -> list[int]:
     """NVML's PIDs of the processes with memory on the GPU in the first sample."""
     host, gpu = gpu_key
-    first = process.recording.get_records("gpu_processes", host).read_first()
+    first = process.at.records("gpu_processes", host).read_first()
     if not len(first):
         return []
     time_ns = int(first.times[0])
-    rows = process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
+    rows = process.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
     return [int(pid) for pid in np.unique(rows["pid"])] if len(rows) else []
