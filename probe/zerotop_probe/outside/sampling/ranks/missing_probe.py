@@ -153,6 +153,10 @@ class ProbelessProcesses:
                 above.is_rank, above.starts_ranks = False, True
                 yield above.found, False
 
+    def lacks_probe(self, pid: int) -> bool:
+        """Whether the probe is not in a process, which trains unseen then."""
+        return pid in self._candidates
+
     def is_guess(self, pid: int) -> bool:
         """Whether a process is taken for a rank that no launcher has numbered."""
         candidate = self._candidates.get(pid)
