@@ -85,6 +85,15 @@ def test_another_sitecustomize_comes_first(start_python: Callable[..., Process],
     assert explain(process) == Missing("shadowed", str(tmp_path / "sitecustomize.py"))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may start processes of others")
+def test_a_process_of_another_user_cannot_write_to_the_recording(tmp_path: Path) -> None:
+    environment = build_environment(str(tmp_path), os.environ, unbuffered=False)
+    with subprocess.Popen(["sleep", "20"], env=environment, user=65534, cwd="/") as child:
+        found = ProbelessProcesses(str(tmp_path))._explain(child.pid, ["python", "train.py"], environment)
+        child.kill()
+    assert found == Missing("user")
+
+
 @pytest.mark.parametrize(
     ("command", "changer"),
     [

@@ -205,6 +205,21 @@ def test_a_rank_that_sleeps_between_its_steps_is_not_idle() -> None:
     assert due == []
 
 
+@pytest.mark.parametrize("may_train", [True, False])
+def test_a_new_rank_without_the_probe_is_not_idle_while_it_moves(*, may_train: bool) -> None:
+    command = [sys.executable, "-S", "-c", "import time\nprint(flush=True)\nwhile True: time.sleep(0.02)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        watch, found = StartWatch(), FoundStart(0, process.pid, may_train=may_train)
+        due = []
+        for second in range(0, 60, 5):
+            due += list(watch.find_due([found], float(second)))
+            time.sleep(0.3)
+        process.kill()
+    assert bool(due) != may_train
+
+
 def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)

@@ -734,7 +734,8 @@ class ProbeMissing(RankEvent):
     program: str | None  # the program and its script, without folders and arguments
     # pythonpath: its PYTHONPATH lacks zerotop's entry; unset: it has none; environment: nor has it zerotop's variables;
     # option: python -E, -I or -S; session: PYTHONZEROTOP_SESSION was not passed on; hidden: it sees other folders; shadowed:
-    # another sitecustomize.py comes first; unreadable: it belongs to another user
+    # another sitecustomize.py comes first; unreadable: it belongs to another user;
+    # user: likewise, and its variables show that it cannot write to the recording
     reason: str | None
     # the option or file behind it, or who changed the environment: script, command (the job's own) or a program
     by: str | None

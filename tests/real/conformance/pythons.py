@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from conformance.experiment import make_experiment
 from conformance.places import Place, read_soon, wait_until
+from loop_runs import LOOPS
 
 # Without what differs from run to run.
 STATE = """
@@ -117,3 +118,17 @@ def observe_programs(place: Place) -> Iterator[str]:
     yield run_script("Z python -W error -c 'print(3)'")
     code = 'import sys; print(len([name for name in sys.modules if "zerotop" in name]), "of zerotop")'
     yield run_script(f"Z python -c '{code}'")
+
+
+@make_experiment(
+    "exceptions that signal handlers and other threads raise in its training steps",
+    "and their tracebacks",
+)
+def observe_exceptions(place: Place) -> Iterator[str]:
+    """In loops of PyTorch, under zerotop with the probe inside."""
+    done = place.run_shell(f"Z python {LOOPS}/interrupted.py loop alarm,kill_thread,interrupt_main,set_exception 30")
+    line = next((line for line in done.output.decode().splitlines() if line.startswith("COUNTED ")), "")
+    facts = json.loads(line.partition(" ")[2] or '{"raised": {}, "shown": []}')
+    counts = list(facts["raised"].values())
+    yield "each is caught once" if counts and all(raised == caught > 0 for raised, caught in counts) else str(counts)
+    yield ", ".join(facts["shown"]) or "only PyTorch's frames and its own"

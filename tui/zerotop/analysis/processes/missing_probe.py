@@ -19,6 +19,7 @@ _REASONS = {
     "hidden": "{it_sees} other files, as in a container: zerotop's entry of PYTHONPATH is not among them",
     "shadowed": "{by} comes before zerotop's entry in {its} PYTHONPATH",
     "unreadable": "{it_belongs} to another user, and {its} PYTHONPATH cannot be read",
+    "user": "{it_runs} as another user, who cannot write to the recording",
 }
 _SHORT_REASONS = {
     "pythonpath": "PYTHONPATH lacks its entry",
@@ -29,6 +30,7 @@ _SHORT_REASONS = {
     "hidden": "in a container",
     "shadowed": "another sitecustomize.py",
     "unreadable": "another user's",
+    "user": "another user's",
 }
 _REMEDIES = {
     "pythonpath": 'Keep what PYTHONPATH has, as in PYTHONPATH="src:$PYTHONPATH".',
@@ -39,6 +41,7 @@ _REMEDIES = {
     "hidden": "Run zerotop inside.",
     "shadowed": "Move that file behind zerotop's entry.",
     "unreadable": "Run zerotop as that user.",
+    "user": "Run zerotop as that user.",
 }
 _ONE = {"its": "its", "it_runs": "it runs", "it_sees": "it sees", "it_belongs": "it belongs"}
 _MANY = {"its": "their", "it_runs": "they run", "it_sees": "they see", "it_belongs": "they belong"}

@@ -47,9 +47,8 @@ def describe_rank_losses(path: str) -> list[str]:
 
 def describe_missing_probe(path: str) -> list[str]:
     """Return sentences about ranks in which the probe was not loaded."""
-    files = Path(path).glob("events-node*")
-    if not any(f'"{events.ProbeMissing.event_name}"'.encode() in _read_bytes(file) for file in files):
-        return []  # NumPy need not be imported
+    if not _has_event(path, events.ProbeMissing):
+        return []
     from zerotop.analysis.processes.missing_probe import describe_missing_probes
     from zerotop.session.reader import Session, SessionError
 
@@ -58,6 +57,17 @@ def describe_missing_probe(path: str) -> list[str]:
     except SessionError:
         return []
     return describe_missing_probes(session.at(session.last_written_ns))
+
+
+def has_ranks(path: str) -> bool:
+    """Whether ranks are in a recording, trained or not."""
+    return any(Path(path).glob("events-rank*")) or _has_event(path, events.RankFound)
+
+
+def _has_event(path: str, kind: type[events.Event]) -> bool:
+    """Whether a sampler wrote an event. NumPy need not be imported for it: its address space may be limited."""
+    name = f'"{kind.event_name}"'.encode()
+    return any(name in _read_bytes(file) for file in Path(path).glob("events-node*"))
 
 
 def _read_bytes(file: Path) -> bytes:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.common.exit_messages import has_ranks, write_messages
 from zerotop.report import OTHER_FORMATS
 from zerotop_probe.outside.job import job_control
 
@@ -43,12 +43,9 @@ def report_job(session: str, report: str) -> None:
         write_messages(f"No report was written: {error}")
 
 
-def describe_worst_finding(session: str, *, has_failed: bool = False) -> list[str]:
-    """Return a line about the error or warning that matters most; none without any.
-
-    The recording of a job without ranks, such as any command that does not train, is only read if it ``has_failed``.
-    """
-    if not has_failed and not any(Path(session).glob("events-rank*")):
+def describe_worst_finding(session: str) -> list[str]:
+    """Return a line about the error or warning that matters most; none without any, and for a job without ranks."""
+    if not has_ranks(session):
         return []
     from zerotop.analysis.annotations import Severity
     from zerotop.analysis.formatting import Text

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import zerotop_probe
@@ -127,7 +128,13 @@ class ProbelessProcesses:
             other = os.path.join(entry, "sitecustomize.py")
             if os.path.isabs(entry) and os.path.isfile(root + other):
                 return Missing("shadowed", other)
-        return None
+        return Missing("user") if self._cannot_write(pid) else None
+
+    def _cannot_write(self, pid: int) -> bool:
+        """Whether a process runs as a user to whom the recording, which is private, is closed."""
+        with suppress(OSError):
+            return os.stat(f"/proc/{pid}").st_uid not in (0, os.stat(self._session).st_uid)
+        return False
 
     def find_new(self, now_s: float) -> Iterator[tuple[Found, bool]]:
         """Yield the processes that have imported PyTorch, and again when it is known whether they are ranks."""
@@ -152,6 +159,10 @@ class ProbelessProcesses:
             if above is not None and above.is_rank and above.found.rank is None and not _has_rank_threads(pid):
                 above.is_rank, above.starts_ranks = False, True
                 yield above.found, False
+
+    def lacks_probe(self, pid: int) -> bool:
+        """Whether the probe is not in a process, which trains unseen then."""
+        return pid in self._candidates
 
     def is_guess(self, pid: int) -> bool:
         """Whether a process is taken for a rank that no launcher has numbered."""

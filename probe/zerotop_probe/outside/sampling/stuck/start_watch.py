@@ -28,6 +28,7 @@ class FoundStart(NamedTuple):
     rank: int
     pid: int
     is_new: bool = True  # False if it may have trained before it was found
+    may_train: bool = False  # unseen, as it has no probe
 
 
 class Due(NamedTuple):
@@ -40,12 +41,12 @@ class Due(NamedTuple):
 class _Start:
     """The processor use of one rank that has not written anything."""
 
-    def __init__(self, now_s: float, *, is_new: bool) -> None:
+    def __init__(self, now_s: float, *, is_new: bool, may_train: bool) -> None:
         self.idle_since_s = self._checked_s = now_s
         self._first_idle_s = self._next_idle_s = _IDLE_S if is_new else _ATTACHED_IDLE_S
         self._busy_s = [now_s + seconds for seconds in (_BUSY_S if is_new else _ATTACHED_BUSY_S)]
         self._wanted_s: dict[int, float] = {}  # by process: seconds on a core, and runnable without one
-        self._is_new = is_new
+        self._may_train = may_train or not is_new
         self._switches = -1  # of the main thread; -1 before a check, and after a look, which stops the thread
 
     def check(self, family: Sequence[int], now_s: float) -> None:
@@ -56,7 +57,7 @@ class _Start:
         is_busy = grown_s > _BUSY_CORES * (now_s - self._checked_s)
         if (
             is_busy
-            or (not self._is_new and self._has_moved(family[0]))
+            or (self._may_train and self._has_moved(family[0]))
             or any(stat.state == _WAITS_FOR_DISK for stat in stats.values())
         ):
             self.idle_since_s, self._next_idle_s = now_s, self._first_idle_s
@@ -100,7 +101,7 @@ class StartWatch:
         if silent:
             self._tree.refresh()
         for one in silent:
-            start = self._starts[one.pid] = known.get(one.pid) or _Start(now_s, is_new=one.is_new)
+            start = self._starts[one.pid] = known.get(one.pid) or _Start(now_s, is_new=one.is_new, may_train=one.may_train)
             start.check(self._tree.find_family(one.pid), now_s)
             if start.is_due(now_s):
                 yield Due(one, now_s - start.idle_since_s)
