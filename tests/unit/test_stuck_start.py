@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from memory_recording import Recording, make_record
-from small_recording import make_identity
-from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts, second_to_unix_ns
+from small_recording import make_identity, second_to_unix_ns
+from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session
