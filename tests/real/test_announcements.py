@@ -19,7 +19,6 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.interfaces import Source
 
 JOB = "import time; print('working', flush=True); time.sleep(3); raise SystemExit(3)"
 
@@ -71,12 +70,12 @@ def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     findings = find_annotations(session, session.end_ns)
     before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
-    announcer = Announcer(cast(Source, source))
+    announcer = Announcer(cast(RecordingSource, source))
     assert announcer.find_news(before) == ""
     assert announcer.find_news(after) == f"cpu-hang: {next(one for one in findings if one.name == 'hung_ranks').headline}"
     assert announcer.find_news(after) == ""
     source.is_live = False
     assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."
     assert announcer.find_news(before) == ""
-    over = Announcer(cast(Source, source))
+    over = Announcer(cast(RecordingSource, source))
     assert over.find_news(before) == over.find_news(after) == ""

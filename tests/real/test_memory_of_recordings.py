@@ -50,11 +50,11 @@ OWNERS = {
 @pytest.mark.parametrize("name", OWNERS)
 def test_who_owns_the_peak(name: str) -> None:
     session = open_cached(name)
-    peaks = next(peaks for peaks in read_rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
+    peaks = next(peaks for peaks in read_rank_peaks(session.at(session.last_written_ns)) if peaks.process.rank == 0)
     highest = peaks.phases[0]
     assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
     assert highest.allocated_bytes / 2**30 == pytest.approx(OWNERS[name].gib, abs=0.001)
-    at_peak = read_peak_ledgers(session, session.last_written_ns)
+    at_peak = read_peak_ledgers(session.at(session.last_written_ns))
     assert at_peak
     for found in at_peak:
         assert sum(row.bytes for row in found.ledger.rows) == found.ledger.total_bytes
@@ -64,7 +64,7 @@ def test_who_owns_the_peak(name: str) -> None:
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
     session = open_cached("story")
-    host_ledgers = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
+    host_ledgers = read_host_ledgers(session.at(int(read_steps(session)["end_unix_ns"].max())))
     assert len(host_ledgers) == 4
     for host in host_ledgers:
         assert host.pinned is not None
@@ -77,7 +77,7 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 def test_an_evaluation_that_did_not_fit() -> None:
     session = open_cached("z2-oom")
-    post_mortem = find_post_mortem(session, session.last_written_ns)
+    post_mortem = find_post_mortem(session.at(session.last_written_ns))
     assert post_mortem is not None
     assert (post_mortem.kind, post_mortem.source, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
         "cuda",
@@ -96,14 +96,14 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert post_mortem.setting == "per_device_eval_batch_size"
     assert "Tried to allocate 92.73 GiB" in post_mortem.text
     before = next(event for event in session.events if event.event_name == "out_of_memory").unix_ns - 1
-    assert find_post_mortem(session, before) is None
+    assert find_post_mortem(session.at(before)) is None
 
 
 def test_flushes_of_the_cache_are_counted() -> None:
     session = open_cached("z2-oom")
-    (health,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
+    (health,) = read_allocator_health(session.at(session.last_written_ns), read_steps(session))
     assert (health.retries, health.ooms, len(health.flushes)) == (3, 1, 3)
     assert health.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
     assert [flush.phase for flush in health.flushes] == ["backward", "forward", "forward"]
-    (expandable,) = read_allocator_health(open_cached("z2-expandable"), open_cached("z2-expandable").last_written_ns)
+    (expandable,) = read_allocator_health(open_cached("z2-expandable").at(open_cached("z2-expandable").last_written_ns))
     assert expandable.settings.has_expandable_segments

@@ -90,9 +90,9 @@ def test_no_step_waits_for_a_stalled_file_system(
     assert durations[in_stall].max() < STALL_S / 2, "a step waited"
     recording = Session.open(session)
     assert read_steps(recording)["step"].tolist() == list(range(len(ends)))
-    losses = count_losses(recording)
+    losses = count_losses(recording.at())
     assert losses.records == 0
-    notices = describe_notices(recording, recording.last_written_ns, losses, ())
+    notices = describe_notices(recording.at(recording.last_written_ns), losses, ())
     (late,) = [text for text in notices if "late" in text]
     assert late.startswith("Records of rank 0 were written up to ")
     assert float(late.split("up to ")[1].split(" s ")[0]) > STALL_S - 2

@@ -32,6 +32,7 @@ from zerotop.analysis.live_view import (
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.events import EngineFacts
@@ -175,29 +176,27 @@ def many_story(ranks: int = 64) -> Story:
     return offload_story(job=make_job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
 
 
-class FakeSource:
-    """A ``ui.base.interfaces.Source`` of a story. ``now_s`` gives the seconds since the launch while the job is live."""
+class FakeSource(RecordingSource):
+    """The recording of a story. ``now_s`` gives the seconds since the launch while the job is live."""
+
+    begin_ns = BEGIN_NS
 
     def __init__(self, story: Story, now_s: Callable[[], float] | None = None) -> None:
         self.story = story
         self.now_s = now_s
-        self.begin_ns = BEGIN_NS
+        # An empty session: a story has no tables for the screens that read them.
+        self.session = Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
         self.views = 0
         starts = np.cumsum([0.0, *(sum(step) for step in story.step_s)]) + story.engine_s
         self._begins, self._finished = starts[:-1], starts[1:]
         self._seen = -1.0
-        self._iterations: dict[int, Iterations] = {}
+        self._told: dict[int, Iterations] = {}
         self._history: tuple[int, History] | None = None
         self._moments: dict[int, Moment] = {}
 
     @property
-    def session(self) -> Session:
-        """An empty session: a story has no tables for the screens that read them."""
-        return Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
-
-    @property
-    def rank_steps(self) -> tuple[RankSteps, ...]:
-        return ()
+    def rank_steps(self) -> list[RankSteps]:
+        return []
 
     @property
     def is_live(self) -> bool:
@@ -261,7 +260,7 @@ class FakeSource:
     def view_at(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return replace(self._tell_story(cursor).make_view(self._iterations), history=self._history_at(cursor // PIECE_NS))
+        return replace(self._tell_story(cursor).make_view(self._told), history=self._history_at(cursor // PIECE_NS))
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
         return view.iterations  # all ranks are alike

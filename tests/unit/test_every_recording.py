@@ -20,7 +20,7 @@ from memory_sums import check_memory_view
 from recorded import Recorded
 from zerotop.analysis.annotations import Annotator, Severity, find_annotations, link_findings
 from zerotop.analysis.annotations.support import annotator
-from zerotop.analysis.failures.diagnosis import FailureFinder
+from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -31,7 +31,7 @@ from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.steps.step_table import read_steps
-from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.rhythm import infer_iteration
 from zerotop.session import quick_read
 from zerotop.session.events.event_files import E
@@ -51,6 +51,8 @@ LINKED = {"cpu-straggler", "cpu-slow-cores", "unseen-late-data", "x2-slow-gpu"}
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
 # Its memory grows in each step, and steps are short: seldom does NVML's reading match that of the allocator.
 GROWING = ("gpu-counted-leak",)
+# The allocator's blocks are a little larger than their tensors: by a larger share in a small model with many of them.
+BLOCKS_LARGER, BLOCKS_LARGER_IN = 0.02, {"hand-clean2": 0.03}
 # Moments at which ledgers and the memory screen are looked at.
 LEDGERS, VIEWS = 150, 12
 
@@ -130,10 +132,11 @@ def no_fix_of_an_ended_job_needs_a_live_process(recorded: Recorded) -> None:
 def deaths_are_seen_and_no_others(recorded: Recorded) -> None:
     labels = {label.name for label in LABELS[recorded.name]}
     is_dead = bool({"out_of_memory", "dead_rank"} & labels) and recorded.name != "held-restart"
-    failure = FailureFinder(recorded.session).failure_at(recorded.session.last_written_ns)
+    at_end = recorded.session.at(recorded.session.last_written_ns)
+    failure = find_known_failure(at_end)
     assert (failure is not None) == (is_dead or recorded.name in STOPPED)
     if "out_of_memory" not in labels:
-        assert find_post_mortem(recorded.session, recorded.session.last_written_ns) is None
+        assert find_post_mortem(at_end) is None
 
 
 # --- steps and summary ---------------------------------------------------------------------------------------------------
@@ -164,7 +167,7 @@ def an_overview_equals_the_whole_recording(recorded: Recorded) -> None:
 
 
 def the_rhythm_from_outside_is_right_or_not_told(recorded: Recorded) -> None:
-    iteration = infer_iteration(recorded.session, recorded.session.last_written_ns - 2 * S)
+    iteration = infer_iteration(recorded.session.at(recorded.session.last_written_ns - 2 * S))
     usual_s = float(np.median(np.diff(recorded.view.iterations.begin_s[-8:])))
     assert iteration is None or iteration.iteration_s == pytest.approx(usual_s, rel=0.03)
 
@@ -173,13 +176,13 @@ def the_rhythm_from_outside_is_right_or_not_told(recorded: Recorded) -> None:
 
 
 def the_memory_screen_sums_to_the_byte_at_every_moment(recorded: Recorded) -> None:
-    views = MemoryViewBuilder(recorded.session)
-    moments = choose_moments(recorded.session)
+    session = recordings.open_recording(recorded.name)  # which has not been asked for other moments
+    moments = choose_moments(session)
     # A rank that is not there is as none.
     for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
-        view = views.view_at(moment_ns, rank)
+        view = read_memory_view(session.at(moment_ns), rank)
         check_memory_view(view)
-        assert view is views.view_at(view.cursor_ns, rank)
+        assert view is read_memory_view(session.at(view.cursor_ns), rank)
 
 
 def choose_moments(session: Session) -> list[int]:
@@ -188,7 +191,7 @@ def choose_moments(session: Session) -> list[int]:
     moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
     exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
-    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
+    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session.at(session.last_written_ns))[:1]]
     for source in session.sources["spans"][:1]:
         forwards = source.array[source.array["phase"] == PHASE_CODE["forward"]]
         moments += [int(span["begin_ns"]) + source.offset_ns - 1 for span in forwards[:1]]
@@ -212,7 +215,7 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
     """
     session, seen, still = recorded.session, 0, 0
     for cursor_ns in list_moments(session):
-        for found in read_ledgers(session, cursor_ns):
+        for found in read_ledgers(session.at(cursor_ns)):
             assert sum(row.bytes for row in found.rows) == found.total_bytes
             assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
             assert all(row.bytes >= 0 or row.key == FREED for row in found.rows)
@@ -222,11 +225,11 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
                     still += 1
                     assert found.job_bytes == found.sum_bytes(OUTSIDE, UNALLOCATED, *ALLOCATED)
-        for host in read_host_ledgers(session, cursor_ns):
+        for host in read_host_ledgers(session.at(cursor_ns)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
     if session.sources["gpu_processes"] and session.sources["allocator"]:
         assert still > (0.3 if recorded.name in GROWING else 0.7) * seen > 0
-    for at_peak in read_peak_ledgers(session, session.last_written_ns):
+    for at_peak in read_peak_ledgers(session.at(session.last_written_ns)):
         assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= 0.02 * at_peak.ledger.allocated_bytes
 
 
@@ -249,16 +252,16 @@ def what_formulas_say_is_what_was_counted(recorded: Recorded) -> None:
     known = parse_setup(EngineFacts(engines[0]))
     assert known is not None
     masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
+    larger = BLOCKS_LARGER_IN.get(recorded.name, BLOCKS_LARGER)
     # A machine may have more GPUs than the job.
-    ledgers = [found for found in read_ledgers(session, cursor_ns) if found.ranks]
+    ledgers = [found for found in read_ledgers(session.at(cursor_ns)) if found.ranks]
     assert ledgers
     for found in ledgers:
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
         for name in ("parameters", "optimizer_state", *masters):
             each = differences[name]
-            # The allocator's blocks may be up to 1 MiB larger than their tensors, which counts in a small model.
-            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.02, abs=1 << 20), (name, each)
-    for host in read_host_ledgers(session, cursor_ns):
+            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=larger, abs=1 << 20), (name, each)
+    for host in read_host_ledgers(session.at(cursor_ns)):
         differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
         for name in ("optimizer_state", *masters):
             each = differences[name]

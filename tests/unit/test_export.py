@@ -198,7 +198,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     got = export_rows(session, "steps", fmt)
     assert list(got[0]) == [
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
-        *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
+        *("eval_s", "checkpoint_s", "stages_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
         "allocated_peak_bytes",
         *(
             "reserved_peak_bytes",

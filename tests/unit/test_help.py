@@ -14,7 +14,6 @@ import pytest
 from zerotop import command_line
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.commands.options.common_options import FORMER_NAMES
 from zerotop.session.reader import Session
 
 README = Path(__file__).parents[2] / "README.md"
@@ -45,7 +44,7 @@ def test_the_examples_of_a_command(name: str) -> None:
     examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
     assert examples
     for example in examples:
-        assert name in (parsed := command_line._parse_arguments(split_words(example)).name, FORMER_NAMES.get(parsed))
+        assert command_line._parse_arguments(split_words(example)).name == name
 
 
 def test_every_command_line_in_the_documentation() -> None:

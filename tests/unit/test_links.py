@@ -12,6 +12,7 @@ import pytest
 import recordings
 from zerotop import cli
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations, link_findings, order_by_cause
+from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.links import drop_repeats
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.session_report import read_session_report
@@ -74,9 +75,10 @@ def test_growth_that_ends_with_a_killed_rank() -> None:
 
 def test_a_measured_cause_must_hold_at_that_time() -> None:
     taken = dataclasses.replace(make_finding("cores_taken", 20, (0, 1)), end_ns=125 * 10**9)
-    slower = dataclasses.replace(make_finding("iteration_shift", 22), measured_cause="cores_taken")
+    kind = FindingKind("iteration_shift", Severity.WARNING, 0.9, "slower", measured_cause="cores_taken")
+    slower = dataclasses.replace(make_finding("iteration_shift", 22), kind=kind)
     assert find_names(taken, slower) == [None, "cores_taken"]
-    assert find_names(taken, dataclasses.replace(slower, measured_cause="")) == [None, None]
+    assert find_names(taken, dataclasses.replace(slower, kind=None)) == [None, None]
     later = dataclasses.replace(slower, begin_ns=130 * 10**9, end_ns=131 * 10**9)
     assert find_names(taken, later) == [None, None]
 

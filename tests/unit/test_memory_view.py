@@ -20,12 +20,12 @@ from memory_recording import (
 from memory_sums import check_memory_view
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, TO_COME, MemoryLine
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop_probe.recording import events, tables
 
 
 def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank, most)
+    return read_memory_view(recording.open_session().at(BEGIN_NS + int(second * S)), rank, most)
 
 
 def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
@@ -61,7 +61,7 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
     session = recordings.open_recording("z2")
-    lines = MemoryViewBuilder(session).view_at(session.begin_ns + int(39.41 * S)).lines
+    lines = read_memory_view(session.at(session.begin_ns + int(39.41 * S))).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 

@@ -91,7 +91,7 @@ def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
             assert source.array.dtype == again.array.dtype
             assert (source.header, source.rank, source.offset_ns) == (again.header, again.rank, again.offset_ns)
     for session in (one, other):
-        assert read_output_tail(session, one.last_written_ns) == b"hello\nworld\xff\n"
+        assert read_output_tail(session.at(one.last_written_ns)) == b"hello\nworld\xff\n"
     assert not other.refresh()
     other.release_memory()
 

@@ -17,7 +17,7 @@ from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem, 
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.options.common_options import FORMER_NAMES, JSON_HELP
+from zerotop.commands.options.common_options import JSON_HELP
 from zerotop.commands.options.job_options import add_job_commands
 from zerotop.commands.options.recording_options import add_recording_commands
 from zerotop.commands.options.report_options import add_report_commands
@@ -91,7 +91,6 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _build_parser()
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
-    options.name = {former: name for name, former in FORMER_NAMES.items()}.get(options.name, options.name)
     if options.name is None:  # without any argument the list opens, but only in a terminal
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}" if unknown else "missing COMMAND")
     if options.name == "run" and options.first_words:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.reader import Session
+from zerotop.session.at import At
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
@@ -153,13 +153,13 @@ class EngineSummary:
         return f"{self.parameters / 1e6:,.1f} M parameters{some}"
 
 
-def read_first_engine(session: Session, cursor_ns: int | None = None) -> EngineFacts:
+def read_first_engine(at: At) -> EngineFacts:
     """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
-    engines = [event for event in session.events_of(events.Engine, cursor_ns) if not event.engine]
+    engines = [event for event in at.events_of(events.Engine) if not event.engine]
     first = min(reversed(engines), key=lambda event: event.writer.rank, default=None)
     if first is None:
         return EngineFacts({})
-    engine = add_library(first, session.events_of(events.TotalSteps, cursor_ns))
+    engine = add_library(first, at.events_of(events.TotalSteps))
     return EngineFacts(engine.facts | add_stages(event.pipeline for event in engines))
 
 

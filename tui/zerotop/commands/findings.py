@@ -44,7 +44,7 @@ def findings(options: argparse.Namespace) -> int:
 def _build_json(linked: LinkedFinding, costs: Mapping[int, FindingCost]) -> dict[str, Any]:
     finding, cause, _ = linked
     facts = dataclasses.asdict(finding)
-    del facts["measured_cause"]
+    del facts["kind"]
     facts["because_of"] = {name: getattr(cause, name) for name in ("name", "step", "ranks")} if cause is not None else None
     cost = costs.get(id(finding))
     facts["lost_s"], facts["held_bytes"] = (cost.seconds, cost.bytes) if cost is not None else (None, None)

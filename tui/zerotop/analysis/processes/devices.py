@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotop.analysis.keys import GpuKey
+from zerotop.session.keys import GpuKey
 from zerotop_probe.recording.events import Engine, EngineDevice, Node, NodeGpu
 
 FASTEST_LINK = 1e12

@@ -7,7 +7,7 @@ on one node. A finding that only explains costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,37 +15,10 @@ import numpy as np
 from zerotop.analysis.annotations import Annotation, Severity, link_findings, order_by_cause
 from zerotop.session.samples import Rows
 
-# Evidence with the seconds lost once.
-_LOST_ONCE = {
-    "checkpoint_pause": "pause_s",
-    "long_pause": "pause_s",
-    "rank_stopped": "stopped_s",
-    "stuck_at_start": "silent_s",
-    "restarted": "lost_s",
-}
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 GROWING = ("memory_creep", "host_growth")
 """Findings about memory that grows until it runs out."""
-_GPU_BYTES = {
-    "memory_creep": "grown_bytes",
-    "others_on_gpu": "used_bytes",
-    "others_arrived": "used_bytes",
-    "outside_pytorch": "outside_bytes",
-    "first_real_step": "optimizer_state_device_bytes",
-    "validation_jump": "added_bytes",
-}
-_HOST_BYTES = {
-    "host_growth": "grown_bytes",
-    "first_real_step": "optimizer_state_host_bytes",
-    "pinned_overhead": "pinned_spare_bytes",
-    "swapping": "swapped_bytes",
-    "validation_host_memory": "added_bytes",
-}
-_GPU_BYTES_BETWEEN = {
-    "memory_step": ("before_bytes", "after_bytes"),
-    "fragmentation": ("allocated_bytes", "reserved_bytes"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +32,7 @@ class FindingCost:
     on_host: bool = False  # whether the bytes are host memory
     cause: Annotation | None = None  # the finding that explains it
     unfinished_s: float = 0.0  # seconds in a step that never ended
+    score: tuple[bool, bool, float, float] = (True, True, 0.0, 0.0)  # the costliest finding has the least
 
     @property
     def seconds_text(self) -> str:
@@ -73,8 +47,8 @@ class FindingCost:
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
     """Return the findings, the costliest first: failures, warnings, explanations; each after its cause.
 
-    ``steps``: the steps of the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the
-    recording ended.
+    This is the order of the line under the header, of lists by cost, of the summary and of reports. ``steps``: the steps of
+    the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the recording ended, or a cursor.
     """
     total_s = measure_training_s(steps) or 1.0
     events: dict[tuple[str, int | None], list[FindingCost]] = {}
@@ -82,14 +56,16 @@ def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> t
         events.setdefault((finding.name, finding.step), []).append(_compute_cost(finding, findings, steps, end_ns))
     largest = max((cost.bytes or 0 for costs in events.values() for cost in costs), default=0) or 1
 
-    def score_cost(cost: FindingCost) -> tuple[bool, bool, float]:
+    def score_cost(cost: FindingCost) -> tuple[bool, bool, float, float]:
         kind = cost.finding.severity
-        share = (cost.seconds or 0.0) / total_s
+        # Memory that grows puts all of the time at risk.
+        share = cost.finding.cost if cost.finding.name in GROWING else (cost.seconds or 0.0) / total_s
         # A job is paid for by the hour, so time counts first. Memory decides between findings that cost little time.
-        memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
-        return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
+        lost = share + 0.01 * (cost.bytes or 0) / largest
+        return kind is not Severity.ERROR, kind is Severity.INFO, -lost, -cost.finding.cost
 
-    ranked = sorted((_join_costs(costs) for costs in events.values()), key=score_cost)
+    joined = [_join_costs(costs) for costs in events.values()]
+    ranked = sorted((replace(cost, score=score_cost(cost)) for cost in joined), key=lambda cost: cost.score)
     by_finding = {id(cost.finding): cost for cost in ranked}
     linked = order_by_cause([cost.finding for cost in ranked])
     return tuple(replace(by_finding[id(finding)], cause=cause) for finding, cause, _ in linked)
@@ -119,15 +95,15 @@ def _join_costs(costs: Sequence[FindingCost]) -> FindingCost:
 
 def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> FindingCost:
     seconds = _compute_seconds(finding, findings, steps, end_ns)
-    size, on_host = _compute_bytes(finding)
+    on_gpu, on_host = (round(_read_bytes(finding, field)) for field in ("gpu_bytes", "host_bytes"))
     is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
     is_unfinished |= finding.name == "restarted"  # mostly time in which nothing trained
     return FindingCost(
         finding,
         finding.ranks,
         seconds if seconds > 0 else None,
-        size if size > 0 else None,
-        on_host,
+        next((size for size in (on_gpu, on_host) if size > 0), None),
+        on_host=on_gpu <= 0 < on_host,
         unfinished_s=seconds if is_unfinished else 0.0,
     )
 
@@ -143,8 +119,8 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     if name in _SKIPPING:
         skipped = steps[steps["skipped"]]
         return float(np.nansum(skipped["iteration_s"] * skipped["steps"]))
-    if name in _LOST_ONCE:
-        return finding.evidence.get(_LOST_ONCE[name], 0.0)
+    if finding.kind is not None and finding.kind.lost_once:
+        return finding.evidence.get(finding.kind.lost_once, 0.0)
     if name == "hung_ranks":
         waited = _select_hung_step(finding, steps)
         return float(waited["iteration_s"].max()) if len(waited) else (end_ns - finding.begin_ns) / 1e9
@@ -181,16 +157,7 @@ def _select_steps(finding: Annotation, findings: Sequence[Annotation], steps: Ro
     return chosen
 
 
-def _compute_bytes(finding: Annotation) -> tuple[int, bool]:
-    """Return bytes, and whether they are host memory; 0 where the finding has no such cost."""
-    readers: tuple[tuple[Callable[[], float], bool], ...] = (
-        (lambda: finding.evidence.get(_GPU_BYTES.get(finding.name, ""), 0.0), False),
-        (lambda: _read_difference(finding), False),
-        (lambda: finding.evidence.get(_HOST_BYTES.get(finding.name, ""), 0.0), True),
-    )
-    return next(((round(size), on_host) for read, on_host in readers if (size := read()) > 0), (0, False))
-
-
-def _read_difference(finding: Annotation) -> float:
-    low, high = _GPU_BYTES_BETWEEN.get(finding.name, ("", ""))
-    return finding.evidence.get(high, 0.0) - finding.evidence.get(low, 0.0)
+def _read_bytes(finding: Annotation, field: str) -> float:
+    """Return the bytes that the finding's kind names; 0 if it names none."""
+    name, _, less = getattr(finding.kind, field, "").partition(" - ")
+    return finding.evidence.get(name, 0.0) - finding.evidence.get(less, 0.0)

@@ -133,6 +133,8 @@ def _find_end(members: Sequence[AttemptMember]) -> int:
 def _build_iterations(rows: Rows) -> Iterations:
     total: Floats = rows["iteration_s"]
     phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASE_COLUMNS.items()}
+    if (stages := np.nan_to_num(rows["stages_s"])).any():
+        phases["stages"] = stages
     phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
     if rows["counted"].any():
         phases["unknown"] = np.where(rows["counted"], total, 0.0)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.analysis.steps.step_blocks import align_blocks
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.session.process_exits import ProcessExits
 from zerotop.session.reader import Source
 from zerotop.session.samples import Rows
 

@@ -14,7 +14,6 @@ from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.live_session import RunningSession
-from zerotop.ui.base.interfaces import Source
 from zerotop_probe.outside.job import job_control
 
 _POLL_S = 2.0
@@ -54,7 +53,7 @@ class ProgressReporter:
         self._last_text = ""
         self._last_text_s = clock()
 
-    def format_news(self, source: Source) -> str:
+    def format_news(self, source: RecordingSource) -> str:
         """Return elapsed time, step and rate; "" if nothing changed and the last line is recent."""
         view = source.view_at(None)
         progress = view.progress

@@ -10,9 +10,6 @@ from zerotop.commands.options.option_types import parse_price
 AddCommand = Callable[..., argparse.ArgumentParser]
 """Takes a name, a summary and examples."""
 
-FORMER_NAMES = {"findings": "annotations"}
-"""Names that commands had in earlier versions; they still work."""
-
 SESSION_HELP = "name, start of a name, or path"
 JSON_HELP = "print JSON for programs"
 

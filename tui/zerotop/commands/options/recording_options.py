@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import FORMER_NAMES, JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
 from zerotop.commands.options.option_types import parse_age, parse_size
 
 
@@ -15,9 +15,7 @@ def add_recording_commands(add_command: AddCommand) -> None:
     replay.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
     add_price(replay)
-    findings = add_command(
-        "findings", "list findings and fixes", "zerotop findings brisk-otter", aliases=[FORMER_NAMES["findings"]]
-    )
+    findings = add_command("findings", "list findings and fixes", "zerotop findings brisk-otter")
     findings.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     findings.add_argument("--json", action="store_true", help=JSON_HELP)
     memory = add_command("memory", "show memory: measured vs expected", "zerotop memory brisk-otter --at 24")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 
 from zerotop.analysis.annotations import Severity
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Source
 
 _MOST_CHARACTERS = 200
 # They would end the sequence, or begin another one: the text quotes a recording.
@@ -19,7 +19,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]+")
 class Announcer:
     """Finds news in the frames of one recording."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordingSource) -> None:
         self.source = source
         self._was_live = False
         self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from zerotop.analysis.annotations import Annotation, link_findings
-from zerotop.analysis.failures.diagnosis import FailureFinder
+from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
+from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.bars.footer import CursorState
 from zerotop.ui.base.findings import choose_finding, find_time_marks
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Controller, Source
+from zerotop.ui.base.interfaces import Controller
 from zerotop.ui.base.tabs import TABS
 
 _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of date. r restarts it."
@@ -35,11 +40,11 @@ class FrameRequest:
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
 
-    def __init__(self, source: Source, controller: Controller | None) -> None:
+    def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
-        self._failures = FailureFinder(source.session)
+        self._ranking, self._all_ranking = _Ranking(), _Ranking()
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
 
     def build_frame(self, request: FrameRequest) -> Frame:
@@ -55,7 +60,7 @@ class FrameBuilder:
         split = delays[-1].rank if delays and request.rank is None else rank
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
-        headline = request.finding or choose_finding(findings, view.cursor_ns)
+        headline = request.finding or choose_finding(self._ranking.rank(findings, source, view.cursor_ns), view.cursor_ns)
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
             view,
@@ -66,10 +71,11 @@ class FrameBuilder:
             headline,
             next((linked.cause for linked in link_findings(findings) if linked.finding is headline), None),
             known,
+            self._all_ranking.rank(known, source, source.end_ns),
             tabs=TABS,
             rank=rank,
             is_rank_chosen=request.rank is not None,
-            failure=self._failures.failure_at(view.cursor_ns),
+            failure=find_known_failure(source.session.at(view.cursor_ns)),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
@@ -88,7 +94,24 @@ class FrameBuilder:
         self._scrollback.scroll_lines(lines, room, cursor_ns)
 
 
-def build_cursor_state(source: Source, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
+class _Ranking:
+    """Findings by their cost, computed again with other findings or when the steps are a tenth more or fewer."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[tuple[Annotation, ...], int], tuple[FindingCost, ...]] = ((), -1), ()
+
+    def rank(self, findings: tuple[Annotation, ...], source: RecordingSource, cursor_ns: int) -> tuple[FindingCost, ...]:
+        if not findings:
+            return ()
+        steps = source.job_steps
+        count = int(np.searchsorted(steps["end_unix_ns"], cursor_ns, "right"))
+        key = findings, round(math.log(count + 1, 1.1))
+        if key != self._last[0]:
+            self._last = key, rank_findings(findings, steps[:count], cursor_ns)
+        return self._last[1]
+
+
+def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
     """Return where in the recording a playhead is. Any thread may ask."""
     begin, end = source.begin_ns, source.end_ns
     return CursorState(

@@ -15,6 +15,7 @@ from textual.app import App
 from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.ascii_filter import AsciiFilter
 from zerotop.ui.app.frame_scheduler import FrameScheduler
 from zerotop.ui.app.settings import UserSettings
@@ -24,7 +25,7 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import APP_BINDINGS
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import RedrawRequested
-from zerotop.ui.base.interfaces import Controller, Leaving, Source
+from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
@@ -65,7 +66,7 @@ class Monitor(App[Leaving]):
 
     def __init__(
         self,
-        source: Source | None,
+        source: RecordingSource | None,
         controller: Controller | None = None,
         *,
         title: str = "",

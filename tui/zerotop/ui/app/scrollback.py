@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Pane
-from zerotop.ui.base.interfaces import Source
 
 _MIN_LINES, _MAX_LINES = 200, 102_400  # that are read
 
@@ -14,7 +14,7 @@ class Scrollback:
     Belongs to the thread that reads the source.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordingSource) -> None:
         self._source = source
         self._lines_back = 0
         self._anchor_ns = 0

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.frame_builder import FrameBuilder, FrameRequest, build_cursor_state, find_shown_rank
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Controller, Source
+from zerotop.ui.base.interfaces import Controller
 
 
 class Viewer:
@@ -20,7 +21,7 @@ class Viewer:
     reads the recording, in the thread that makes frames.
     """
 
-    def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
+    def __init__(self, source: RecordingSource, controller: Controller | None, clock: Callable[[], float]) -> None:
         self.source = source
         self.controller = controller
         self.builder = FrameBuilder(source, controller)

@@ -15,12 +15,13 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base import panels
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.bars.header import count_notice_rows
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
-from zerotop.ui.base.interfaces import LongWork, Source
+from zerotop.ui.base.interfaces import LongWork
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import Box, ScreenOutline, layout_outline
@@ -107,7 +108,7 @@ class MonitorScreen(Screen[None]):
     frame: reactive[Frame | None] = reactive[Frame | None](None, always_update=True, repaint=False, init=False)
     zoomed: reactive[str] = reactive("", repaint=False, init=False)
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(id=self.NAME)
         self.glyphs = glyphs
         self.source = source

@@ -11,7 +11,8 @@ from textual.message import Message
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.ui.base.interfaces import Controller, Source
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.base.interfaces import Controller
 
 
 class RefusedError(Exception):
@@ -35,7 +36,7 @@ class RunningJob:
 class OpenedRecording:
     """A recording to watch."""
 
-    source: Source
+    source: RecordingSource
     controller: Controller | None  # None if the job has ended
     title: str
     play_from_ns: int | None = None  # None follows the end

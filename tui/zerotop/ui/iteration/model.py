@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from zerotop.analysis.ranks.delays import RankDelay, list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, RankMatrices
 from zerotop.analysis.ranks.outliers import find_skew
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import SIZES, WaveformCache, choose_next_size
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
 from zerotop.ui.iteration.lanes import LANES, choose_lanes
@@ -28,7 +28,7 @@ class PinnedFold:
 class FoldModel:
     """The fold at a frame, for the chosen ranks and iterations."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordingSource) -> None:
         self.source = source
         self.waveforms = WaveformCache(source.session, lambda: source.rank_steps)
         self.wanted_count: int | None = None  # iterations to fold; None: all since the pace last changed

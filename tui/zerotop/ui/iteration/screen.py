@@ -11,6 +11,7 @@ from typing import ClassVar
 from textual import work
 from textual.binding import Binding, BindingType
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import read_last_fold
 from zerotop.session.headers import SessionError
@@ -20,7 +21,6 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.iteration.drawing import has_hidden_lanes
@@ -92,7 +92,7 @@ class IterationScreen(MonitorScreen):
         *rank_bindings("iteration.rank.before", "iteration.rank.next", action="rank"),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.folding = self.long_work = FoldModel(source)
 

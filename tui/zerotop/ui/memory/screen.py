@@ -11,12 +11,12 @@ from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.views.memory_view import MemoryView
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
@@ -211,7 +211,7 @@ class MemoryScreen(MonitorScreen):
 
     main_panel = "ledger"
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.model = MemoryModel(source)
         self._lacks_room = False  # panels are left out

@@ -10,12 +10,12 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.output.lines import OutputLine
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.layout import Box
@@ -66,7 +66,7 @@ class OutputScreen(MonitorScreen):
         bind("escape", "back", "output.back", "Clear the search", "Clear the search"),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.reading = OutputView(source.session)
         self._seeks_match = False  # move the cursor to the next match, not only the view
@@ -172,7 +172,9 @@ class OutputPanel(Scrollable, FrameWidget):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         self.reading.move_to(frame.view.cursor_ns, frame.output.seek_count)
         page, search = self._drawn = self.reading.build_page(count_visible_lines(height)), self.reading.describe_search()
-        return draw_lines(page, search, width, height, self.glyphs, describe_no_output(frame.view.job))
+        job = frame.view.job
+        note = "" if job.state.is_over else job.rank_files
+        return draw_lines(page, search, width, height, self.glyphs, describe_no_output(job), note)
 
     def copy_text(self) -> str:
         """Return the visible lines in full."""

@@ -24,9 +24,9 @@ from zerotop.analysis.ranks.outliers import (
 )
 from zerotop.analysis.ranks.samples import METRIC_TABLES, RankSamples
 from zerotop.analysis.steps.step_table import RankSteps
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Source
 from zerotop_probe.recording.events import JobStarted
 
 # In the order of the key that switches them.
@@ -131,7 +131,7 @@ class RankPicture:
 class Ranking:
     """The screen's state. Returns the same picture while nothing has changed."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordingSource) -> None:
         self.metric = Metric.ITERATION
         self._is_metric_chosen = False  # by the user, or because a rank delays the others
         self.by_number = False
@@ -287,7 +287,7 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobS
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    if missing := describe_missing_probes(session, session.last_written_ns):
+    if missing := describe_missing_probes(session.at(session.last_written_ns)):
         return " ".join(missing)
     is_outside = not session.events_of(JobStarted) and state is not JobState.STARTING
     if is_outside and any(len(source.array) for source in session.sources["processes"]):

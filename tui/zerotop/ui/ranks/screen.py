@@ -10,12 +10,12 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.hangs.reader import StandstillFinder, Stillness
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -149,8 +149,9 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
-            "stopped skipping steps. Beside them are those of the median rank, of two ranks the other's.",
+            "Times are means of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
+            "stopped skipping steps; where some were only counted, of the others. Memory and cores are medians. Beside\n"
+            "them are those of the median rank, of two ranks the other's.",
         ),
         LEFT_OUT_TERM,
     )
@@ -164,7 +165,7 @@ class RanksScreen(MonitorScreen):
         bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
         self._wanted_rank: int | None = None  # the chosen rank until a picture shows it

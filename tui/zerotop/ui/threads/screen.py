@@ -11,12 +11,12 @@ from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
@@ -68,7 +68,7 @@ class ThreadsScreen(MonitorScreen):
         bind("pagedown", "rows(1)", "threads.pagedown", "Page down", "One page of threads down"),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.table = ThreadTable(source.session)
 
@@ -138,7 +138,7 @@ class RankList(FrameWidget):
 class ThreadList(Scrollable, PointedPanel):
     """The threads of the chosen rank. The mouse shows values, a click on a name shows its threads or hides them."""
 
-    def __init__(self, glyphs: Glyphs, table: ThreadTable, source: Source, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, table: ThreadTable, source: RecordingSource, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self.table = table
         self.source = source

@@ -9,9 +9,9 @@ import numpy as np
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base import findings
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.timeline.lanes import count_ribbons, layout_lanes
 from zerotop.ui.timeline.picture import Mark, Picture
@@ -24,7 +24,7 @@ BUDGET_S = 0.04
 class PictureBuilder:
     """Builds pictures of one recording."""
 
-    def __init__(self, source: Source, view: TimelineView) -> None:
+    def __init__(self, source: RecordingSource, view: TimelineView) -> None:
         self._source, self._view = source, view
         self._timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
         self._scales = GrowingScales()

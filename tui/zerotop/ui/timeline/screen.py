@@ -9,12 +9,12 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
-from zerotop.ui.base.interfaces import Source
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import Box
 from zerotop.ui.drawing.rows import Row
@@ -50,7 +50,7 @@ class TimelineScreen(MonitorScreen):
         bind("f", "follow", "timeline.follow", "Follow", "Go to the end, and follow it while the job runs"),
     ]
 
-    def __init__(self, glyphs: Glyphs, source: Source) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.timeline_view = TimelineView()
         self._origin_ns = source.session.begin_ns
@@ -108,7 +108,7 @@ class TimelineScreen(MonitorScreen):
 class TimelineLanes(FrameWidget, can_focus=True):
     """All lanes. The mouse shows values, a click moves the cursor, dragging selects a range, the wheel zooms."""
 
-    def __init__(self, glyphs: Glyphs, source: Source, view: TimelineView) -> None:
+    def __init__(self, glyphs: Glyphs, source: RecordingSource, view: TimelineView) -> None:
         super().__init__(glyphs, id="lanes")
         self._source, self._view = source, view
         self.pictures = PictureBuilder(source, view)

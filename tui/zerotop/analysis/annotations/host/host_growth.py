@@ -24,6 +24,7 @@ _KIND = FindingKind(
     name="host_growth",
     severity=Severity.WARNING,
     confidence=0.8,
+    host_bytes="grown_bytes",
     headline=(
         "Host memory grows {bytes_per_step:bytes} a step[ in '{kept_in}'] on {concerned:ranks}"
         "[; full near step {last_step:.0f}]"

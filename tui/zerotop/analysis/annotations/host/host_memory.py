@@ -29,6 +29,7 @@ _SWAPPING = FindingKind(
     name="swapping",
     severity=Severity.WARNING,
     confidence=0.9,
+    host_bytes="swapped_bytes",
     headline="{swapped_bytes:bytes} of host memory moved to swap since the ranks started",
     details="Access to memory in {host}'s swap is slow.",
     advice="Use less host memory: {less_host_memory}.",

@@ -20,6 +20,7 @@ _KIND = FindingKind(
     name="pinned_overhead",
     severity=Severity.INFO,
     confidence=0.9,
+    host_bytes="pinned_spare_bytes",
     headline="The CPU optimizer takes {bytes_per_parameter:.1f} bytes of host memory per parameter, not {ideal}",
     details=(
         "It holds {used:bytes} on each rank, where {needed:bytes} would do[. Of {pinned_bytes:bytes} pinned, {spare:bytes}"

@@ -18,6 +18,7 @@ _CHECKPOINTS = FindingKind(
     name="memory_creep",
     severity=Severity.WARNING,
     confidence=0.85,
+    gpu_bytes="grown_bytes",
     headline="{bytes_per_pause:bytes} stay on the GPU after each {pause}[; full near step {last_step:.0f}]",
     details=(
         "Rank {rank}'s allocated memory grew with each of the last {pauses} {pause}s, and not between them: by"

@@ -27,6 +27,8 @@ _KIND = FindingKind(
     name="first_real_step",
     severity=Severity.INFO,
     confidence=0.99,
+    gpu_bytes="optimizer_state_device_bytes",
+    host_bytes="optimizer_state_host_bytes",
     headline="The first update allocated {state_bytes:bytes} of optimizer state {place}",
     details=(
         "Each rank holds that much from step {step} on[: {bytes_per_parameter:.1f} bytes for each parameter that it keeps"

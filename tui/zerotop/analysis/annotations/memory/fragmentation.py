@@ -13,6 +13,7 @@ _KIND = FindingKind(
     name="fragmentation",
     severity=Severity.WARNING,
     confidence=0.85,
+    gpu_bytes="reserved_bytes - allocated_bytes",
     headline="{unused:percent} of the memory that PyTorch reserves is unused even at the peak",
     details=(
         "Rank {rank} reserves {reserved_bytes:bytes} of the device's {device_bytes:bytes} and allocates"

@@ -23,6 +23,7 @@ _KIND = FindingKind(
     name="memory_step",
     severity=Severity.INFO,
     confidence=0.4,
+    gpu_bytes="after_bytes - before_bytes",
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on",
     details="{cause}[; {lines}][; {left:bytes} of the device are left].",
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",

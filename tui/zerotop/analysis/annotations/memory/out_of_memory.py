@@ -57,7 +57,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             if key not in group.reported:
                 group.reported.add(key)
                 yield _build_finding(
-                    group, event, known.known_ns, explain_at_error(recording.session, event, known.known_ns)
+                    group, event, known.known_ns, explain_at_error(recording.session.at(known.known_ns), event)
                 )
 
 

@@ -17,6 +17,7 @@ _KIND = FindingKind(
     name="outside_pytorch",
     severity=Severity.WARNING,
     confidence=0.8,
+    gpu_bytes="outside_bytes",
     headline="Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch",
     details=(
         "Seen after {steps:count step}. In other jobs CUDA's context, NCCL and cuBLAS take"
@@ -56,8 +57,8 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
         if other.source.created_ns <= time_ns
         for allocator in recording.process_sources("allocator", other.source)
     ]
-    pids = find_pids(recording.session, key[0], time_ns)
-    memory = read_device_memory(recording.session, key, time_ns, pids, allocators)
+    pids = find_pids(recording.session.at(time_ns), key[0])
+    memory = read_device_memory(recording.session.at(time_ns), key, pids, allocators)
     if memory is None or memory.outside_bytes is None or not memory.is_exact:
         return None
     each = memory.outside_bytes / max(1, len(allocators))

@@ -28,6 +28,7 @@ _KIND = FindingKind(
     name="validation_host_memory",
     severity=Severity.INFO,
     confidence=0.7,
+    host_bytes="added_bytes",
     headline="Evaluation raised host memory by {added_bytes:bytes} to {resident_bytes:bytes} on {concerned:ranks}",
     details=(
         "It took {evaluation_s:seconds}"

@@ -25,6 +25,7 @@ _KIND = FindingKind(
     name="validation_jump",
     severity=Severity.INFO,
     confidence=0.7,
+    gpu_bytes="added_bytes",
     headline="Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes}",
     details=(
         "It took {evaluation_s:seconds}"

@@ -17,6 +17,7 @@ _KIND = FindingKind(
     name="checkpoint_pause",
     severity=Severity.INFO,
     confidence=0.99,
+    lost_once="pause_s",
     headline="A checkpoint stopped training for {pause_s:seconds}, as long as {iterations:.0f} iterations",
     details="It was saved after step {step}[ at {line}]; an iteration takes {iteration_s:seconds}.",
     advice="Save less often, or without the optimizer's state if training will not be resumed.",

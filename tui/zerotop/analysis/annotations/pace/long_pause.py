@@ -32,6 +32,7 @@ _KIND = FindingKind(
     name="long_pause",
     severity=Severity.WARNING,
     confidence=0.9,
+    lost_once="pause_s",
     headline="Step {step} took {pause_s:seconds} longer than the others",
     details=(
         "{pause_s:seconds} are as long as {iterations:.0f} iterations[, spent {part}][, most of it at {line}][; {cause}]."

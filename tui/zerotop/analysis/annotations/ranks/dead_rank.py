@@ -134,7 +134,7 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
         return None
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
-    reports = read_printed_ends(recording.session, until_ns).reports
+    reports = read_printed_ends(recording.session.at(until_ns)).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
     # Other ranks that ended at the same time are known by then too: the first of them counts.
     known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
@@ -151,7 +151,7 @@ def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
 
 def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
     processes = {process.key: process for process in group.processes if process.events_of(events.Hello)}
-    ends = find_ends(recording.session, [process.source for process in processes.values()], known_ns)
+    ends = find_ends(recording.session.at(known_ns), [process.source for process in processes.values()])
     first = next(iter(ends), None)
     if first is None or _is_expected(recording, group, first, known_ns):
         return None
@@ -169,7 +169,7 @@ def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int)
         for ended in recording.events_of(events.JobEnded)
         if ended.signal in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
     ]
-    stopped_ns = read_printed_ends(recording.session, known_ns).stopped_ns
+    stopped_ns = read_printed_ends(recording.session.at(known_ns)).stopped_ns
     if any(stop <= known_ns for stop in stops) or stopped_ns is not None:
         return True
     if end.signal_number is None and _has_run_out_of_memory(group, end, known_ns):
@@ -238,7 +238,7 @@ def _build_finding(
         number=end.signal_number,
         signal=end.signal_name,
         scheduler=scheduler,
-        file=find_output_file(recording.session, end.process, known_ns) if not alongside else None,
+        file=find_output_file(recording.session.at(known_ns), end.process) if not alongside else None,
         **_describe_exception(end),
         **short,
         **(early or {}),
@@ -278,7 +278,7 @@ def _measure_growth(process: Process, ended_ns: int) -> int | None:
 
 def _find_scheduler(recording: Evidence, ended_ns: int, known_ns: int) -> str | None:
     """Return the scheduler that reported too much memory use around the time of a rank's end."""
-    senders = chain.from_iterable(map(find_senders, read_last_lines(recording.session, known_ns)))
+    senders = chain.from_iterable(map(find_senders, read_last_lines(recording.session.at(known_ns))))
     times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
     return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns in times), None)
 

@@ -7,13 +7,14 @@ from itertools import takewhile
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.keys import ProcessKey
+from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="rank_stopped",
     severity=Severity.WARNING,
     confidence=1.0,
+    lost_once="stopped_s",
     headline="A signal stopped {concerned:ranks} for {stopped_s:seconds}",
     details=(
         "It was SIGSTOP, or Ctrl-Z in a terminal; schedulers that suspend jobs send SIGSTOP too. The iteration took that"

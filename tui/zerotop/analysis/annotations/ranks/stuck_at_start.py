@@ -17,13 +17,14 @@ from zerotop.analysis.hangs.stacks import SILENT
 from zerotop.analysis.hangs.standstill import StackGroup
 from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
-from zerotop.analysis.processes.alive_ranks import RankProcess
+from zerotop.session.keys import RankProcess
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="stuck_at_start",
     severity=Severity.ERROR,
     confidence=0.8,
+    lost_once="silent_s",
     headline="Stuck at the start for {silent_s:seconds}: {odd}",
     details="[{groups} ]No rank has moved on since then.",
     advice="{advice} The Ranks screen shows all stacks.",
@@ -58,12 +59,12 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
     for time_ns in times[bisect_right(times, state.checked_ns) :]:
         state.checked_ns = time_ns
-        start = find_standstill(recording.session, time_ns)
+        start = find_standstill(recording.session.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
             state.is_over = True
             yield _build_finding(recording, start, time_ns)
             return
-        awaited = find_awaited(recording.session, time_ns)
+        awaited = find_awaited(recording.session.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
             state.is_over = True
             yield _build_awaited(awaited, time_ns, use)

@@ -46,7 +46,7 @@ class Annotation:
     fix: str = ""  # the setting, command or line to copy; empty where there is none
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
-    measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
+    kind: FindingKind | None = None
 
     @property
     def event(self) -> tuple[str, int, int | None, tuple[int, ...]]:
@@ -76,7 +76,10 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class FindingKind:
-    """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Annotation`."""
+    """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Annotation`.
+
+    ``lost_once`` (seconds), ``gpu_bytes`` and ``host_bytes`` name the evidence with what a finding costs, or ``a - b``.
+    """
 
     name: str
     severity: Severity
@@ -85,7 +88,10 @@ class FindingKind:
     details: str = ""
     advice: str = ""
     fix: str = ""
-    measured_cause: str = ""
+    measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
+    lost_once: str = ""
+    gpu_bytes: str = ""
+    host_bytes: str = ""
 
     def with_changes(self, **changes: Any) -> FindingKind:
         """Return the kind with other fields."""
@@ -134,4 +140,4 @@ class FindingKind:
             Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
         )
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
-        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), self.measured_cause)
+        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), self)

@@ -8,8 +8,8 @@ from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.session.keys import GpuKey
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.events import EngineFacts

@@ -39,14 +39,14 @@ class _State:
     looks = 0  # of the lead, read so far
 
 
-def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
-    """Yield the looks for steps that all ranks have measured, once for each ``key``.
+def read_new_looks(group: Group) -> Iterator[Looks]:
+    """Yield the looks for steps that all ranks have measured, once.
 
     Ranks with different step times share only some of their looks.
     """
     if len(group.processes) < 2 or not group.gathers_parameters:
         return
-    state, lead = group.get_state(_State, f"{key} looks"), group.lead
+    state, lead = group.get_state(_State, "gather looks"), group.lead
     for event in lead.events_of(events.StreamWaits)[state.looks :]:
         each = [_find_event(process, event.first_step) for process in group.processes]
         found = [one for one in each if one is not None]

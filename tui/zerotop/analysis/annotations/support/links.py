@@ -139,8 +139,8 @@ def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
 
 
 def _list_links(effect: Annotation) -> Iterator[_Link]:
-    if effect.measured_cause:
-        yield _Link(effect.name, effect.measured_cause, _is_simultaneous)
+    if effect.kind is not None and effect.kind.measured_cause:
+        yield _Link(effect.name, effect.kind.measured_cause, _is_simultaneous)
     yield from (link for link in _LINKS if link.effect == effect.name)
 
 

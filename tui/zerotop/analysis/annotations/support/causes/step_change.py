@@ -43,7 +43,7 @@ class Cause(NamedTuple):
     confidence: float
     is_expected: bool = False  # whether the change is right: larger batches take longer
     has_own_finding: bool = False  # whether another detector reports it, and the change needs no finding
-    finding: str = ""  # the kind of findings that report it too, see Annotation.measured_cause
+    finding: str = ""  # the kind of findings that report it too, see FindingKind.measured_cause
     culprit: Process | None = None  # the rank that the others wait for
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
     callee: str = ""  # the function that this line must call
@@ -84,11 +84,17 @@ class StepChange:
         before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
         if len(before) < _ENOUGH_STEPS:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
+            before = before if self._are_like_before(before) else before[:0]  # they may be before another change
         if len(after) < _ENOUGH_STEPS:
             known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
             after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
             after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
         return before, after
+
+    def _are_like_before(self, rows: Rows) -> bool:
+        """Whether earlier steps took about as long as those before the change: they differ by less than half of it."""
+        early, before, after = (compute_known_median(some["iteration_s"]) for some in (rows, self.before, self.after))
+        return abs(early - before) < abs(after - before) / 2
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
         """Return the steps with phases of another rank before and after; empty if there are none."""

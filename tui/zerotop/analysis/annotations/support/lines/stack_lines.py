@@ -190,8 +190,9 @@ def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     """
     process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
-    finished = process.steps_until(until_ns) if delay.slow_until_ns else ()
-    slow_until_ns = min(delay.slow_until_ns, int(finished["end_unix_ns"][-1])) if len(finished) else 0
+    slow_until_ns = delay.slow_until_ns
+    if slow_until_ns:
+        slow_until_ns = min(slow_until_ns, int(process.steps_until(until_ns)["end_unix_ns"].max(initial=0)))
     for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
         is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
         if is_there and event.why != event_values.SILENT:

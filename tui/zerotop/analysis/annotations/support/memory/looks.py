@@ -31,7 +31,7 @@ def read_looks(process: Process, why: str) -> Iterator[Look]:
     """Iterate over the looks of a process for a reason, in order."""
     for event in process.events_of(events.MemoryLines):
         if event.why == why:
-            yield read_look(process.recording.session, event)
+            yield read_look(process.recording.session.at(event.unix_ns), event)
 
 
 def await_look(

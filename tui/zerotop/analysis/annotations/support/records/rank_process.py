@@ -13,12 +13,12 @@ from zerotop.analysis.annotations.support.records.detector_state import Detector
 from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.engine import add_library
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, list_changes
 from zerotop.session.events.event_files import E
+from zerotop.session.keys import GpuKey
 from zerotop.session.reader import Source
 from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.events import Engine, EngineFacts, Hello, TotalSteps, TrainingChanged

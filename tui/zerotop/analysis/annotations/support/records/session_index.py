@@ -8,11 +8,11 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.annotations.support.records.record_window import Cursor, Records
-from zerotop.analysis.keys import GpuKey, ProcessKey
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
+from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.session.events.event_files import E
+from zerotop.session.keys import GpuKey, ProcessKey, RankProcess, identify_process
 from zerotop.session.reader import Event, Session, Source
-from zerotop_probe.recording.events import Engine, Node, RankGone
+from zerotop_probe.recording.events import Node, RankGone
 
 _WriterKey = tuple[str, int, int]  # host, pid, rank
 
@@ -24,12 +24,12 @@ class SessionIndex(DetectorState):
         super().__init__()
         self.session = session
         self.cursor = Cursor()
-        self.located_with: tuple[int, ...] = ()
-        """The counts of facts that GPUs were assigned to processes with."""
+        self.located_with: dict[Source, GpuKey] = {}
+        """The GPU of each allocator's table."""
         self._records: dict[tuple[str, str, str, int], Records] = {}
         self._sources_by_host: dict[tuple[str, str], tuple[int, list[Source]]] = {}
         self._sources_by_process: dict[str, tuple[int, dict[_WriterKey, list[Source]]]] = {}
-        self._gpu_by_allocator: dict[_WriterKey, GpuKey] = {}
+        self._gpu_by_allocator: dict[RankProcess, GpuKey] = {}
         self._events: list[Event] = []  # the session's events, of which _indexed_count are indexed by kind and process
         self._indexed_count = 0
         self._events_by_kind: dict[type[Event], list[Any]] = {}
@@ -84,15 +84,13 @@ class SessionIndex(DetectorState):
 
     def find_gpu(self, source: Source) -> GpuKey | None:
         """Return the GPU on which the process that writes ``source`` allocates."""
-        return self._gpu_by_allocator.get((source.host, source.pid, source.rank))
+        return self._gpu_by_allocator.get(identify_process(source))
 
     def _locate_allocators(self) -> None:
-        sources, nodes, engines = self.session.sources["allocator"], self.events_of(Node), self.events_of(Engine)
-        counts = (sum(len(one.array) > 0 for one in sources), len(nodes), len(engines))
-        if counts != self.located_with:
-            self.located_with = counts
-            keys = find_gpu_by_allocator(self.session, nodes, engines)
-            self._gpu_by_allocator = {(sources[at].host, sources[at].pid, sources[at].rank): key for at, key in keys.items()}
+        located = locate_allocators(self.session.at(self.cursor_ns))
+        if located is not self.located_with:
+            self.located_with = located
+            self._gpu_by_allocator = {identify_process(source): key for source, key in located.items()}
 
     @property
     def sampled_hosts(self) -> tuple[str, ...]:

@@ -1,8 +1,11 @@
-"""One rank is slow, and the GPUs of the others wait for it when they gather parameters.
+"""GPUs wait for gathered parameters: those of the others for one slow rank, or all of them for the transfers.
 
 Under ZeRO-3 and FSDP a slow rank makes the iterations of all ranks equally longer. Two GPU times identify it. Compute
 streams wait for gathers, and the slowest rank waits only for the transfers. The time of a forward without these waits is the
 rank's own computation. Both are lower bounds of the others' wait, because gathers may run far ahead.
+
+The wait of all ranks, because computation does not hide the transfers or no longer does, is the shortest wait of any compute
+stream.
 """
 
 from __future__ import annotations
@@ -41,13 +44,33 @@ _RANK = _GPU.with_changes(
     advice="See what only this rank does in forward and backward; if nothing, compare its cores with the others'.",
     fix="py-spy dump --pid {pid}",
 )
-# The smallest wait that is reported, as a share of an iteration. Between two equal H200s it was 0.3 %.
+_LINKS = FindingKind(
+    name="slow_links",
+    severity=Severity.WARNING,
+    confidence=0.8,
+    headline="All GPUs wait {wait_s:seconds} of each iteration ({share:percent}) for gathered parameters",
+    details="The transfers take longer than the computation that overlaps them. An iteration takes {iteration_s:seconds}.",
+    advice="See which links NCCL uses, NVLink or only PCIe and sockets; a larger micro-batch hides more.",
+    fix="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH",
+)
+_SLOWER_LINKS = _LINKS.with_changes(
+    headline="All GPUs wait {wait_s:seconds} of each iteration for gathered parameters, {before_s:seconds} before",
+    details="The links between the GPUs became slower, or others use them, too. An iteration takes {iteration_s:seconds}.",
+    advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
+    fix="nvidia-smi topo -m",
+)
+# Marks a group whose growth was reported.
+_GROWN = f"{_LINKS.name} grown"
+# Waits are reported from this share of an iteration on. They have grown if they are longer than the first ones by this
+# factor, and by this share of an iteration.
+_LINKS_SHARE, _TIMES, _MORE_SHARE = 0.15, 1.5, 0.05
+# The smallest wait for one rank that is reported, as a share of an iteration. Between two equal H200s it was 0.3 %.
 _LEAST_SHARE = 0.03
 # A GPU that is idle at more than this share of its waits is limited by its CPU. For busy GPUs it was 4 to 7 %.
 _STARVED = 0.12
 # If GPUs are limited by their CPUs, that of the slow rank must be idle at a share of waits that is larger by this.
 _MORE_STARVED = 0.08
-# The same rank must be slow in this many looks in a row.
+# The same rank must be slow, or all must wait, in this many looks in a row.
 _LOOKS = 2
 # Forwards up to this long (ns) before a look count, too: few steps have a device time.
 _BEFORE_NS = 20_000_000_000
@@ -72,30 +95,38 @@ _NOBODY = _Wait(-1)
 class _State:
     def __init__(self) -> None:
         self.waits: list[_Wait] = []  # of the last looks, all for the same rank
+        self.first_s: list[float] = []  # the waits of all ranks in the first looks
+        self.long: list[Looks] = []  # the last ones in a row in which all ranks wait long
+        self.longer: list[Looks] = []  # and longer than at first
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that the others waited for at _LOOKS looks in a row."""
+    """Report for each attempt what _LOOKS looks in a row show.
+
+    The first rank that the others waited for, once; long waits of all ranks once, and once that they have grown.
+    """
     for group in recording.groups:
-        if _GPU.name not in group.reported and not group.has_stages:
-            yield from _check_group(group)
+        if _GROWN not in group.reported or _GPU.name not in group.reported:
+            state = group.get_state(_State, _GPU.name)
+            for looks in read_new_looks(group):
+                if _GPU.name not in group.reported and not group.has_stages:
+                    yield from _check_rank(group, state.waits, looks)
+                if _GROWN not in group.reported:
+                    yield from _check_links(group, state, looks)
 
 
-def _check_group(group: Group) -> Iterator[Annotation]:
-    state = group.get_state(_State, _GPU.name)
-    for looks in read_new_looks(group, _GPU.name):
-        wait = _measure_wait(group, looks)
-        if state.waits and wait.rank != state.waits[-1].rank:
-            state.waits.clear()
-        if wait.rank >= 0:
-            state.waits.append(wait)
-        if len(state.waits) == _LOOKS:
-            group.reported.add(_GPU.name)
-            yield _build_finding(group, state.waits, looks.known_ns)
-            return
+def _check_rank(group: Group, waits: list[_Wait], looks: Looks) -> Iterator[Annotation]:
+    wait = _measure_wait_for_one(group, looks)
+    if waits and wait.rank != waits[-1].rank:
+        waits.clear()
+    if wait.rank >= 0:
+        waits.append(wait)
+    if len(waits) == _LOOKS:
+        group.reported.add(_GPU.name)
+        yield _build_rank_finding(group, waits, looks.known_ns)
 
 
-def _measure_wait(group: Group, looks: Looks) -> _Wait:
+def _measure_wait_for_one(group: Group, looks: Looks) -> _Wait:
     each, iteration = looks.each, looks.iteration_s
     if not _have_same_batches(each):
         return _NOBODY
@@ -146,7 +177,7 @@ def _compare_waits(looks: Sequence[GatherLook]) -> tuple[int, float]:
     return slow, float(min(longer.mean(), 2 * np.median(longer)))
 
 
-def _build_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> Annotation:
+def _build_rank_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> Annotation:
     process = group.processes[waits[0].rank]
     wait, iteration, starved = (float(np.mean([one[part] for one in waits])) for part in (1, 2, 3))
     return (_GPU if starved <= _STARVED else _RANK).at(
@@ -158,4 +189,51 @@ def _build_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> Annot
         cost=wait / iteration,
         pid=process.source.pid,
         gpu=process.gpu_key[1] if process.gpu_key is not None else None,
+    )
+
+
+def _check_links(group: Group, state: _State, looks: Looks) -> Iterator[Annotation]:
+    wait = _measure_wait_for_all(looks)
+    if len(state.first_s) < _LOOKS:
+        state.first_s.append(wait)
+    before = max(state.first_s)
+    _extend_or_clear(state.longer, looks, goes_on=_has_grown(wait, before, looks.iteration_s))
+    _extend_or_clear(state.long, looks, goes_on=wait >= _LINKS_SHARE * looks.iteration_s)
+    if len(state.longer) == _LOOKS:
+        group.reported |= {_LINKS.name, _GROWN}
+        yield _build_links_finding(group, state.longer, before)
+    # If the last wait has grown, the next look decides which finding it is.
+    elif len(state.long) >= _LOOKS and not state.longer and _LINKS.name not in group.reported:
+        group.reported.add(_LINKS.name)
+        yield _build_links_finding(group, state.long[-_LOOKS:], None)
+
+
+def _extend_or_clear(row: list[Looks], looks: Looks, *, goes_on: bool) -> None:
+    if goes_on:
+        row.append(looks)
+    else:
+        row.clear()
+
+
+def _measure_wait_for_all(looks: Looks) -> float:
+    """Return the median over the steps of the shortest wait of any rank, in seconds."""
+    return float(np.median(np.min([look.waited for look in looks.each], axis=0)))
+
+
+def _has_grown(wait_s: float, before_s: float, iteration_s: float) -> bool:
+    return wait_s >= _TIMES * before_s and wait_s - before_s >= _MORE_SHARE * iteration_s
+
+
+def _build_links_finding(group: Group, looks: Sequence[Looks], before_s: float | None) -> Annotation:
+    """``before_s``: the wait at first if it has grown, else None."""
+    wait = float(np.mean([_measure_wait_for_all(one) for one in looks]))
+    iteration = float(np.mean([one.iteration_s for one in looks]))
+    return (_LINKS if before_s is None else _SLOWER_LINKS).at(
+        group,
+        int(looks[0].each[0].rows["begin_unix_ns"][0]),
+        int(looks[-1].each[0].rows["end_unix_ns"][-1]),
+        {"wait_s": wait, "iteration_s": iteration, "before_s": before_s},
+        known_ns=looks[-1].known_ns,
+        cost=(wait - (before_s or 0.0)) / iteration,
+        share=wait / iteration,
     )
