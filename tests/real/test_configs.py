@@ -14,8 +14,8 @@ from config_runs import EVALUATE, OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPS
 from real_jobs import RANKS, Run
 from zerotop import demo
 from zerotop.analysis.engine import read_first_engine
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]

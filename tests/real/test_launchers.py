@@ -18,9 +18,9 @@ from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_her
 from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
 from zerotop.analysis.reports.export import export_table
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]

@@ -13,8 +13,8 @@ from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 
 NAMES = recordings.list_recordings()
 MOMENTS = 150

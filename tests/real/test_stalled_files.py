@@ -16,10 +16,10 @@ import pytest
 
 import stalling_files
 from agents import AGENT, wait_for
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.job_exit import count_losses
 from zerotop.analysis.views.notices import describe_notices
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import directory
 
 pytestmark = pytest.mark.real

@@ -15,7 +15,7 @@ from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.reports.finding_costs import rank_findings
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog

@@ -14,7 +14,7 @@ from memory_recording import Recording, gib_to_bytes, make_reading, record_two_s
 from small_recording import make_identity, make_span, second_to_unix_ns
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
-from zerotop.analysis.steps.step_table import read_steps
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 

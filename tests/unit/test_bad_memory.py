@@ -27,8 +27,8 @@ from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.views.memory_view import read_memory_view
+from zerotop.session.moments.devices import Devices
 from zerotop.session.reader import Session
 from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock

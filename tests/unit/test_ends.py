@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotop.session.keys import RankProcess
-from zerotop.session.process_exits import ProcessExits, find_alive_processes, read_exits
+from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes, read_exits
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone

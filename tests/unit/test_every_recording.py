@@ -30,12 +30,12 @@ from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.rhythm import infer_iteration
 from zerotop.session import quick_read
 from zerotop.session.events.event_files import E
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.events import EngineFacts, Goodbye, JobEnded, OutOfMemory, RankGone, Tensors
 from zerotop_probe.recording.redact import redact_command, redact_tree
 from zerotop_probe.recording.tables import PHASE_CODE

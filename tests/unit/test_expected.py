@@ -27,7 +27,7 @@ from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.session.process_exits import find_alive_processes
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop_probe.recording.events import EngineFacts
 
 SIZES = [

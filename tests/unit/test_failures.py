@@ -17,7 +17,7 @@ from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.failures.last_moments import find_largest_batch
 from zerotop.session.keys import identify_process
-from zerotop.session.process_exits import ProcessExit, describe_exit_code
+from zerotop.session.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 

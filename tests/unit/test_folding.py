@@ -19,10 +19,10 @@ from counted_recordings import count_steps
 from segmented_recordings import fold_at, unpack_segmented
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.outside.folding import coarse_samples, step_history
 from zerotop_probe.outside.folding.coarse_samples import fold_periods
 from zerotop_probe.recording.tables import PROCESSES

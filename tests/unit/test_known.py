@@ -6,9 +6,9 @@ from pathlib import Path
 
 from memory_recording import record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.session.at import At
-from zerotop.session.moment import at_event
-from zerotop.session.process_exits import find_alive_processes
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop_probe.recording import events, tables
 
 

@@ -32,8 +32,8 @@ from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, CORRECTI
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Entered, Goodbye, Left, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE

@@ -20,8 +20,8 @@ from zerotop.analysis.annotations.support.lines.known_calls import find_known_ca
 from zerotop.analysis.code_line import find_own
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.events import SampledFrame, SampledStack
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 

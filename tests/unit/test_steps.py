@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.steps import step_table as steps_module
-from zerotop.analysis.steps.step_table import StepTable, read_steps
+from zerotop.session.steps import step_table as steps_module
+from zerotop.session.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 

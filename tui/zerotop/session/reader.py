@@ -14,10 +14,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerotop.session.at import At, Moments
 from zerotop.session.events.event_files import E, EventBudget, EventFile
 from zerotop.session.events.event_index import EventIndex, get_event_time
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, parse_writer, read_header
+from zerotop.session.moments.at import At, Moments
 from zerotop.session.packed.packing import unpack_files
 from zerotop.session.session_info import load_info
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line

@@ -76,7 +76,7 @@ class Source:
         self._check = self._make_check()
         self._last_ns: int | None = None  # the last time, once it was read
         self.kept: dict[Any, Any] = {}
-        """What has been computed of its records, see :func:`zerotop.session.moment.keep`."""
+        """What has been computed of its records, see :func:`zerotop.session.moments.moment.keep`."""
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
 

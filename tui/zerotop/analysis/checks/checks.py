@@ -17,7 +17,7 @@ from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.token_counts import estimate_tokens
-from zerotop.session.process_exits import describe_exit_code
+from zerotop.session.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
 # Rows of a setup that affect the iteration time.

@@ -17,11 +17,11 @@ from zerotop.analysis.failures.last_moments import (
 )
 from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, find_output_file, read_printed_ends
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.at import At
 from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.process_exits import ProcessExit, find_first_exit, find_signal_name
+from zerotop.session.moments.at import At
+from zerotop.session.moments.host_memory import HostMemory
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name
 from zerotop_probe.recording.events import JobEnded
 from zerotop_probe.recording.tables import FAILED
 

@@ -17,10 +17,10 @@ from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
-from zerotop.session.at import At
 from zerotop.session.keys import identify_process
-from zerotop.session.moment import at_event
-from zerotop.session.process_exits import count_oom_kills, find_first_exit, find_latest
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
+from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 

@@ -15,10 +15,10 @@ from math import inf
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
-from zerotop.session.at import At
 from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import ProcessExit, read_exits, read_launcher
 from zerotop.session.output.tail import read_last_lines
-from zerotop.session.process_exits import ProcessExit, read_exits, read_launcher
 from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
 

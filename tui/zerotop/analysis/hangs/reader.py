@@ -10,9 +10,9 @@ from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
-from zerotop.session.at import At
 from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.process_exits import find_latest
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import find_latest
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
 

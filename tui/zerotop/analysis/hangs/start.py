@@ -8,8 +8,8 @@ from typing import NamedTuple
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.waits import FOR_OTHERS, LONG_WORK, find_wait
-from zerotop.session.at import At
 from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 
 # The least time between two stacks of a stuck rank: a rank that loads or compiles may be in one line for long.

@@ -41,9 +41,10 @@ from zerotop.analysis.memory.ledger_rows import (
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
-from zerotop.session.at import At
 from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.process_exits import ProcessExits, find_alive_processes
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Engine, EngineDevice, Left, Node
 
@@ -334,7 +335,7 @@ def _iter_blind_spots(at: At, gpu_key: GpuKey, engines: Sequence[Engine]) -> Ite
     if not left:
         return
     exits = ProcessExits(left)
-    tables = [source for source, key in ranks_and_hosts.locate_allocators(at).items() if key == gpu_key]
+    tables = [source for source, key in locate_allocators(at).items() if key == gpu_key]
     recording = {identify_process(source) for source in tables if exits.reported_until(source) is None}
     silent = {*map(identify_process, tables)} - recording
     ranks = sorted(process.rank for process in find_alive_processes(at) if process in silent)

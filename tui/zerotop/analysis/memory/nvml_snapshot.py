@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.session.at import At
 from zerotop.session.keys import GpuKey
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 

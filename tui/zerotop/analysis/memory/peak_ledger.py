@@ -10,9 +10,9 @@ from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
-from zerotop.session.at import At
 from zerotop.session.keys import GpuKey, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Engine, Entered
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.at import At
 from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moment import at_cursor, find_sibling_table, keep
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_cursor, find_sibling_table, keep
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.events import Entered
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK

@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Host, Rank
 from zerotop.analysis.processes import phases
-from zerotop.analysis.processes.devices import Devices
-from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
-from zerotop.session.at import At
-from zerotop.session.keys import GpuKey, ProcessKey
-from zerotop.session.moment import Moment, at_event
-from zerotop.session.process_exits import read_exits
+from zerotop.session.keys import ProcessKey
+from zerotop.session.moments.at import At
+from zerotop.session.moments.host_memory import read_host_memory
+from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Source
-from zerotop_probe.recording.events import Engine, Node
 from zerotop_probe.recording.tables import FRESH_NS
 
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
@@ -205,25 +202,3 @@ def _build_host(name: str, row: Any, recent: NDArray[Any]) -> Host:
         memory_used_bytes=memory.used_bytes,
         swap_used_bytes=_clip_unknown(row["swap_used_bytes"]),
     )
-
-
-@at_event()
-def read_devices(at: Moment) -> Devices:
-    """Return the devices of all processes."""
-    return Devices(at.events_of(Node), at.events_of(Engine))
-
-
-def locate_allocators(at: Moment) -> dict[Source, GpuKey]:
-    """Return the GPU of each allocator's table: that of its last record."""
-    return _locate_tables(at, sum(len(source.array) > 0 for source in at.sources["allocator"]))
-
-
-@at_event()
-def _locate_tables(at: Moment, _begun: int) -> dict[Source, GpuKey]:
-    """``_begun``: how many of the tables have a record, and so name their GPU."""
-    devices, tables = read_devices(at), at.sources["allocator"]
-    return {
-        source: devices.find_gpu(source.host, source.pid, int(source.array["device"][-1]))
-        for source in tables
-        if len(source.array)
-    }

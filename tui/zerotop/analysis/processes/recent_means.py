@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.session.at import At
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Source
 
 WINDOW_NS = 1_000_000_000

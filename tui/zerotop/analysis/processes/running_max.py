@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.moment import keep
+from zerotop.session.moments.moment import keep
 from zerotop.session.table_files import Source
 
 _BLOCK_ROWS = 4096  # records between cached maxima: the most that a cursor anywhere has to read

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.at import At
-from zerotop.session.moment import keep
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import keep
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints
 

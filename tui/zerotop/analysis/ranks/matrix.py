@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.samples import Ints
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_table import RankSteps
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are of

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
-from zerotop.analysis.steps.step_memory import add_allocator
 from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
+from zerotop.session.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.session.steps.step_memory import add_allocator
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}

@@ -15,7 +15,7 @@ from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.job_pace import find_usual
 from zerotop.analysis.steps.token_counts import estimate_tokens
-from zerotop.session.process_exits import describe_exit_code
+from zerotop.session.moments.process_exits import describe_exit_code
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 

@@ -27,13 +27,13 @@ from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.memory_view import MemoryView, find_last_alive, read_memory_view
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.at import At
-from zerotop.session.process_exits import find_alive_processes
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts
 

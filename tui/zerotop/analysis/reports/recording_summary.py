@@ -11,14 +11,14 @@ import numpy as np
 from zerotop.analysis.engine import EngineSummary, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.job_pace import measure_iteration
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.events.event_files import E
-from zerotop.session.process_exits import find_signal_name, read_launcher
+from zerotop.session.moments.process_exits import find_signal_name, read_launcher
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import StepTable
 from zerotop_probe.recording import events
 
 PIECES = 96

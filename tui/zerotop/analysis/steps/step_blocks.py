@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded
-from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, STAGES_COLUMN
-from zerotop.analysis.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 from zerotop.session.samples import Rows
+from zerotop.session.steps.missing_steps import erase_measures, find_recorded
+from zerotop.session.steps.span_sums import DURATION_COLUMNS, STAGES_COLUMN
+from zerotop.session.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 
 _MEANS = ("iteration_s", *DURATION_COLUMNS, *COUNT_COLUMNS, "skipped")
 

@@ -16,12 +16,12 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows, iter_samples, split_samples
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY
 from zerotop_probe.recording.tables import PHASE_CODE
 

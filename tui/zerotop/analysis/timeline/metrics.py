@@ -9,9 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.devices import FASTEST_LINK
-from zerotop.analysis.processes.host_memory import measure_used_bytes
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.resample import (
     LONGEST_NS,
@@ -24,7 +21,9 @@ from zerotop.analysis.timeline.resample import (
     sum_series,
 )
 from zerotop.session.keys import GpuKey
-from zerotop.session.process_exits import read_exits
+from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
+from zerotop.session.moments.host_memory import measure_used_bytes
+from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows, iter_samples, sum_ticks
 from zerotop_probe.recording.tables import UNKNOWN
@@ -81,7 +80,7 @@ class HostTableColumns(SampleColumns):
             longest_ns = LONGEST_NS + source.period_ns
             window = begin_ns - longest_ns - 1, end_ns + longest_ns
             for samples in iter_samples([source], *window, *self._selection):
-                yield from self._make_series(*samples, longest_ns)
+                yield from self._make_series(samples.times, samples.rows, longest_ns)
 
     @abstractmethod
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:

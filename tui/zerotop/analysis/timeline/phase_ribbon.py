@@ -17,8 +17,8 @@ from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.metrics import FOREVER_NS
 from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
-from zerotop.session.moment import find_sibling_table
-from zerotop.session.process_exits import read_exits
+from zerotop.session.moments.moment import find_sibling_table
+from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES

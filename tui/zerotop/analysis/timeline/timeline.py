@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.timeline.metrics import (
     AllocatorColumns,
     GpuColumns,
@@ -28,8 +26,10 @@ from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.keys import GpuKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints
+from zerotop.session.steps.step_table import RankSteps
 
 # How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000

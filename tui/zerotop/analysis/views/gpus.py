@@ -6,18 +6,17 @@ import math
 from dataclasses import replace
 
 from zerotop.analysis.live_view import Gpu
-from zerotop.analysis.processes.devices import FASTEST_LINK
 from zerotop.analysis.processes.ranks_and_hosts import (
     Values,
     find_last_ticks,
-    locate_allocators,
     unpack_records,
 )
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
-from zerotop.session.at import At
 from zerotop.session.keys import GpuKey
-from zerotop.session.process_exits import read_exits
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
+from zerotop.session.moments.process_exits import read_exits
 from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.stats.rounding import round_count_up
-from zerotop.session.at import At
 from zerotop.session.keys import GpuKey, ProcessKey
-from zerotop.session.process_exits import ProcessExits, read_exits
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.process_exits import ProcessExits, read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES

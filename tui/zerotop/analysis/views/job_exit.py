@@ -10,7 +10,7 @@ from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
-    from zerotop.session.at import At
+    from zerotop.session.moments.at import At
     from zerotop.session.reader import Session
 
 UNSEEN_END = "Exit status unknown: the job's end was not recorded."

@@ -10,12 +10,12 @@ from zerotop.analysis.formatting import format_bytes, format_ranks
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
-from zerotop.session.at import At
 from zerotop.session.events.event_index import get_event_time
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
 from zerotop_probe.recording.events import (

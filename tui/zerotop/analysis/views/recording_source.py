@@ -17,8 +17,6 @@ from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
@@ -29,10 +27,12 @@ from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.analysis.views.watching_cost import measure_cost
+from zerotop.session.moments.process_exits import read_exits, read_launcher
 from zerotop.session.output.transcript import Transcript
-from zerotop.session.process_exits import read_exits, read_launcher
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.events import Attached, JobEnded, TotalSteps
 
 # Iterations that a rate is taken over.

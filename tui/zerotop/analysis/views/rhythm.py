@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerotop.analysis.live_view import Floats, Inferred
-from zerotop.session.at import At
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, iter_samples, split_samples
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotop.analysis.formatting import format_long_time
 from zerotop.analysis.processes.missing_probe import find_missing_probes
-from zerotop.session.at import At
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 
 _ENGINE = "Waiting for the training to begin."

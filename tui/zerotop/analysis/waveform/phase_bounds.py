@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
-from zerotop.session.moment import find_sibling_table
+from zerotop.session.moments.moment import find_sibling_table
 from zerotop.session.reader import Session
 from zerotop.session.samples import Floats
 

@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.processes.ranks_and_hosts import locate_allocators
 from zerotop.analysis.waveform import samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
 from zerotop.analysis.waveform.deconvolution import (
@@ -23,6 +22,7 @@ from zerotop.analysis.waveform.deconvolution import (
 )
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats
 from zerotop_probe.recording.events import Node

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.session.at import At
+from zerotop.session.moments.at import At
 from zerotop.session.output.missing_output import group_segments
 from zerotop.session.output.transcript import read_lines
 from zerotop.session.reader import Source

@@ -23,9 +23,9 @@ from zerotop.analysis.ranks.outliers import (
     order_outliers,
 )
 from zerotop.analysis.ranks.samples import METRIC_TABLES, RankSamples
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps
 from zerotop.ui.base.frame import Frame
 from zerotop_probe.recording.events import JobStarted
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
@@ -46,7 +46,7 @@ class FoundContainer(NamedTuple):
 def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
     """Return the container that has grown most since ``begin_ns``; None while the probe may still write its event."""
     deadline_ns = known_ns
-    if process.recording.session.info.get(STACKS_SETTING) is True:
+    if process.at.session.info.get(STACKS_SETTING) is True:
         deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
     last = None
     for event in process.events_of(events.GrowingContainers):
@@ -56,7 +56,7 @@ def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundCont
             last = event
     if last is not None:
         return FoundContainer(_read_container(last), max(known_ns, last.unix_ns))
-    return FoundContainer(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    return FoundContainer(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
 
 
 def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:

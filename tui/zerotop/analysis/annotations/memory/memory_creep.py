@@ -153,14 +153,14 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
     look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
     deadline_ns = find_deadline(stretch.process, known_ns, patience_ns)
     holder, holder_ns = _find_holder(stretch, deadline_ns)
-    if holder is None and stretch.process.recording.cursor_ns < deadline_ns and _counts_again(stretch.process):
+    if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
         return None
     return _Found(look.look, max(look.known_ns, holder_ns), holder)
 
 
 def _counts_again(process: Process) -> bool:
     """Whether the probe may name the variable that holds the memory."""
-    has_stacks = process.recording.session.info.get(STACKS_SETTING) is True
+    has_stacks = process.at.session.info.get(STACKS_SETTING) is True
     return has_stacks and any(event.pools for event in process.events_of(events.Tensors))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import select_events
 from zerotop.session.table_files import Source
@@ -169,7 +169,7 @@ def await_line(delay: Delay) -> FoundLine | None:
     """
     process, where, known_ns = delay.process, delay.where, delay.known_ns
     line = find_line(delay) if where else None
-    if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
+    if line is not None or not where or process.at.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
     deadline_ns = find_deadline(process, known_ns, delay.patience_ns)
     for event in _select_events(delay, deadline_ns):
@@ -177,7 +177,7 @@ def await_line(delay: Delay) -> FoundLine | None:
             line = find_line(delay, known_ns=event.unix_ns)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
-    if process.recording.cursor_ns < deadline_ns:
+    if process.at.cursor_ns < deadline_ns:
         return None
     return FoundLine(find_line(delay, known_ns=deadline_ns), deadline_ns)  # a step of the samples may have ended since
 
@@ -210,7 +210,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     for event in process.recording.events_of(events.RankGone):
         if (event.writer.host, event.pid) == process.key:
             ends.append(event.unix_ns)
-    session = process.recording.session
+    session = process.at.session
     if not session.is_live:
         ends.append(session.last_written_ns)
     return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])

@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
-from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop.session.steps.growable_array import GrowingArray
 
 # Steps in a row with growth. A leak that matters grows in every step.
 CREEP_STEPS = 12

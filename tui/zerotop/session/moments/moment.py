@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from zerotop.session.events.event_files import E
 from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.records import Records
 from zerotop.session.table_files import Source
+from zerotop_probe.recording.events import Node
 
 if TYPE_CHECKING:
     from zerotop.session.reader import Session
@@ -39,6 +41,15 @@ class Moment:
     def process_events(self, kind: type[E], process: RankProcess) -> Sequence[E]:
         """Return the events of a kind that a rank's process wrote, by time."""
         return self.session.process_events(kind, *process, self.cursor_ns)
+
+    def records(self, table: str, host: str, column: str = "", value: int = 0) -> Records:
+        """Return a node's records in a table, or only those with ``value`` in ``column``."""
+        return Records(self.cursor_ns, self.host_sources(table, host), column, value)
+
+    def count_cores(self, host: str) -> int | None:
+        """Return how many cores of a node the job may use."""
+        counts = (event.cores for event in self.events_of(Node) if event.writer.host == host)
+        return next((count for count in counts if count is not None and count > 0), None)
 
     def find_table(self, name: str, process: RankProcess) -> Source | None:
         """Return the table of a name that a rank's process was writing; None without any."""

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerotop.session.events.event_index import get_event_time
-from zerotop.session.moment import Moment
+from zerotop.session.moments.moment import Moment
 
 if TYPE_CHECKING:
     from zerotop.session.reader import Session

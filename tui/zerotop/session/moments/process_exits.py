@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zerotop.session.keys import ProcessKey, RankProcess, identify_process
-from zerotop.session.moment import Moment, at_event
+from zerotop.session.moments.moment import Moment, at_event
 from zerotop.session.table_files import Source
 from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
