@@ -38,13 +38,17 @@ SHARING_RUNS = {"finetune_run", "runs_together"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let one worker have all tests of a file, and one those of all files that look at the same runs of finetune.py."""
+    """Let one worker have all tests of a file, and one those of all files that look at the same runs of finetune.py.
+
+    Tests that have a group of their own keep it.
+    """
     if not config.pluginmanager.hasplugin("xdist"):
         return
     names = {item: item.nodeid.partition("::")[0] for item in items}
     sharing = {names[item] for item in items if SHARING_RUNS & set(getattr(item, "fixturenames", ()))}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("finetune" if names[item] in sharing else names[item]))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group("finetune" if names[item] in sharing else names[item]))
 
 
 @pytest.fixture(scope="module", autouse=True)

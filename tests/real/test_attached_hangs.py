@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -59,6 +58,12 @@ class Attached:
                 [*command, "--session", str(self.folder / "session")], stdout=output, stderr=subprocess.STDOUT
             )
 
+    def end(self) -> None:
+        """Kill both ranks."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
 
 def start_job(folder: Path, environment: dict[str, str], kind: str) -> Attached:
     folder.mkdir()
@@ -96,9 +101,7 @@ def attached(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str
         yield jobs
     finally:
         for job in jobs.values():
-            for process in job.ranks:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+            job.end()
         for job in jobs.values():
             if job.watcher is not None:
                 job.watcher.wait(TIMEOUT_S)
@@ -141,6 +144,7 @@ def test_a_job_that_is_well_has_no_hang(attached: dict[str, Attached]) -> None:
     """Watched for longer than it takes to say so of the others."""
     job = attached["well"]
     wait_for_hang(attached["loop"])
+    attached["loop"].end()  # it takes a whole core
     begin_ns = Session.open(job.folder / "session").events_of(events.Attached)[0].unix_ns
     time.sleep(max(0.0, WATCHED_S - (time.time_ns() - begin_ns) / 1e9))
     assert job.find_hangs() == []

@@ -50,12 +50,6 @@ def test_there_are_all() -> None:
     assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 6_000_000
 
 
-@pytest.mark.parametrize("name", recordings.list_recordings())
-def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
-    for file in recordings.unpack_to_folder(name, tmp_path).iterdir():
-        assert not PRIVATE.search(file.read_bytes()), file.name
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_output(name: str) -> None:
     session = recordings.open_recording(name)

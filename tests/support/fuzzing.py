@@ -22,6 +22,7 @@ import textual.app
 import textual.pilot
 
 from damage import ON_FOLDERS, ON_PACKS, shrink_files
+from screens import read_rows
 from waiting import wait_for_idle_loop
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -201,7 +202,7 @@ async def _wait_until_idle(app: ZerotopApp) -> None:
 
 
 def _check_screen(app: ZerotopApp) -> str:
-    text = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    text = "\n".join(read_rows(app))
     obeyed = _OBEYED.search(text)
     assert obeyed is None, f"the screen shows {obeyed.group()!r}"
     return text

@@ -15,7 +15,7 @@ from typing import Any
 import zerotop_probe
 from free_ports import find_free_port
 from rank_recordings import Rank
-from real_jobs import RANKS, TIMEOUT_S, build_launch_command, make_environment
+from real_jobs import QUICK_COMPILERS, RANKS, TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
@@ -108,6 +108,7 @@ def _make_variables(path: Path, accelerator: str = "cpu") -> dict[str, str]:
     inherited = make_environment() | {"DS_ACCELERATOR": accelerator}
     if accelerator == "cuda":
         del inherited["CUDA_VISIBLE_DEVICES"]
+        inherited["PATH"] = inherited["PATH"].removeprefix(f"{QUICK_COMPILERS}{os.pathsep}")  # its models are larger
     return inherited | {"PYTHONPATH": os.pathsep.join((str(path), inherited["PYTHONPATH"])), "PYTHONZEROTOP_DEBUG": "1"}
 
 

@@ -30,6 +30,7 @@ LOCK_IS_STALE_S = 900.0
 BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
 IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
 QUICK_PYTHONS = Path(__file__).with_name("quick_pythons")
+QUICK_COMPILERS = Path(__file__).with_name("quick_compilers")
 EARLY_COMPILER = {"EARLY_COMPILER": "1"}
 """Variables of a job that imports PyTorch's compiler where PyTorch and DeepSpeed do, see quick_pythons/late_compiler.py."""
 SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
@@ -56,7 +57,7 @@ def make_environment() -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": os.pathsep.join((str(QUICK_COMPILERS), str(BIN), os.environ.get("PATH", os.defpath))),
         "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR") or str(_operators_folder()),
     }
 

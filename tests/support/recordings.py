@@ -36,19 +36,25 @@ def find_packed_file(name: str) -> Path:
 
 def open_recording(name: str) -> Session:
     """Open a recording, which is unpacked once for all tests."""
-    return Session.from_folder(UnpackedFolder(find_packed_file(name), dict(_unpack_recording(name))))
+    return Session.from_folder(UnpackedFolder(find_packed_file(name), dict(unpack_recording(name))))
 
 
 @cache
-def _unpack_recording(name: str) -> dict[str, bytes]:
+def unpack_recording(name: str) -> dict[str, bytes]:
+    """Return the contents of its files, by name."""
     return unpack_files(find_packed_file(name))
+
+
+def has_table(name: str, table: str) -> bool:
+    """Return whether a recording has a table."""
+    return any(file.startswith(f"{table}-") for file in unpack_recording(name))
 
 
 def unpack_to_folder(name: str, into: Path) -> Path:
     """Unpack a recording into a new folder in ``into``; return that folder, the session before it was packed."""
     session = into / name
     session.mkdir()
-    for file, content in _unpack_recording(name).items():
+    for file, content in unpack_recording(name).items():
         (session / file).write_bytes(content)
     return session
 
@@ -57,7 +63,7 @@ def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Ses
     """Open a recording with each line of its event files, headers too, replaced by ``change``."""
     files = {
         file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
-        for file, content in _unpack_recording(name).items()
+        for file, content in unpack_recording(name).items()
     }
     return Session.from_folder(UnpackedFolder(find_packed_file(name), files))
 

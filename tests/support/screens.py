@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+from textual.app import App
 from textual.pilot import Pilot
 
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.base_screen import MonitorScreen
 
 Kind = TypeVar("Kind", bound=MonitorScreen)
+
+
+def read_rows(app: App[Any]) -> list[str]:
+    """Return the rows of the screen."""
+    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 class Shown(Generic[Kind]):
@@ -26,7 +32,7 @@ class Shown(Generic[Kind]):
         return self.app.screen
 
     def read_text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+        return "\n".join(read_rows(self.app))
 
     async def press_keys(self, *keys: str) -> str:
         for key in keys:

@@ -15,6 +15,11 @@ BEGIN_NS = 1000 * S
 """Second 0 in unix time."""
 
 
+def second_to_unix_ns(second: float) -> int:
+    """Return that second of a recording in unix nanoseconds."""
+    return BEGIN_NS + int(second * S)
+
+
 def make_identity(rank: int, pid: int | None = None, host: str = "node1") -> Identity:
     """Return the identity of a rank's process, or with -1 of a node's sampler."""
     return Identity("rank" if rank >= 0 else "node", rank, host, 100 + rank if pid is None else pid, 1, "boot")

@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 import recordings
+from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.commands.job.recording_library import UserLibrary
@@ -53,7 +54,7 @@ class Start:
         return [getattr(row, "name", "") for row in self.list.model.rows]
 
     def text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+        return "\n".join(read_rows(self.app))
 
     def notices(self) -> Sequence[str]:
         return [notice.message for notice in self.app._notifications]

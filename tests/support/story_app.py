@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.pilot import Pilot
 
 from fake_source import FakeSource, Story
+from screens import read_rows
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
@@ -74,7 +75,7 @@ class Watch:
 
     def text(self) -> str:
         """The screen without its colours."""
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+        return "\n".join(read_rows(self.app))
 
     async def wait_for_tick(self, pilot: Pilot[Leaving]) -> None:
         """Run one tick of the monitor's timer and wait until its frame is on the screen."""

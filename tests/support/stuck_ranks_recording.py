@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from memory_recording import Recording, make_record
-from small_recording import BEGIN_NS, S, make_identity, make_span
+from small_recording import S, make_identity, make_span
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 
@@ -84,8 +84,3 @@ def make_facts(stand: Stand, second: float = SILENT_S) -> dict[str, Any]:
         facts["calls"] = [{"group": "0", "function": "step", **call} for call in named]
     facts["allocations"] = stand.allocations[second] if stand.allocations is not None else None
     return facts | ({"collectives": collectives} if stand.called is not None else {})
-
-
-def second_to_unix_ns(second: float) -> int:
-    """Return that second of the recording in unix nanoseconds."""
-    return BEGIN_NS + int(second * S)

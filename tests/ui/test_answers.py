@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
+from screens import read_rows
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from waiting import PATIENCE_S, wait_until
@@ -48,7 +49,7 @@ class SlowSource(FakeSource):
 
 
 def read_screen(app: ZerotopApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    return "\n".join(read_rows(app))
 
 
 async def wait_while_busy(is_true: Callable[[], object]) -> None:

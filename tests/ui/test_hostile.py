@@ -10,6 +10,7 @@ from textual.widgets._toast import Toast
 
 from fake_source import offload_story
 from recordings import rewrite_events
+from screens import read_rows
 from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -62,7 +63,7 @@ async def test_a_notice() -> None:
 
 
 def text_of(app: ZerotopApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    return "\n".join(read_rows(app))
 
 
 @pytest.mark.parametrize("number", [-5, 2**62])

@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from printing import Printing, read_monotonic_ns
 from recordings import open_recording
+from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.output import blocks as output_blocks
@@ -26,10 +27,6 @@ SECOND = 10**9
 
 def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
     return ZerotopApp(RecordingSource(session), title="output", glyphs=glyphs)
-
-
-def read_rows(app: ZerotopApp) -> list[str]:
-    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 def read_body(app: ZerotopApp) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from drawn_rows import read_texts
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from zerotop.analysis.live_view import Inferred, JobState, LiveView
 from zerotop.ui.app.app import ZerotopApp
@@ -34,31 +35,27 @@ def view_at(story: Story, seconds: float) -> LiveView:
     return FakeSource(story, lambda: seconds).view_at(None)
 
 
-def read_rows(rows: list[Row]) -> list[str]:
-    return [row_text(row) for row in rows]
-
-
 BADGE: Row = ((" LIVE ", "badge-live"),)
 
 
 def test_header() -> None:
     view = view_at(offload_story(), 75.0)
-    assert read_rows(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
+    assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
         " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×8     LIVE  ",
         "  15/616 steps  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped     ",
     ]
-    assert read_rows(draw_header(view, BADGE, 40, 1, BLOCKS)) == ["  15/616 steps  2.99 s/it         LIVE  "]
+    assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == ["  15/616 steps  2.99 s/it         LIVE  "]
 
 
 def test_progress_is_seen_without_colours_too() -> None:
     view = view_at(cpu_story(), 12.0)
-    assert read_rows(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
+    assert read_texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
         "  9/40 steps  ##.......  323 ms/it  3.17k tok/s  ETA 10 s  elapsed 0:12         "
     )
 
 
 def test_header_before_there_is_an_engine() -> None:
-    assert read_rows(draw_header(view_at(offload_story(), 5.0), BADGE, 80, 2, BLOCKS)) == [
+    assert read_texts(draw_header(view_at(offload_story(), 5.0), BADGE, 80, 2, BLOCKS)) == [
         " zerotop  brisk-otter   deepspeed --num_gpus 8 finetune.py --model…       LIVE  ",
         " no step yet  elapsed 0:05                                                      ",
     ]
@@ -66,20 +63,20 @@ def test_header_before_there_is_an_engine() -> None:
 
 def test_a_time_that_is_inferred_is_said_to_be() -> None:
     view = replace(view_at(offload_story(), 5.0), inferred=Inferred(2.7512, 0.874, ("cpu", "pcie"), 24.0))
-    assert read_rows(draw_header(view, BADGE, 80, 2, BLOCKS))[1] == (
+    assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS))[1] == (
         " no step yet  about 2.75 s/it inferred, 87 % sure  elapsed 0:05                 "
     )
 
 
 def test_gpu_memory() -> None:
     view = view_at(offload_story(), 75.0)
-    rows = read_rows(draw_memory(view, 56, 10, BLOCKS))
+    rows = read_texts(draw_memory(view, 56, 10, BLOCKS))
     assert rows[:2] == [
         "GPU memory GiB +2 ───── ■allocated ■reserved ■used total",
         "GPU 0 ▇▇▇▇▕▇▕▇▇▇▇▇▇▇▇▇▇       23.2      46.4  51.0 139.8",
     ]
     assert rows[-1] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                      593 of 1900"
-    assert read_rows(draw_memory(view, 39, 3, ASCII)) == [
+    assert read_texts(draw_memory(view, 39, 3, ASCII)) == [
         "GPU GiB +3 - #allocated =reserved -used",
         "0 ##||......       23.2      46.4  51.0",
         ".. 7 more, 49.5 GiB used               ",
@@ -88,12 +85,12 @@ def test_gpu_memory() -> None:
 
 def test_gpus_of_which_no_rank_reported() -> None:
     view = view_at(offload_story(), 5.0)
-    assert read_rows(draw_memory(view, 39, 2, ASCII))[1] == ".. 8 more, 5.4 to 6.9 GiB used         "
-    assert "    –" in read_rows(draw_memory(view, 56, 10, BLOCKS))[1]
+    assert read_texts(draw_memory(view, 39, 2, ASCII))[1] == ".. 8 more, 5.4 to 6.9 GiB used         "
+    assert "    –" in read_texts(draw_memory(view, 56, 10, BLOCKS))[1]
 
 
 def test_host_memory_without_gpus() -> None:
-    assert read_rows(draw_memory(view_at(cpu_story(), 12.0), 56, 4, BLOCKS)) == [
+    assert read_texts(draw_memory(view_at(cpu_story(), 12.0), 56, 4, BLOCKS)) == [
         "Host memory GiB ────────────── ■RSS ▕peak ■shared pinned",
         "  host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                4.9 of 15.6",
         "rank 0 ▇▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.72  0.78    0.22   0.00",
@@ -102,14 +99,14 @@ def test_host_memory_without_gpus() -> None:
 
 
 def test_room_under_the_bars_shows_the_last_while() -> None:
-    rows = read_rows(draw_memory(view_at(offload_story(), 75.0), 56, 16, ASCII))[10:]
+    rows = read_texts(draw_memory(view_at(offload_story(), 75.0), 56, 16, ASCII))[10:]
     assert rows[1].startswith(" 100+ ")
     assert rows[3] == "  50+==##====##====#====##===##====##===##====##====#==="
     assert rows[-1] == "    + 26 s ago --------------- GPU 0 --------------- now"
 
 
 def test_the_ranks_on_the_host_are_shown_together() -> None:
-    rows = read_rows(draw_memory(view_at(cpu_story(), 12.0), 56, 11, ASCII))[4:]
+    rows = read_texts(draw_memory(view_at(cpu_story(), 12.0), 56, 11, ASCII))[4:]
     assert rows == [
         "   2+                                                   ",
         "    |                                                   ",
@@ -129,7 +126,7 @@ def test_swap_is_said() -> None:
 
 
 def test_iterations() -> None:
-    assert read_rows(draw_iteration(view_at(offload_story(), 75.0), 50, 10, BLOCKS)) == [
+    assert read_texts(draw_iteration(view_at(offload_story(), 75.0), 50, 10, BLOCKS)) == [
         "Iteration s ──────────────────────────────────────",
         "   4┤▔▔▔▔▔▔▲▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  step 14      2.73",
         "    │      █                     ■ outside    0.02",
@@ -144,7 +141,7 @@ def test_iterations() -> None:
 
 
 def test_iterations_in_milliseconds_and_ascii() -> None:
-    assert read_rows(draw_iteration(view_at(cpu_story(), 12.0), 60, 8, ASCII)) == [
+    assert read_texts(draw_iteration(view_at(cpu_story(), 12.0), 60, 8, ASCII)) == [
         "Iteration ms -----------------------------------------------",
         " 400+                                      step 8        329",
         "    |SSSSSSSSS                             . outside      10",
@@ -160,16 +157,16 @@ def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
     panel = Iteration(BLOCKS, id="iteration")
     frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).make_frame()
     first = panel.draw_cached(frame, 60, 5)
-    assert "no step finished yet" in "".join(read_rows(first))
+    assert "no step finished yet" in "".join(read_texts(first))
     assert panel.draw_cached(replace(frame), 60, 5) is first
     over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=JobState.LOST)))
-    assert "no step was recorded" in "".join(read_rows(panel.draw_cached(over, 60, 5)))
+    assert "no step was recorded" in "".join(read_texts(panel.draw_cached(over, 60, 5)))
 
 
 def test_a_short_run_gets_wide_columns_from_its_first_step_on() -> None:
     view = view_at(cpu_story(total_steps=10), 9.5)
-    assert read_rows(draw_iteration(view, 60, 5, BLOCKS))[-1].rstrip() == "    └0" + "─" * 35
-    assert read_rows(draw_iteration(view, 60, 5, BLOCKS))[-2].startswith(" 200┤▄▄▔")
+    assert read_texts(draw_iteration(view, 60, 5, BLOCKS))[-1].rstrip() == "    └0" + "─" * 35
+    assert read_texts(draw_iteration(view, 60, 5, BLOCKS))[-2].startswith(" 200┤▄▄▔")
 
 
 def test_phases_nobody_recorded_are_not_drawn() -> None:
@@ -177,8 +174,8 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
     unknown = np.full(len(view.iterations.step), np.nan)
     phases = {"forward": unknown, "backward": unknown, "step": unknown}
     rows = draw_iteration(replace(view, iterations=replace(view.iterations, phase_s=phases)), 50, 10, BLOCKS)
-    assert read_rows(rows)[2].endswith("■ outside    2.73")
-    assert read_rows(rows)[3].endswith("■ step          –")
+    assert read_texts(rows)[2].endswith("■ outside    2.73")
+    assert read_texts(rows)[3].endswith("■ step          –")
     styles = {style for row in rows for _, style in row}
     assert "phase-other" in styles  # the whole iteration is what the phases leave
 
@@ -188,13 +185,13 @@ def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
     phases = {**view.iterations.phase_s, "stages": np.full(len(view.iterations.step), 0.5)}
     del phases["other"]
     waiting = replace(view, iterations=replace(view.iterations, phase_s=phases))
-    assert any(row.endswith("■ stages     0.50") for row in read_rows(draw_iteration(waiting, 50, 10, BLOCKS)))
-    assert any(row.endswith("■ between stages     0.50") for row in read_rows(draw_iteration(waiting, 100, 10, BLOCKS)))
+    assert any(row.endswith("■ stages     0.50") for row in read_texts(draw_iteration(waiting, 50, 10, BLOCKS)))
+    assert any(row.endswith("■ between stages     0.50") for row in read_texts(draw_iteration(waiting, 100, 10, BLOCKS)))
     assert "phase-communication" in {style for row in draw_iteration(waiting, 50, 10, BLOCKS) for _, style in row}
 
 
 def test_cpu() -> None:
-    assert read_rows(draw_cpu(view_at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
+    assert read_texts(draw_cpu(view_at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
         "CPU 63.0 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
         "rank 0 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      8.3     207  61.2   24.1",
         "rank 1 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      7.9     207  61.2   24.1",
@@ -210,11 +207,11 @@ def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
         ranks=tuple(replace(rank, cores_used=math.nan) for rank in view.ranks),
         gpus=tuple(replace(gpu, sample={**gpu.sample, "utilization_percent": math.nan}) for gpu in view.gpus),
     )
-    rows = [*read_rows(draw_cpu(unknown, 76, 5, BLOCKS)), *read_rows(draw_gpu(unknown, 76, 5, BLOCKS))]
+    rows = [*read_texts(draw_cpu(unknown, 76, 5, BLOCKS)), *read_texts(draw_gpu(unknown, 76, 5, BLOCKS))]
     assert not any("nan" in row for row in rows)
     assert rows[0].startswith("CPU – of 512 cores +1 ─")
     assert rows[4].strip() == "… 61 more ranks, – cores each"
-    assert read_rows(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks 1-2 of 64  now ─")
+    assert read_texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks 1-2 of 64  now ─")
 
 
 def test_the_past_has_the_colours_of_its_phases() -> None:
@@ -225,14 +222,14 @@ def test_the_past_has_the_colours_of_its_phases() -> None:
 
 
 def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
-    assert read_rows(draw_cpu(view_at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
+    assert read_texts(draw_cpu(view_at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
         "CPU 2.1 of 2 ── cores runnable threads",
         "0 ■ backward      1.0      1.4      41",
         "     pt_main_thread 1.0               ",
         "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",
         "                  ████████████████████",
     ]
-    assert "pt_main_thread 1.0  omp_worker-3 1.0" in read_rows(draw_cpu(view_at(cpu_story(), 12.0), 90, 7, BLOCKS))[1]
+    assert "pt_main_thread 1.0  omp_worker-3 1.0" in read_texts(draw_cpu(view_at(cpu_story(), 12.0), 90, 7, BLOCKS))[1]
 
 
 def test_what_ended_well_is_not_loud() -> None:
@@ -247,12 +244,12 @@ def test_what_ended_well_is_not_loud() -> None:
 def test_a_process_that_is_gone_holds_no_memory() -> None:
     view = view_at(offload_story(), 75.0)
     gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
-    first, second = read_rows(draw_cpu(gone, 76, 10, BLOCKS))[1:3]
+    first, second = read_texts(draw_cpu(gone, 76, 10, BLOCKS))[1:3]
     assert first.split()[-2:] == ["–", "–"]
     assert second.split()[-2:] != ["–", "–"]
     view = view_at(cpu_story(), 10.0)
     gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
-    first, second = read_rows(draw_memory(gone, 76, 10, BLOCKS))[2:4]
+    first, second = read_texts(draw_memory(gone, 76, 10, BLOCKS))[2:4]
     assert first.split()[-4:] == ["–", "0.74", "–", "–"]  # its peak stays
     assert second.split()[-4:] == ["0.71", "0.74", "0.21", "0.00"]
 
@@ -263,14 +260,14 @@ def test_dead_and_late_ranks_come_first() -> None:
     ranks[40] = replace(ranks[40], alive=False)
     ranks[50] = replace(ranks[50], step=11)
     ranks[60] = replace(ranks[60], rss_peak_bytes=ranks[60].rss_peak_bytes * 2)
-    rows = read_rows(draw_cpu(replace(view, ranks=tuple(ranks)), 80, 6, BLOCKS))
+    rows = read_texts(draw_cpu(replace(view, ranks=tuple(ranks)), 80, 6, BLOCKS))
     assert [row.split()[1] for row in rows[1:5]] == ["40", "50", "60", "0"]
     assert rows[1].split()[3] == "exited"
     assert rows[5].startswith("… 60 more ranks")
 
 
 def test_gpus() -> None:
-    assert read_rows(draw_gpu(view_at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
+    assert read_texts(draw_gpu(view_at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
         "GPU ─ last 12 s ─────────────── % ── W  °C D2H GB/s H2D GB/s",
         "GPU 0 ▁▁▇▇  ▁▇▇▁   ▇▇▁▁ ▇▇ ▁▁   3  147  56     23.0     13.2",
         "… 7 more, 0 to 3 %                                          ",
@@ -278,7 +275,7 @@ def test_gpus() -> None:
 
 
 def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
-    assert read_rows(draw_gpu(view_at(offload_story(gpus=1, ranks=1), 75.0), 60, 4, BLOCKS)) == [
+    assert read_texts(draw_gpu(view_at(offload_story(gpus=1, ranks=1), 75.0), 60, 4, BLOCKS)) == [
         "GPU ─────────────────────────── % ── W  °C D2H GB/s H2D GB/s",
         "GPU 0 NVIDIA H200               3  147  56     23.0     13.2",
         "           ▆▆    ▆▆   ▇▇    ▇▇   ▆▆    ▆▆   ▇▇    ▇▇   ▆▆   ",
@@ -288,20 +285,20 @@ def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
 
 def test_output_is_literal_and_scrolls() -> None:
     lines = (*tuple(f"line {number}" for number in range(20)), "[red]\x1b[31mloss[/red]")
-    assert read_rows(draw_output(Pane(lines), 24, 3, BLOCKS)) == [
+    assert read_texts(draw_output(Pane(lines), 24, 3, BLOCKS)) == [
         "Output ─────────────────",
         "line 19                 ",
         "[red]�[31mloss[/red]    ",
     ]
-    assert read_rows(draw_output(Pane(lines, 5), 40, 3, BLOCKS))[:2] == [
+    assert read_texts(draw_output(Pane(lines, 5), 40, 3, BLOCKS))[:2] == [
         "Output 5 newer below ───────────────────",
         "line 14                                 ",
     ]
-    title = read_rows(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
+    title = read_texts(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
     assert title.startswith("Output more than 19 newer below, this is the beginning ──")
-    assert read_rows(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
+    assert read_texts(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
-    assert read_rows(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
+    assert read_texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
 
 
 def test_an_alert_is_shown_in_full() -> None:
@@ -409,7 +406,7 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
     view = view_at(cpu_story(), 9.5)
     view = replace(view, ranks=(replace(view.ranks[0], rank=-1),))
     for draw in (draw_memory, draw_cpu):
-        text = "\n".join(read_rows(draw(view, 80, 8, BLOCKS)))
+        text = "\n".join(read_texts(draw(view, 80, 8, BLOCKS)))
         assert " job " in text or "\njob " in text
         assert "-1" not in text
 
@@ -418,17 +415,17 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
     view = view_at(offload_story(), 60)
     unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
-    rows = read_rows(draw_cpu(outside, 120, 12, BLOCKS))
+    rows = read_texts(draw_cpu(outside, 120, 12, BLOCKS))
     assert not any("starting" in row or " now " in row for row in rows)
-    listed = read_rows(draw_ranks(outside, None, {}, 80, 4, BLOCKS))
+    listed = read_texts(draw_ranks(outside, None, {}, 80, 4, BLOCKS))
     assert [row.split()[:2] for row in listed[1:]] == [["0", "–"], ["1", "–"], ["2", "–"]]
     mixed = replace(view, ranks=(*unseen[:1], *view.ranks[1:]))
-    (first, second) = read_rows(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
+    (first, second) = read_texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
     assert describe_no_output(outside.job) == "Not captured; see the job's own terminal"
     waiting = replace(outside, job=replace(outside.job, state=JobState.STARTING))
-    assert "starting" in read_rows(draw_cpu(waiting, 120, 12, BLOCKS))[1]
+    assert "starting" in read_texts(draw_cpu(waiting, 120, 12, BLOCKS))[1]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from textual.widgets._toast import Toast
 
 from cell_terminal import CellTerminal
 from fake_source import FakeSource, offload_story
+from screens import read_rows
 from zerotop.ui.app import frame_scheduler, monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
@@ -79,7 +80,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
         app.viewer.go_to_seconds(40)
         app.draw_frame()
         await pilot.pause()
-        terminal = CellTerminal(lines_of(app))
+        terminal = CellTerminal(read_rows(app))
         monkeypatch.setattr(ZerotopApp, "_display", note_written)
         for tenths in range(401, 420):
             app.viewer.go_to_seconds(tenths / 10)
@@ -87,7 +88,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
             await pilot.pause()
             assert len(written) == 1, "one picture is written in one go"
             terminal.write(written.pop())
-            assert terminal.text == lines_of(app)
+            assert terminal.text == read_rows(app)
 
 
 async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +103,6 @@ async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.Mo
         await pilot.press("question_mark")
         app.viewer.go_to_seconds(41)
         app.draw_frame()
-
-
-def lines_of(app: ZerotopApp) -> list[str]:
-    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

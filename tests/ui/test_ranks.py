@@ -8,6 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from recordings import open_recording
+from screens import read_rows
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from waiting import wait_until
@@ -22,10 +23,6 @@ from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
 
 def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
     return ZerotopApp(RecordingSource(read_recording(folder)), title="ranks", glyphs=glyphs)
-
-
-def read_rows(app: ZerotopApp) -> list[str]:
-    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 async def open_ranks(app: ZerotopApp, pilot: Pilot[Leaving]) -> RanksScreen:

@@ -7,7 +7,9 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from stuck_ranks_recording import SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
+from screens import read_rows
+from small_recording import second_to_unix_ns
+from stuck_ranks_recording import SLEEPING, WAITING, Stand, write_standing
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -17,7 +19,7 @@ from zerotop.ui.ranks.screen import RankStacksPanel
 
 
 def read_screen(app: ZerotopApp) -> str:
-    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+    return "\n".join(read_rows(app))
 
 
 def make_app(folder: Path) -> ZerotopApp:

@@ -11,6 +11,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 
 from recordings import find_packed_file, open_recording
+from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_index import Overviews
@@ -141,7 +142,7 @@ async def test_without_utf8_all_of_it_is_ascii() -> None:
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.press("U", "u")
         await pilot.pause()
-        text = "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+        text = "\n".join(read_rows(app))
         assert "Sizes in GB" in text
         assert text.isascii()
 

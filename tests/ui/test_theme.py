@@ -13,6 +13,7 @@ from textual.dom import DOMNode
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
+from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -250,5 +251,5 @@ async def test_no_screen_has_an_emoji() -> None:
         for key in ("question_mark", "escape", "a", "escape", "i", "escape", "ctrl+p"):
             await pilot.press(key)
             await pilot.pause()
-            shown = "".join(strip.text for strip in app.screen._compositor.render_strips())
+            shown = "".join(read_rows(app))
             assert max(shown) < "\u3000", key

@@ -8,6 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from recordings import open_recording
+from screens import read_rows
 from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -23,10 +24,6 @@ S = 10**9
 
 def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
     return ZerotopApp(RecordingSource(session), title="threads", glyphs=glyphs)
-
-
-def read_rows(app: ZerotopApp) -> list[str]:
-    return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
 async def open_threads(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> ThreadsScreen:

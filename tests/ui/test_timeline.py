@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from fake_source import cpu_story
 from recordings import open_recording
+from screens import read_rows
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from story_app import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -57,7 +58,7 @@ class Looking:
         await self.pilot.pause()
 
     def read_text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+        return "\n".join(read_rows(self.app))
 
     def column(self, cell: int) -> tuple[int, int]:
         """Where in the lanes a cell of the charts is."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import recordings
 from memory_recording import Recording, gib_to_bytes, make_reading, record_two_steps
-from small_recording import BEGIN_NS, S, make_identity, make_span
+from small_recording import make_identity, make_span, second_to_unix_ns
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
 from zerotop.session.steps.step_table import read_steps
@@ -19,10 +19,6 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
 OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-
-
-def second_to_unix_ns(second: float) -> int:
-    return BEGIN_NS + int(second * S)
 
 
 def with_flushes(folder: Path) -> Recording:

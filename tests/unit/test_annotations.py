@@ -1,7 +1,6 @@
 """Findings of the real recordings, and when they are known. recordings/labels.json has labels by hand, with reasons."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,33 +8,24 @@ import pytest
 
 import long_recording
 import recordings
-from zerotop.analysis.annotations import Annotation, Annotator, Severity, find_annotations
+from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
 from zerotop.session.reader import Session
 
 LABELS = recordings.read_labels()
 
 
-@pytest.fixture(scope="module")
-def all_sessions() -> dict[str, Session]:
-    """All recordings, open."""
-    return {name: recordings.open_recording(name) for name in recordings.list_recordings()}
+class Findings(dict[str, tuple[Annotation, ...]]):
+    """The findings of each recording at its end, searched when they are asked for."""
+
+    def __missing__(self, name: str) -> tuple[Annotation, ...]:
+        session = recordings.open_recording(name)
+        self[name] = find_annotations(session, session.end_ns)
+        return self[name]
 
 
 @pytest.fixture(scope="module")
-def all_annotators(all_sessions: dict[str, Session]) -> dict[str, Annotator]:
-    """The annotator of each recording, at its end."""
-    annotators = {name: Annotator(session) for name, session in all_sessions.items()}
-    for annotator in annotators.values():
-        annotator.update()
-    return annotators
-
-
-@pytest.fixture(scope="module")
-def all_findings(
-    all_sessions: dict[str, Session], all_annotators: dict[str, Annotator]
-) -> dict[str, tuple[Annotation, ...]]:
-    """The findings of each recording at its end."""
-    return {name: annotator.findings_at(all_sessions[name].end_ns) for name, annotator in all_annotators.items()}
+def all_findings() -> Findings:
+    return Findings()
 
 
 def find_one(findings: tuple[Annotation, ...], name: str) -> Annotation:
@@ -44,93 +34,14 @@ def find_one(findings: tuple[Annotation, ...], name: str) -> Annotation:
     return finding
 
 
-def change_cursors(session: Session, findings: tuple[Annotation, ...]) -> list[int]:
-    """Return the cursors just before and at each change of the list of findings, and between each two of these."""
-    changes = [session.begin_ns, *sorted({finding.known_ns for finding in findings}), session.end_ns]
-    between = [(early + late) // 2 for early, late in pairwise(changes)]
-    return sorted({*changes, *between, *(change - 1 for change in changes[1:])})
-
-
 def test_every_recording_has_its_labels() -> None:
     assert recordings.list_recordings() == sorted(LABELS)
-
-
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_findings_match_the_labels(all_findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    kinds = [(finding.name, finding.step) for finding in all_findings[name]]
-    right, wrong, missed = recordings.compare_findings(LABELS[name], kinds)
-    assert (wrong, missed) == ([], [])
-    assert len(right) == len(LABELS[name])
-
-
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_findings_at_a_cursor_are_those_known_by_then(
-    all_sessions: dict[str, Session],
-    all_annotators: dict[str, Annotator],
-    all_findings: dict[str, tuple[Annotation, ...]],
-    name: str,
-) -> None:
-    session, whole = all_sessions[name], all_annotators[name]
-    for cursor_ns in change_cursors(session, all_findings[name]):
-        found = find_annotations(session, cursor_ns)
-        assert found == whole.findings_at(cursor_ns)
-        assert all(finding.known_ns <= cursor_ns for finding in found)
-
-
-@pytest.mark.parametrize("piece", [30, 500])
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_reading_in_pieces_makes_no_difference(
-    all_sessions: dict[str, Session],
-    all_annotators: dict[str, Annotator],
-    all_findings: dict[str, tuple[Annotation, ...]],
-    name: str,
-    piece: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As a growing job is read, or a long one a little at a time."""
-    monkeypatch.setattr("zerotop.analysis.annotations.support.annotator._PIECE", piece)
-    session, whole = all_sessions[name], all_findings[name]
-    annotator = Annotator(session)
-    for cursor_ns in sorted({session.end_ns, *(finding.known_ns - late for finding in whole for late in (1, 0))}):
-        annotator.update(cursor_ns)
-        assert annotator.findings_at(cursor_ns) == all_annotators[name].findings_at(cursor_ns)
-
-
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_an_annotator_filters_its_findings_by_cursor(
-    all_sessions: dict[str, Session], all_findings: dict[str, tuple[Annotation, ...]], name: str
-) -> None:
-    annotator = Annotator(all_sessions[name])
-    assert annotator.update() is bool(all_findings[name])
-    assert not annotator.update()
-    cursor_ns = min((finding.known_ns for finding in all_findings[name]), default=all_sessions[name].end_ns)
-    assert annotator.findings_at(cursor_ns) == find_annotations(all_sessions[name], cursor_ns)
-    assert all(finding.known_ns < cursor_ns for finding in annotator.findings_at(cursor_ns - 1))
-    assert annotator.findings_at(all_sessions[name].begin_ns - 1) == ()
-
-
-@pytest.mark.parametrize("name", sorted(LABELS))
-def test_every_finding_is_complete(all_findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    for finding in all_findings[name]:
-        assert finding.begin_ns <= finding.end_ns <= finding.known_ns
-        assert 0 < finding.confidence <= 1
-        assert finding.headline[0].isalnum()
-        assert not finding.headline.endswith(".")
-        assert len(finding.headline) <= 80
-        assert all(text.endswith(".") for text in (finding.details, finding.advice) if text)
-        # A leak whose holder is unknown has no fix to copy.
-        assert finding.fix or finding.severity is Severity.INFO or finding.name == "memory_creep"
-        assert "nan" not in f"{finding.headline} {finding.details}".split()
-        assert "{" not in f"{finding.headline} {finding.details} {finding.advice}"
-        assert 0 <= finding.cost <= 1
-        assert finding.evidence
-        assert all(type(value) is float and value == value for value in finding.evidence.values())
 
 
 # --- the optimizer on the CPU --------------------------------------------------------------------------------------------
 
 
-def test_the_story_s_double_spike(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_s_double_spike(all_findings: Findings) -> None:
     """Steps 11 to 13 took 2.69, 2.67 and 2.66 s, of which step() 1.81, 1.80 and 1.78; 63 of 64 cores were busy."""
     spike = find_one(all_findings["story"], "double_spike")
     assert spike.ranks == (0, 1, 2, 3)
@@ -144,7 +55,7 @@ def test_the_story_s_double_spike(all_findings: dict[str, tuple[Annotation, ...]
     assert spike.cost == spike.evidence["share"]
 
 
-def test_what_the_step_would_cost_without_offload(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_what_the_step_would_cost_without_offload(all_findings: Findings) -> None:
     """Master weights and moments are 12 bytes, 16-bit gradients 2, of the parameters that a rank keeps of 494,032,768."""
     for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
         spike = find_one(all_findings[name], "double_spike")
@@ -152,7 +63,7 @@ def test_what_the_step_would_cost_without_offload(all_findings: dict[str, tuple[
         assert "Without offload each GPU would hold" in spike.details
 
 
-def test_bytes_that_must_be_copied_replace_missed_counts(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_bytes_that_must_be_copied_replace_missed_counts(all_findings: Findings) -> None:
     """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
     spike = find_one(all_findings["story"], "double_spike")
     assert spike.evidence["pcie_to_gpu_bytes"] < spike.evidence["copied_each_way_bytes"] == 2 * 8_030_261_248 / 4
@@ -160,7 +71,7 @@ def test_bytes_that_must_be_copied_replace_missed_counts(all_findings: dict[str,
     assert "3.74 GiB" in spike.details
 
 
-def test_one_process_has_as_many_threads_as_cores(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_one_process_has_as_many_threads_as_cores(all_findings: Findings) -> None:
     """One rank on 16 cores, sampled with 16 busy threads and 14 to 15.8 cores in step()."""
     for name in ("z2-offload", "z3-offload-all"):
         spike = find_one(all_findings[name], "double_spike")
@@ -171,7 +82,7 @@ def test_one_process_has_as_many_threads_as_cores(all_findings: dict[str, tuple[
 # --- evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_evaluation_adds_and_keeps(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_evaluation_adds_and_keeps(all_findings: Findings) -> None:
     """Reserved went from 17,653,825,536 to 22,632,464,384 bytes and stayed; micro-batches of 8 x 512 after 4 x 512."""
     jump = find_one(all_findings["z2"], "validation_jump")
     assert jump.evidence["reserved_before_bytes"] == 17_653_825_536
@@ -181,7 +92,7 @@ def test_memory_that_evaluation_adds_and_keeps(all_findings: dict[str, tuple[Ann
     assert jump.advice == ""  # 119 of 140 GiB are free
 
 
-def test_parameters_that_stage_3_gathered_are_no_leftovers(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_parameters_that_stage_3_gathered_are_no_leftovers(all_findings: Findings) -> None:
     """After evaluation 996 MB more are allocated: the 494 M parameters in bf16 take 988 of them until training goes on."""
     for name in ("x4-z3", "z3-offload-all"):
         assert find_one(all_findings[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
@@ -190,7 +101,7 @@ def test_parameters_that_stage_3_gathered_are_no_leftovers(all_findings: dict[st
 # --- first real steps ----------------------------------------------------------------------------------------------------
 
 
-def test_the_state_of_the_first_real_step_is_as_expected(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_state_of_the_first_real_step_is_as_expected(all_findings: Findings) -> None:
     """Two moments in fp32, 8 bytes for each parameter that a rank keeps; 494,032,768 parameters, 8,030,261,248 in four."""
     for name, where, state in (
         ("z2", "device", 8 * 494_032_768),
@@ -202,7 +113,7 @@ def test_the_state_of_the_first_real_step_is_as_expected(all_findings: dict[str,
         assert evidence["bytes_per_parameter"] == pytest.approx(8, abs=0.01)
 
 
-def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_of_the_skipped_steps(all_findings: Findings) -> None:
     """Loss scale 2^24, halved ten times; 0.88 s an iteration, then 4.53 s once, then 2.68 s."""
     ended = find_one(all_findings["story"], "skipping_ended")
     assert ended.evidence["skipped_steps"] == 10
@@ -222,7 +133,7 @@ def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation
     assert ended.evidence["optimizer_state_host_bytes"] == 2 * 8_030_261_248
 
 
-def test_skipped_steps_announce_the_optimizer_state(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_skipped_steps_announce_the_optimizer_state(all_findings: Findings) -> None:
     early, ended = (find_one(all_findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
     assert early.known_ns < ended.begin_ns - 5 * 10**9
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
@@ -233,7 +144,7 @@ def test_skipped_steps_announce_the_optimizer_state(all_findings: dict[str, tupl
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
 
 
-def test_the_end_of_skipping_is_one_finding(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_end_of_skipping_is_one_finding(all_findings: Findings) -> None:
     """forward and backward take 0.87 s before and after; step() takes 1.8 s more from the first real step on."""
     ended = find_one(all_findings["story"], "skipping_ended")
     assert ended.evidence["iteration_skipped_s"] == pytest.approx(0.88, abs=0.01)
@@ -243,7 +154,7 @@ def test_the_end_of_skipping_is_one_finding(all_findings: dict[str, tuple[Annota
         assert not {"iteration_shift", "first_real_step"} & {finding.name for finding in all_findings[name]}
 
 
-def test_threads_oversubscribe_the_cores(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_threads_oversubscribe_the_cores(all_findings: Findings) -> None:
     """Nobody set OMP_NUM_THREADS: 4 ranks x 64 threads of the optimizer on 64 cores."""
     for name in ("story", "x4-z3"):
         crowd = find_one(all_findings[name], "crowded_cores")
@@ -252,7 +163,7 @@ def test_threads_oversubscribe_the_cores(all_findings: dict[str, tuple[Annotatio
         assert crowd.fix == "export OMP_NUM_THREADS=16"
 
 
-def test_out_of_memory_by_an_evaluation(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_out_of_memory_by_an_evaluation(all_findings: Findings) -> None:
     """160 x 1024 tokens after 40 x 1024: logits of 160 x 1024 x 151,936 in fp32 are 99,572,776,960 bytes."""
     error = find_one(all_findings["z2-oom"], "out_of_memory")
     assert error.evidence["requested_bytes"] == 160 * 1024 * 151_936 * 4
@@ -264,7 +175,7 @@ def test_out_of_memory_by_an_evaluation(all_findings: dict[str, tuple[Annotation
 # --- memory --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_phase_of_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_phase_of_the_peak(all_findings: Findings) -> None:
     """z2's steps: forward 12.96, backward 13.58, step 10.94 GB; 6.98 GB kept. In the story 17.2 of 22.5 GB are kept."""
     owner = find_one(all_findings["z2"], "peak_owner")
     assert owner.evidence["forward_peak_bytes"] == pytest.approx(12.96e9, rel=0.001)
@@ -275,7 +186,7 @@ def test_the_phase_of_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) 
     assert (owner.advice, find_one(all_findings["story"], "peak_owner").advice) == ("", "")
 
 
-def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_allocator_retry_before_out_of_memory(all_findings: Findings) -> None:
     retry = find_one(all_findings["z2-oom"], "allocator_retries")
     assert retry.headline == "Rank 0's allocator flushed its cache to get memory for the first time in step 0"
     assert retry.evidence["retries"] == 1
@@ -286,7 +197,7 @@ def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[
 # --- staged causes -------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_with_late_data(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_ranks_with_late_data(all_findings: Findings) -> None:
     assert find_one(all_findings["cpu-stall"], "data_stall").ranks == (0, 1)
     assert find_one(all_findings["cpu-stall"], "data_stall").headline.startswith("76 % of each ")
     assert find_one(all_findings["cpu-straggler"], "data_stall").headline.startswith(
@@ -297,7 +208,7 @@ def test_ranks_with_late_data(all_findings: dict[str, tuple[Annotation, ...]]) -
     assert find_one(all_findings["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
 
 
-def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_hung_and_dead_ranks(all_findings: Findings) -> None:
     hung = find_one(all_findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
@@ -305,7 +216,7 @@ def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) ->
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
-def test_what_only_one_rank_does(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_what_only_one_rank_does(all_findings: Findings) -> None:
     shift = find_one(all_findings["blind-rank-length"], "iteration_shift")
     assert "rank 1's batches have 1664 tokens instead of 512" in shift.details
     assert shift.severity.name == "WARNING"  # rank 0, whose batches are as before, waits
@@ -318,20 +229,20 @@ def test_what_only_one_rank_does(all_findings: dict[str, tuple[Annotation, ...]]
     assert early.details == "Rank 0 ended with RuntimeError at f12_fsdp_earlystop.py:17."
 
 
-def test_steps_that_are_all_skipped_after_others(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_steps_that_are_all_skipped_after_others(all_findings: Findings) -> None:
     stuck = find_one(all_findings["blind-overflows"], "steps_skipped")
     assert stuck.headline == "fp16 has skipped all steps since step 39: nothing is trained any more"
     assert (stuck.evidence["loss_scale_first"], stuck.evidence["loss_scale_now"]) == (4096, 8)
 
 
-def test_device_memory_that_grows(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_device_memory_that_grows(all_findings: Findings) -> None:
     assert find_one(all_findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
     step = find_one(all_findings["gpu-long"], "memory_step")
     assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
     assert "8192 tokens instead of 4096" in find_one(all_findings["gpu-long"], "iteration_shift").details
 
 
-def test_a_drift_and_host_memory_that_grows(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_a_drift_and_host_memory_that_grows(all_findings: Findings) -> None:
     """2 ms more in each step; 24 and 12 MiB more."""
     drift = find_one(all_findings["held-drift"], "iteration_drift")
     assert drift.evidence["slope_s"] == pytest.approx(0.002, rel=0.2)
@@ -342,7 +253,7 @@ def test_a_drift_and_host_memory_that_grows(all_findings: dict[str, tuple[Annota
         assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
 
 
-def test_the_estimate_against_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_estimate_against_the_peak(all_findings: Findings) -> None:
     """2 + 18 bytes a parameter of 494,032,768 are estimated; backward's peak of 13.58 GB, 4.07 spare and a context were."""
     gap = find_one(all_findings["z2"], "estimate_gap")
     assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
@@ -350,13 +261,13 @@ def test_the_estimate_against_the_peak(all_findings: dict[str, tuple[Annotation,
     assert gap.details.startswith("Most of the difference is activations and temporaries:")
 
 
-def test_pinned_memory_against_the_ideal(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_pinned_memory_against_the_ideal(all_findings: Findings) -> None:
     """18 bytes in tensors, and 2.55 GiB of spare pinned memory over 494,032,768 parameters."""
     over = find_one(all_findings["z3-offload-all"], "pinned_overhead")
     assert over.evidence["bytes_per_parameter"] == pytest.approx(18 + 2.55 * 2**30 / 494_032_768, abs=0.05)
 
 
-def test_memory_that_was_in_use_before(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_was_in_use_before(all_findings: Findings) -> None:
     """20 GiB, a context of 0.5, and what the driver keeps."""
     assert find_one(all_findings["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(
         20.8 * 2**30, rel=0.03
@@ -370,9 +281,7 @@ def test_memory_that_was_in_use_before(all_findings: dict[str, tuple[Annotation,
     "missing", ["events-rank", "events-node", "allocator", "gpus", "processes", "hosts", "spans", "begins"]
 )
 @pytest.mark.parametrize("name", ["story", "z2-oom", "x4-z3"])
-def test_missing_evidence_adds_no_finding(
-    tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, missing: str
-) -> None:
+def test_missing_evidence_adds_no_finding(tmp_path: Path, all_findings: Findings, name: str, missing: str) -> None:
     folder = recordings.unpack_to_folder(name, tmp_path)
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
@@ -399,7 +308,7 @@ def test_findings_without_a_probe(tmp_path: Path, name: str) -> None:
     assert recordings.compare_findings(recordings.read_labels("outside")[name], kinds)[1:] == ([], [])
 
 
-def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, all_findings: Findings) -> None:
     session = recordings.open_without_probe("story", tmp_path)
     spike, expected = (
         find_one(find_annotations(session, session.end_ns), "double_spike"),
@@ -425,9 +334,7 @@ def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("hours", [-2, 2])
 @pytest.mark.parametrize("name", ["story", "x4-z3", "cpu-slow", "held-stall"])
-def test_a_clock_that_is_hours_off(
-    tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, hours: int
-) -> None:
+def test_a_clock_that_is_hours_off(tmp_path: Path, all_findings: Findings, name: str, hours: int) -> None:
     """One rank's unix time is hours off: no exception and no wrong finding."""
     folder = recordings.unpack_to_folder(name, tmp_path)
     for path in folder.glob("*-rank1-*"):
@@ -490,8 +397,6 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
         ("blind-slow-forward", "slow_forward", "Rank 0 computes slowly: its forward takes 50 ms, the others' 7 ms"),
     ],
 )
-def test_causes_are_named_where_others_have_the_cores(
-    all_findings: dict[str, tuple[Annotation, ...]], name: str, kind: str, words: str
-) -> None:
+def test_causes_are_named_where_others_have_the_cores(all_findings: Findings, name: str, kind: str, words: str) -> None:
     told = [f"{finding.headline} | {finding.details}" for finding in all_findings[name] if finding.name == kind]
     assert any(words in text for text in told), told

@@ -1,33 +1,15 @@
 """Real recordings with a cause written in afterwards: those that could not be staged on the available machines."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from changed_recordings import Rows, change_table, find_named
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
-
-Rows = np.ndarray[Any, Any]
-
-
-def change_table(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
-    """Let ``write`` change the records of a table of rank 0 or of a sampler."""
-    (path,) = [*folder.glob(f"{table}-rank0-*.rec"), *folder.glob(f"{table}-node-*.rec")]
-    header, _, records = path.read_bytes().partition(b"\n")
-    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    write(rows)
-    path.write_bytes(header + b"\n" + rows.tobytes())
-
-
-def find_named(folder: Path, name: str) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
 
 
 def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
@@ -37,7 +19,7 @@ def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
         late = rows["step"] >= 4
         rows["reserved_bytes"][late] = rows["reserved_peak_bytes"][late] = 130 * 10**9
 
-    change_table(folder, "allocator", raise_reserved)
+    change_table(folder, "allocator-rank0", raise_reserved)
     (fragmented,) = find_named(folder, "fragmentation")
     assert fragmented.step == 4
     assert "Expandable segments are off" in fragmented.details
@@ -50,7 +32,7 @@ def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
     def set_reserved(rows: Rows) -> None:
         rows["reserved_bytes"] = rows["reserved_peak_bytes"] = 100 * 10**9
 
-    change_table(folder, "allocator", set_reserved)
+    change_table(folder, "allocator-rank0", set_reserved)
     assert find_named(folder, "fragmentation") == []
 
 
@@ -60,7 +42,7 @@ def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
     def add_retries(rows: Rows) -> None:
         rows["retries"] = np.maximum(0, rows["step"] - 3)
 
-    change_table(folder, "allocator", add_retries)
+    change_table(folder, "allocator-rank0", add_retries)
     assert [(finding.step, finding.evidence["retries"]) for finding in find_named(folder, "allocator_retries")] == [
         (4, 1.0),
         (13, 10.0),
@@ -137,7 +119,7 @@ def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Pa
         later = (rows["phase"] == PHASE_CODE["step"]) & (rows["step"] >= 40)
         rows["begin_ns"][later] -= 250_000_000
 
-    change_table(folder, "spans", begin_updates_early)
+    change_table(folder, "spans-rank0", begin_updates_early)
     assert [one.step for one in find_named(folder, "double_spike")] == [1, 40]
 
 
@@ -271,8 +253,8 @@ def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) 
     def grow_by_steps(rows: Rows) -> None:
         rows["allocated_bytes"] += np.maximum(0, rows["step"] // 4 - 2) * (grown_mib << 20)
 
-    change_table(folder, "spans", save_checkpoints)
-    change_table(folder, "allocator", grow_by_steps)
+    change_table(folder, "spans-rank0", save_checkpoints)
+    change_table(folder, "allocator-rank0", grow_by_steps)
     creep = find_named(folder, "memory_creep")
     assert len(creep) == (grown_mib > 0)
     for finding in creep:

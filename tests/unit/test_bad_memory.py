@@ -21,7 +21,7 @@ from memory_recording import (
     make_record,
     record_two_steps,
 )
-from small_recording import BEGIN_NS, S, make_identity, make_span
+from small_recording import S, make_identity, make_span, second_to_unix_ns
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
@@ -45,10 +45,6 @@ from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
 MIG = "MIG-0a1b2c3d-0000-0000-0000-00000000000"
-
-
-def second_to_unix_ns(second: float) -> int:
-    return BEGIN_NS + int(second * S)
 
 
 def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger]:

@@ -40,7 +40,7 @@ def make_picture(
     return ranking.make_picture(viewer.make_frame(), 60)
 
 
-def read_rows(drawn: MapRows) -> list[str]:
+def read_map(drawn: MapRows) -> list[str]:
     return [row_text(row).rstrip() for row in drawn.rows]
 
 
@@ -52,7 +52,7 @@ def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_map_and_other_metrics_in_the_spare_room(three_ranks: Path) -> None:
-    assert read_rows(draw_map(make_picture(three_ranks), 60, 14, ASCII)) == [
+    assert read_map(draw_map(make_picture(three_ranks), 60, 14, ASCII)) == [
         "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
         " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         ">1 ::::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
@@ -93,7 +93,7 @@ def test_a_delay_is_counted_from_where_it_began() -> None:
 
 
 def test_by_number_and_by_another_metric(three_ranks: Path) -> None:
-    assert read_rows(draw_map(make_picture(three_ranks, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
+    assert read_map(draw_map(make_picture(three_ranks, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
         " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         " 0 --------------------------------------------------   30.0",
@@ -104,7 +104,7 @@ def test_by_number_and_by_another_metric(three_ranks: Path) -> None:
 
 
 def test_little_free_memory_has_strong_colours(three_ranks: Path) -> None:
-    rows = read_rows(draw_map(make_picture(three_ranks, Metric.FREE), 60, 6, ASCII))
+    rows = read_map(draw_map(make_picture(three_ranks, Metric.FREE), 60, 6, ASCII))
     assert rows[0] == "Ranks: least free GiB  outliers first ---- 110 .:-=+*oO#@ 85"
     assert [row[8] for row in rows[2:5]] == ["O", "#", "#"]
     assert [row[-2:] for row in rows[2:5]] == ["90", "89", "88"]
@@ -135,11 +135,11 @@ def test_the_table(three_ranks: Path) -> None:
 def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
     write_ranks(tmp_path, 40, 6, late_s={9: 0.1}, sampled=False)
     drawn = draw_map(make_picture(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
-    rows = read_rows(drawn)[4:]
+    rows = read_map(drawn)[4:]
     assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # the upper rank of two, or the chosen one
     assert rows[0][6] == "▀"  # rank 9, and rank 0 under it
     assert drawn.ranks[4] == 9
-    rows = read_rows(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
+    rows = read_map(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
     assert [row[:9].strip("› ") for row in rows[2:9]] == ["9", "0", "node000", "node001", "node002", "node003", "node004"]
 
 
@@ -170,11 +170,11 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
 def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank finished a step" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank finished a step" in " ".join(read_map(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     session = read_recording(tmp_path)
     assert describe_empty(session, (), JobState.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
-    assert "No rank finished a step" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank finished a step" in " ".join(read_map(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     processes = RecordingSource(read_recording(tmp_path)).rank_steps
     assert describe_empty(session, processes, JobState.RUNNING).startswith("No rank has finished a step yet")
 
@@ -183,7 +183,7 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4)
     for file in tmp_path.glob("spans-*"):
         file.unlink()
-    assert "only watched from" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "only watched from" in " ".join(read_map(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), JobState.STARTING)
 
 
@@ -212,7 +212,7 @@ def test_sentences_about_skew() -> None:
 
 
 def test_with_much_room_lines_are_taller_and_maps_have_gaps(three_ranks: Path) -> None:
-    rows = read_rows(draw_map(make_picture(three_ranks), 160, 100, ASCII))
+    rows = read_map(draw_map(make_picture(three_ranks), 160, 100, ASCII))
     titles = [place for place, row in enumerate(rows) if row.endswith(tuple("0123456789")) and "@ " in row and ".:-" in row]
     assert len(titles) == 1 + len(make_picture(three_ranks).other_metrics)
     assert len([row for row in rows[: titles[1]] if row.lstrip(" >").startswith(("0 ", "1 ", "2 "))]) == 3

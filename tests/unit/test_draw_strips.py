@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from drawn_rows import read_texts
 from zerotop.analysis.live_view import GpuHistory
 from zerotop.ui.charts.strips import draw_strip, find_pieces
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
@@ -20,30 +21,26 @@ def draw_load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOC
     return draw_strip(values, ["load"] * len(values), 100.0, width, height, glyphs)
 
 
-def read_rows(rows: list[Row]) -> list[str]:
-    return [row_text(row) for row in rows]
-
-
 def test_the_newest_is_at_the_right() -> None:
-    assert read_rows(draw_load(100, 50, 0, 1, width=6)) == ["  ▇▄ ▁"]
-    assert read_rows(draw_load(1, 50, 100, width=2)) == ["▄▇"]
+    assert read_texts(draw_load(100, 50, 0, 1, width=6)) == ["  ▇▄ ▁"]
+    assert read_texts(draw_load(1, 50, 100, width=2)) == ["▄▇"]
 
 
 def test_a_full_strip_does_not_touch_the_one_above() -> None:
-    assert read_rows(draw_load(100, 500, width=2)) == ["▇▇"]
+    assert read_texts(draw_load(100, 500, width=2)) == ["▇▇"]
 
 
 def test_several_rows_are_one_column() -> None:
-    assert read_rows(draw_load(100, 50, 10, 0, width=4, height=2)) == ["▇   ", "██▂ "]
+    assert read_texts(draw_load(100, 50, 10, 0, width=4, height=2)) == ["▇   ", "██▂ "]
 
 
 def test_missing_values_are_empty() -> None:
-    assert read_rows(draw_load(math.nan, 100, math.nan, width=3)) == [" ▇ "]
-    assert read_rows(draw_load(width=3)) == ["   "]
+    assert read_texts(draw_load(math.nan, 100, math.nan, width=3)) == [" ▇ "]
+    assert read_texts(draw_load(width=3)) == ["   "]
 
 
 def test_without_utf8_levels_are_densities() -> None:
-    assert read_rows(draw_load(0, 1, 20, 50, 80, 100, width=6, glyphs=ASCII)) == [" ..=*#"]
+    assert read_texts(draw_load(0, 1, 20, 50, 80, 100, width=6, glyphs=ASCII)) == [" ..=*#"]
 
 
 def test_every_value_has_its_own_style() -> None:
@@ -65,8 +62,8 @@ def test_a_short_recording_fills_the_width() -> None:
     assert find_pieces(9, 3).tolist() == [2, 1, 0]
     values = np.array([math.nan, 0.0, 50.0, 100.0])
     history = GpuHistory(values, values, values, values)
-    assert read_rows(list(draw_history_strip(history, 100.0, 2, 6, 1, BLOCKS))) == ["▄▄▄▇▇▇"]
-    assert read_rows(list(draw_history_strip(history, 100.0, 6, 6, 1, BLOCKS))) == ["    ▄▇"]
+    assert read_texts(list(draw_history_strip(history, 100.0, 2, 6, 1, BLOCKS))) == ["▄▄▄▇▇▇"]
+    assert read_texts(list(draw_history_strip(history, 100.0, 6, 6, 1, BLOCKS))) == ["    ▄▇"]
 
 
 @example([math.inf], math.inf, 1, 1, BLOCKS)

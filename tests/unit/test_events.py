@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import recordings
-from declared_events import check_event
-from zerotop.session.packed.packing import unpack_files
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_base import EVENTS, Event, read_fields
 from zerotop_probe.recording.writer import Identity
@@ -52,14 +48,6 @@ def test_facts_are_converted_and_cannot_change() -> None:
         affinity.pid = 8
     stacks = events.RankStacks({"stacks": [{"frames": [1], "count": 2}]}, 5, affinity.writer)
     assert [(stack.frames, stack.count, stack.thread) for stack in stacks.stacks] == [([1], 2, None)]
-
-
-@pytest.mark.parametrize("name", recordings.list_recordings())
-def test_recorded_events_match_their_declarations(name: str) -> None:
-    for file, content in unpack_files(recordings.find_packed_file(name)).items():
-        if file.endswith(".jsonl"):
-            for line in content.splitlines()[1:]:
-                check_event(json.loads(line))
 
 
 def test_writers_use_declared_fields(checkout_root: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
+from small_recording import second_to_unix_ns
+from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, write_standing
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack

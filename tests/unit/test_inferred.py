@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recordings import list_recordings, open_recording
+from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import Inferred
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -92,16 +92,6 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
             assert min(abs(iteration.iteration_s / usual - 1), abs(iteration.iteration_s / mean - 1)) < 0.03
             answers += 1
     assert answers >= 4
-
-
-@pytest.mark.parametrize("name", list_recordings())
-def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
-    session = open_recording(name)
-    steps = RecordingSource(session).view_at(None).iterations
-    iteration = infer_iteration(session.at(session.last_written_ns - 2 * S))
-    assert iteration is None or iteration.iteration_s == pytest.approx(
-        float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03
-    )
 
 
 def test_nothing_is_inferred_where_steps_are_known() -> None:

@@ -24,7 +24,7 @@ from memory_recording import (
     make_record,
     record_two_steps,
 )
-from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording
+from small_recording import S, make_identity, make_span, read_recording, second_to_unix_ns
 from zerotop.analysis.memory import phase_peaks
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
@@ -37,10 +37,6 @@ from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Entered, Goodbye, Left, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
-
-
-def second_to_unix_ns(second: float) -> int:
-    return BEGIN_NS + int(second * S)
 
 
 def list_row_sizes(ledger: GpuLedger) -> dict[str, float]:

@@ -37,15 +37,6 @@ def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
     assert list_links("x2-slow-gpu") == [("iteration_shift", "slow_gpu")]
 
 
-_LINKED = {"cpu-straggler", "cpu-slow-cores", "unseen-late-data", "x2-slow-gpu"}
-
-
-@pytest.mark.parametrize("name", sorted(set(recordings.read_labels()) - _LINKED))
-def test_what_was_not_staged_explains_nothing(name: str) -> None:
-    """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
-    assert list_links(name) == []
-
-
 def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **evidence: float) -> Annotation:
     time_ns = (100 + (step or 0)) * 10**9
     return Annotation(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
-
-import numpy as np
-import pytest
 
 import recordings
 from memory_recording import (
@@ -21,17 +17,11 @@ from memory_recording import (
     make_reading,
     record_two_steps,
 )
+from memory_sums import check_memory_view
 from small_recording import BEGIN_NS, S, make_identity
-from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
-from zerotop.analysis.memory.phase_peaks import read_rank_peaks
+from zerotop.analysis.memory.memory_table import FREED, TO_COME, MemoryLine
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
-from zerotop.session.events.event_files import E
-from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.events import Goodbye, JobEnded, OutOfMemory, RankGone, Tensors
-from zerotop_probe.recording.tables import PHASE_CODE
-
-MOST_MOMENTS = 12
 
 
 def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
@@ -42,60 +32,9 @@ def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
     return {line.key: line.now_bytes / GIB for line in lines if line.now_bytes}
 
 
-def check_view(view: MemoryView) -> None:
-    """Every line stands for bytes of its own, and every sum for all lines before it."""
-    if view.gpu is not None:
-        parts = [line for line in view.lines if not line.is_sum]
-        assert sum(line.now_bytes for line in parts) == view.gpu.total_bytes
-        assert (view.lines[-1].key, view.lines[-1].now_bytes) == (SUM_DEVICE, view.gpu.total_bytes)
-        if view.peak is not None:
-            assert sum(line.peak_bytes or 0 for line in parts) == view.peak.ledger.total_bytes == view.lines[-1].peak_bytes
-        for place, line in enumerate(view.lines):
-            if line.is_sum:
-                assert line.now_bytes == sum(one.now_bytes for one in view.lines[:place] if not one.is_sum)
-        assert view.gpu in view.gpus
-    if view.host is not None:
-        assert sum(line.now_bytes for line in view.host_lines if not line.is_sum) == view.host.resident_bytes
-        assert view.host_lines[-1].key == SUM_RESIDENT
-        assert view.host in view.hosts
-
-
-def choose_moments(session: Session) -> list[int]:
-    """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
-    moments = [session.begin_ns, session.last_written_ns]
-    moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
-    exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]
-    moments += [min(exits) - 1, min(exits)] if exits else []
-    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session.at(session.last_written_ns))[:1]]
-    for source in session.sources["spans"][:1]:
-        forwards = source.array[source.array["phase"] == PHASE_CODE["forward"]]
-        moments += [int(span["begin_ns"]) + source.offset_ns - 1 for span in forwards[:1]]
-        later = source.array[len(source.array) // 2 :]
-        _, first_of_phase = np.unique(later["phase"], return_index=True)
-        moments += source.unix_times(later[first_of_phase]).tolist()
-    return sorted(list(dict.fromkeys(moments))[:MOST_MOMENTS])
-
-
-def pick_event(session: Session, kind: type[E], place: int) -> Sequence[E]:
-    """One event of a kind, if there is any."""
-    named = session.events_of(kind)
-    return [named[place]] if named else []
-
-
-@pytest.mark.parametrize("name", recordings.list_recordings())
-def test_sums_to_the_byte_at_every_moment(name: str) -> None:
-    session = recordings.open_recording(name)
-    moments = choose_moments(session)
-    # A rank that is not there is as none.
-    for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
-        view = read_memory_view(session.at(moment_ns), rank)
-        check_view(view)
-        assert view is read_memory_view(session.at(view.cursor_ns), rank)
-
-
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
     view = view_at(record_two_steps(tmp_path), 19.5)
-    check_view(view)
+    check_memory_view(view)
     assert current_sizes(view.lines) == {
         **PARTS,
         "activations": 0.125,
@@ -188,7 +127,7 @@ def record_ranks(folder: Path, count: int) -> Recording:
 
 def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
     view = view_at(record_ranks(tmp_path, 3), 8.5, rank=2)
-    check_view(view)
+    check_memory_view(view)
     assert (view.rank, len(view.gpus), view.hidden_gpus) == (2, 3, 0)
     assert view.gpu is not None
     assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
@@ -198,7 +137,7 @@ def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
 
 def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
     view = view_at(record_ranks(tmp_path, 9), 8.5, rank=3, most=4)
-    check_view(view)
+    check_memory_view(view)
     assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]
     assert [host.rank for host in view.hosts] == [0, 3, 7, 8]
     assert (view.hidden_gpus, view.hidden_hosts) == (5, 5)
@@ -210,7 +149,7 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
 
 def test_an_empty_recording(tmp_path: Path) -> None:
     view = view_at(Recording(tmp_path), 3)
-    check_view(view)
+    check_memory_view(view)
     assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
     assert (view.trace, view.failure, view.setup, view.health) == (None, None, None, None)
 
@@ -220,5 +159,5 @@ def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording.node_event()
     recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(1, 3)])
     view = view_at(recording, 1.5)
-    check_view(view)
+    check_memory_view(view)
     assert current_sizes(view.lines) == {"driver": 3, "free": 77, "device": 80}

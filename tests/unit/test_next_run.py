@@ -36,13 +36,6 @@ def test_a_fix_for_the_next_run(recording: str, name: str, live: str, ended: str
     assert reported.for_next_run == reported
 
 
-@pytest.mark.parametrize("name", recordings.list_recordings())
-def test_no_fix_of_an_ended_job_needs_a_live_process(name: str) -> None:
-    session = recordings.open_recording(name)
-    if session.events_of(events.JobEnded):
-        assert [one.fix for one in RecordedRun(session, memory=False).findings if LIVE.search(one.fix)] == []
-
-
 def find_fix(session: Session) -> str:
     """Return the fix of the straggler, as a screen shows it."""
     source = RecordingSource(session)

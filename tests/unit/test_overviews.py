@@ -17,10 +17,8 @@ import recordings
 from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.reports.recording_summary import PIECES, Overview, build_overview, resample_longest
-from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session import quick_read
 from zerotop.session.packed.packing import pack_folder
-from zerotop.session.steps.step_table import read_steps
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory
 
@@ -34,31 +32,6 @@ def session_root(tmp_path: Path) -> Path:
     folder = tmp_path / "zerotop" / "sessions"
     folder.mkdir(parents=True)
     return folder
-
-
-@pytest.mark.parametrize("name", recordings.list_recordings())
-def test_an_overview_equals_the_whole_recording(name: str) -> None:
-    whole = recordings.open_recording(name)
-    about = build_overview(quick_read.open_glimpse(recordings.find_packed_file(name)))
-    rows = read_steps(whole)
-    lowest = rows[rows["rank"] == rows["rank"].min()]
-    engine = next(event.facts for event in whole.events if event.event_name == "engine")
-    # A recording that was detached knows neither the end of the job nor its exit code.
-    detached_s = (whole.last_written_ns - whole.begin_ns) / 1e9
-    ended = next((event.facts for event in whole.events if event.event_name == "job_ended"), {"seconds": detached_s})
-    finished = RecordingSource(whole).view_at(None).progress.finished_steps
-    assert (about.ranks, about.exit_code) == (engine["world_size"], ended.get("exit_code"))
-    # Where a job was killed, one of its ranks may have finished a step more than the lowest.
-    assert about.steps == finished or (ended.get("exit_code") != 0 and about.steps == finished - 1)
-    updating = lowest[~lowest["skipped"]]
-    assert about.iteration_s == pytest.approx(float(np.median(updating["iteration_s"])))
-    assert max(about.iterations) == pytest.approx(float(lowest["iteration_s"].max()), abs=1e-6)
-    peaks = [int(source.array["reserved_peak_bytes"].max()) for source in whole.sources["allocator"]]
-    resident = [int(source.array["rss_bytes"][source.array["rank"] >= 0].max()) for source in whole.sources["processes"]]
-    assert about.peak_bytes == max(peaks or resident, default=None)
-    assert about.peak_on_host is bool(resident and not peaks)
-    assert (about.model, about.zero_stage, about.dtype) == (engine["model"], engine.get("zero_stage"), engine["dtype"])
-    assert about.seconds == pytest.approx(ended["seconds"], abs=1.0)
 
 
 def test_the_cause_of_an_end_in_a_few_words() -> None:

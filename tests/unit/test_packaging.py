@@ -53,8 +53,8 @@ def test_training_stack_is_an_extra(built_wheel: Path) -> None:
     lines = archive.read(metadata).decode().splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
     names = {line.split()[1].split(">")[0].split("<")[0] for line in needed}
-    # tomli is for Python 3.10, whose standard library lacks tomllib.
-    assert names == {"textual", "numpy", "polars", "psutil", "nvidia-ml-py", "argcomplete", "hjson", "py-spy", "tomli"}
+    assert {"textual", "numpy"} <= names
+    assert not names & {"torch", "deepspeed", "transformers", "accelerate"}
 
 
 def test_installed_package_finds_its_configs(built_wheel: Path, tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from changed_recordings import Rows, change_table, find_named
+from zerotop.analysis.annotations import find_annotations
 from zerotop.session.reader import Session
 
 NAME, GPU = "x4-attached", 2
@@ -17,26 +17,21 @@ NAME, GPU = "x4-attached", 2
 
 def set_clock(folder: Path, gpus: tuple[int, ...], mhz: float, reasons: int = 0, share: float = 1.0) -> None:
     """Let some GPUs run at a clock, in the last ``share`` of the recording."""
-    (path,) = folder.glob("gpus-*.rec")
-    header, _, records = path.read_bytes().partition(b"\n")
-    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    chosen = np.isin(rows["gpu"], gpus)
-    chosen[: round(len(rows) * (1 - share))] = False
-    rows["sm_clock_mhz"][chosen] = mhz
-    rows["throttle_reasons"][chosen] = reasons
-    path.write_bytes(header + b"\n" + rows.tobytes())
 
+    def lower(rows: Rows) -> None:
+        chosen = np.isin(rows["gpu"], gpus)
+        chosen[: round(len(rows) * (1 - share))] = False
+        rows["sm_clock_mhz"][chosen] = mhz
+        rows["throttle_reasons"][chosen] = reasons
 
-def find_slow(folder: Path) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_clock"]
+    change_table(folder, "gpus", lower)
 
 
 def test_one_gpu_at_a_lower_clock(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder(NAME, tmp_path)
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_clock") == []
     set_clock(folder, (GPU,), 1200.0, reasons=0x04)
-    (slow,) = find_slow(folder)
+    (slow,) = find_named(folder, "slow_clock")
     assert slow.headline == f"The GPU of rank {GPU} runs at 1200 MHz, those of the others at 1980"
     assert slow.ranks == (GPU,)
     assert slow.evidence["slower_share"] == pytest.approx(0.65)
@@ -50,7 +45,7 @@ def test_one_gpu_at_a_lower_clock(tmp_path: Path) -> None:
 def test_a_clock_that_falls_later(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder(NAME, tmp_path)
     set_clock(folder, (GPU,), 1200.0, share=0.5)
-    (slow,) = find_slow(folder)
+    (slow,) = find_named(folder, "slow_clock")
     session = Session.open(folder)
     middle_ns = session.end_ns - (session.end_ns - session.begin_ns) // 2
     assert abs(slow.begin_ns - middle_ns) < 15e9
@@ -63,4 +58,4 @@ def test_a_clock_that_falls_later(tmp_path: Path) -> None:
 def test_clocks_that_single_out_no_rank(tmp_path: Path, gpus: tuple[int, ...], mhz: float) -> None:
     folder = recordings.unpack_to_folder(NAME, tmp_path)
     set_clock(folder, gpus, mhz)
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_clock") == []

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from changed_recordings import Rows, change_table, find_named
+from zerotop.analysis.annotations import find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
-Rows = np.ndarray[Any, Any]
 NAME = "cpu-slow-cores"
-
-
-def change_table(folder: Path, pattern: str, write: Callable[[Rows], None]) -> None:
-    (path,) = folder.glob(pattern)
-    header, _, records = path.read_bytes().partition(b"\n")
-    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    write(rows)
-    path.write_bytes(header + b"\n" + rows.tobytes())
-
-
-def find_slow(folder: Path) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_cores"]
 
 
 def read_pids(folder: Path) -> dict[int, int]:
@@ -37,7 +21,7 @@ def read_pids(folder: Path) -> dict[int, int]:
 
 def test_a_rank_that_computes_more(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder(NAME, tmp_path)
-    (slow,) = find_slow(folder)
+    (slow,) = find_named(folder, "slow_cores")
     assert slow.headline == "Rank 1 computes for 164 ms in each iteration, the others for 20 ms"
     assert (slow.ranks, slow.step) == ((1,), 18)
     assert slow.fix == f"py-spy dump --pid {read_pids(folder)[1]}"
@@ -70,13 +54,13 @@ def test_a_rank_that_waits_for_a_core(tmp_path: Path) -> None:
     def wait_for_cores(rows: Rows) -> None:
         rows["cores_used"], rows["waiting_cores"] = 0.5, 0.5
 
-    change_table(folder, "threads-*.rec", wait_instead)
-    (slow,) = find_slow(folder)
+    change_table(folder, "threads", wait_instead)
+    (slow,) = find_named(folder, "slow_cores")
     assert slow.headline.startswith("In each iteration rank 1 waits ")
     assert (slow.ranks, slow.fix) == ((1,), f"taskset -pc {pids[1]}")
-    change_table(folder, "hosts-*.rec", take_cores)
-    change_table(folder, "processes-*.rec", wait_for_cores)
-    assert find_slow(folder) == []
+    change_table(folder, "hosts", take_cores)
+    change_table(folder, "processes", wait_for_cores)
+    assert find_named(folder, "slow_cores") == []
 
 
 def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
@@ -85,8 +69,8 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
     def give_more(rows: Rows) -> None:
         rows["tokens"][rows["phase"] == PHASE_CODE["forward"]] *= 3
 
-    change_table(folder, "spans-rank1-*.rec", give_more)
-    assert find_slow(folder) == []
+    change_table(folder, "spans-rank1", give_more)
+    assert find_named(folder, "slow_cores") == []
 
 
 def test_a_thread_that_was_not_sampled_is_unknown(tmp_path: Path) -> None:
@@ -96,5 +80,5 @@ def test_a_thread_that_was_not_sampled_is_unknown(tmp_path: Path) -> None:
     def rename(rows: Rows) -> None:
         rows["tid"][rows["tid"] == pids[0]] += 1
 
-    change_table(folder, "threads-*.rec", rename)
-    assert find_slow(folder) == []
+    change_table(folder, "threads", rename)
+    assert find_named(folder, "slow_cores") == []

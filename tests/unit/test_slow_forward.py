@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from changed_recordings import Rows, change_table, find_named
+from zerotop.analysis.annotations import find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
-Rows = np.ndarray[Any, Any]
 LATE_NS = 25_000_000
 SINCE = 20
-
-
-def change_table(folder: Path, table: str, rank: int, write: Callable[[Rows], None]) -> None:
-    """Let ``write`` change the records of a table of a rank."""
-    (path,) = folder.glob(f"{table}-rank{rank}-*.rec")
-    header, _, records = path.read_bytes().partition(b"\n")
-    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    write(rows)
-    path.write_bytes(header + b"\n" + rows.tobytes())
-
-
-def find_slow(folder: Path) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_forward"]
 
 
 def select_phase(rows: Rows, phase: str) -> Rows:
@@ -52,9 +34,9 @@ def arrive_late(rows: Rows) -> None:
 
 def test_slow_cores(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
-    assert find_slow(folder) == []
-    change_table(folder, "spans", 1, lengthen_forward)
-    (slow,) = find_slow(folder)
+    assert find_named(folder, "slow_forward") == []
+    change_table(folder, "spans-rank1", lengthen_forward)
+    (slow,) = find_named(folder, "slow_forward")
     assert slow.ranks == (1,)
     assert slow.step == SINCE
     assert slow.headline.startswith("Rank 1 computes slowly: its forward takes 3")
@@ -73,8 +55,8 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
     def slow_down(rows: Rows) -> None:
         rows["device_ns"][rows["phase"] == PHASE_CODE["forward"]] += 300_000_000
 
-    change_table(folder, "device_times", 2, slow_down)
-    (slow,) = find_slow(folder)
+    change_table(folder, "device_times-rank2", slow_down)
+    (slow,) = find_named(folder, "slow_forward")
     assert slow.ranks == (2,)
     assert slow.headline == "Rank 2 computes slowly: its forward takes 335 ms, the others' 35 ms"
     assert "measured on the GPU" in slow.details
@@ -83,9 +65,9 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
 
 def test_a_rank_that_waits_in_its_forward_for_another_is_not_slow(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
-    change_table(folder, "spans", 1, lengthen_forward)
-    change_table(folder, "spans", 0, arrive_late)
-    assert find_slow(folder) == []
+    change_table(folder, "spans-rank1", lengthen_forward)
+    change_table(folder, "spans-rank0", arrive_late)
+    assert find_named(folder, "slow_forward") == []
 
 
 def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
@@ -95,11 +77,11 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
         lengthen_forward(rows)
         rows["tokens"][select_phase(rows, "forward")] *= 2
 
-    change_table(folder, "spans", 1, give_more)
-    assert find_slow(folder) == []
+    change_table(folder, "spans-rank1", give_more)
+    assert find_named(folder, "slow_forward") == []
 
 
 def test_forwards_that_gather_parameters_are_not_compared(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-clean-z3", tmp_path)
-    change_table(folder, "spans", 1, lengthen_forward)
-    assert find_slow(folder) == []
+    change_table(folder, "spans-rank1", lengthen_forward)
+    assert find_named(folder, "slow_forward") == []

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from changed_recordings import find_named
+from zerotop.analysis.annotations import find_annotations
 from zerotop.session.reader import Session
 
 # ZeRO-3, with iterations of 0.63 s.
@@ -56,11 +57,6 @@ def write_looks(
     return firsts
 
 
-def find_slow(folder: Path) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_gpu"]
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return recordings.unpack_to_folder(NAME, tmp_path)
@@ -68,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_gpu_that_takes_longer(folder: Path) -> None:
     firsts = write_looks(folder, 0.1)
-    (slow,) = find_slow(folder)
+    (slow,) = find_named(folder, "slow_gpu")
     assert slow.headline == f"The others wait for the GPU of rank {SLOW}, 100 ms or more of each iteration"
     assert (slow.ranks, slow.step) == ((SLOW,), firsts[0])
     assert slow.cost == pytest.approx(0.1 / ITERATION_S, rel=0.1)
@@ -79,7 +75,7 @@ def test_a_gpu_that_takes_longer(folder: Path) -> None:
 
 def test_a_rank_whose_gpu_is_often_idle(folder: Path) -> None:
     write_looks(folder, 0.1, starved=80)
-    (slow,) = find_slow(folder)
+    (slow,) = find_named(folder, "slow_gpu")
     assert slow.headline == f"The others wait for rank {SLOW}, 100 ms or more of each iteration"
     assert "the CPU launches work too late" in slow.details
     assert slow.fix.startswith("py-spy dump --pid ")
@@ -87,23 +83,23 @@ def test_a_rank_whose_gpu_is_often_idle(folder: Path) -> None:
 
 def test_ranks_whose_gpus_are_all_often_idle(folder: Path) -> None:
     write_looks(folder, 0.1, starved=80, idle=range(4))
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.015])
 def test_ranks_that_hardly_wait(folder: Path, wait_s: float) -> None:
     write_looks(folder, wait_s)
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 def test_another_rank_in_each_look(folder: Path) -> None:
     write_looks(folder, 0.1, slow=(1, 2))
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 def test_a_wait_in_a_single_step(folder: Path) -> None:
     write_looks(folder, 0.0, waited_ns=[10**9, 10, 10, 10])
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 @pytest.mark.parametrize(
@@ -111,23 +107,18 @@ def test_a_wait_in_a_single_step(folder: Path) -> None:
 )
 def test_looks_that_are_damaged(folder: Path, changes: dict[str, Any]) -> None:
     write_looks(folder, 0.1, **changes)
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 def test_a_rank_that_has_not_looked(folder: Path) -> None:
     write_looks(folder, 0.1, ranks=(0, 2, 3))
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 def test_a_rank_that_waits_in_item_is_no_straggler() -> None:
     """FSDP2 on two H200s: rank 0 sleeps in its blocks, and rank 1 waits for its own GPU between the phases."""
     session = recordings.open_recording("x2-slow-launches")
     assert "straggler" not in [one.name for one in find_annotations(session, session.end_ns)]
-
-
-def find_links(folder: Path) -> list[Annotation]:
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_links"]
 
 
 def test_real_links_that_are_slow() -> None:
@@ -140,31 +131,31 @@ def test_real_links_that_are_slow() -> None:
 
 def test_transfers_that_nothing_hides(folder: Path) -> None:
     firsts = write_looks(folder, 0.0, waited_ns=[2 * 10**8] * 4)
-    (slow,) = find_links(folder)
+    (slow,) = find_named(folder, "slow_links")
     assert slow.headline == "All GPUs wait 200 ms of each iteration (32 %) for gathered parameters"
     assert (slow.ranks, slow.step) == ((0, 1, 2, 3), firsts[0])
-    assert find_slow(folder) == []
+    assert find_named(folder, "slow_gpu") == []
 
 
 def test_a_rank_that_waits_for_no_transfer(folder: Path) -> None:
     write_looks(folder, 0.3)
-    assert find_links(folder) == []
+    assert find_named(folder, "slow_links") == []
 
 
 def test_links_that_become_slower(folder: Path) -> None:
     write_looks(folder, 0.0, waited_ns=[10**7] * 4, lasts=(14, 13))
-    assert find_links(folder) == []
+    assert find_named(folder, "slow_links") == []
     write_looks(folder, 0.0, waited_ns=[8 * 10**7] * 4)
-    (slow,) = find_links(folder)
+    (slow,) = find_named(folder, "slow_links")
     assert slow.headline == "All GPUs wait 80 ms of each iteration for gathered parameters, 10 ms before"
     assert slow.cost == pytest.approx(0.07 / ITERATION_S, rel=0.1)
 
 
 def test_long_transfers_that_become_longer(folder: Path) -> None:
     write_looks(folder, 0.0, waited_ns=[12 * 10**7] * 4, lasts=(14, 13))
-    (slow,) = find_links(folder)
+    (slow,) = find_named(folder, "slow_links")
     assert slow.headline == "All GPUs wait 120 ms of each iteration (19 %) for gathered parameters"
     write_looks(folder, 0.0, waited_ns=[3 * 10**8] * 4)
-    first, slower = find_links(folder)
+    first, slower = find_named(folder, "slow_links")
     assert first == slow
     assert slower.headline == "All GPUs wait 300 ms of each iteration for gathered parameters, 120 ms before"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import recordings
+from changed_recordings import change_table
 from counted_recordings import count_steps
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
@@ -265,15 +265,6 @@ def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
     assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
 
 
-def change_table(folder: Path, table: str, write: Callable[[Any], None]) -> None:
-    """Let ``write`` change the records of a table of rank 0."""
-    (path,) = folder.glob(f"{table}-rank0-*.rec")
-    header, _, records = path.read_bytes().partition(b"\n")
-    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    write(rows)
-    path.write_bytes(header + b"\n" + rows.tobytes())
-
-
 @pytest.mark.parametrize(
     ("period", "counted", "expected"), [(5, False, [10]), (1, False, []), (5, True, [10]), (1, True, [])]
 )
@@ -289,7 +280,7 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
             for name in ("begin_ns", "end_ns"):
                 spans[name][late] += 100_000_000
 
-    change_table(folder, "spans", insert_pauses)
+    change_table(folder, "spans-rank0", insert_pauses)
     (path,) = folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
         for begin in begins:
@@ -343,7 +334,7 @@ def test_data_that_is_late_at_regular_distances(
             spans["begin_ns"][late] += 400_000_000
             spans["end_ns"][late | loading] += 400_000_000
 
-    change_table(folder, "spans", prolong_loading)
+    change_table(folder, "spans-rank0", prolong_loading)
     monkeypatch.setattr(repeated_pause, "count_workers", lambda *_: workers)  # not in this recording
     frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in LOADING]
     (path,) = folder.glob("events-rank0-*.jsonl")
@@ -386,7 +377,7 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
             for name, rows in (("begin_ns", spans["step"] > step), ("end_ns", (spans["step"] > step) | inside)):
                 spans[name][rows] += int(computing * 1e9)
 
-    change_table(folder, "spans", insert_pauses)
+    change_table(folder, "spans-rank0", insert_pauses)
     (path,) = folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
         for step, begin in begins:
@@ -409,7 +400,7 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
         late = rows["step"] >= (before.step or 0)
         rows["reserved_bytes"][late] += np.where(rows["phase"][late] == PHASE_CODE["step"], 1 << 30, 0)
 
-    change_table(folder, "allocator", grow_later)
+    change_table(folder, "allocator-rank0", grow_later)
     shift = find_named(Session.open(folder), "iteration_shift")
     assert "at the same time the allocator's cache was emptied in each step." in shift.details
     shift = find_named(add_stacks(folder, before, [ITEM, ITEM, EMPTY], where="between phases"), "iteration_shift")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from memory_recording import Recording, make_record
-from small_recording import make_identity
-from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts, second_to_unix_ns
+from small_recording import make_identity, second_to_unix_ns
+from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session
@@ -176,8 +177,10 @@ def test_a_rank_that_gets_no_core_is_not_idle() -> None:
         time.sleep(2)
         checked_s = time.monotonic()
         assert list(watch.find_due([found], checked_s)) == []
-        # Hardly anything more until now.
-        assert [due.idle_s for due in watch.find_due([found], checked_s + 100)] == [100]
+        processes[1].kill()
+        processes[0].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, processes[0].pid, os.WSTOPPED)
+        assert [due.idle_s for due in watch.find_due([found], checked_s + 1000)] == [1000]
 
 
 def test_a_stack_has_neither_the_probe_nor_long_names_of_c() -> None:

@@ -16,7 +16,8 @@ _ATTACHED_IDLE_S = 3.0
 _BUSY_S, _ATTACHED_BUSY_S = (60.0, 120.0, 240.0), (5.0, 15.0, 60.0)
 # A rank computes if it and its children use this many cores, or would if they had one.
 _BUSY_CORES = 0.05
-_WAITS_FOR_DISK = "D"
+# States of a process that waits for a disk, and of one that runs or waits for a core: the kernel counts that when it ends.
+_WANTING = ("D", "R")
 # The main thread of a rank that may train in steps of little work moves if it went to sleep so often since the last check.
 _MOVES = 2
 _SWITCHES = re.compile(rb"^voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
@@ -32,7 +33,7 @@ class FoundStart(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A rank to look at, and for how long it and its children have neither computed nor waited for a disk."""
+    """A rank to look at, and for how long it and its children have neither computed nor waited for a disk or a core."""
 
     found: FoundStart
     idle_s: float
@@ -58,7 +59,7 @@ class _Start:
         if (
             is_busy
             or (self._may_train and self._has_moved(family[0]))
-            or any(stat.state == _WAITS_FOR_DISK for stat in stats.values())
+            or any(stat.state in _WANTING for stat in stats.values())
         ):
             self.idle_since_s, self._next_idle_s = now_s, self._first_idle_s
         self._wanted_s, self._checked_s = wanted_s, now_s

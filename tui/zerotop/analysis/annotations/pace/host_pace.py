@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.gpu_use import measure_gpu_use, offloa
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.formatting import GIB
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import compute_levels
 
@@ -162,9 +162,10 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
     known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
     rows, held = int(known[-1]) if len(known) else 0, int(pace.rows["reserved_peak_bytes"].max(initial=0))
     if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
-        used = f"{held / GIB:.0f} of {group.lead.device_bytes / GIB:.0f} GiB"
+        used = "{held:bytes} of {room:bytes}"
         helps.append(f"train on more than {rows} rows at once, for which there is room ({used} are in use)")
         fix = fix or f"batch_size={2 * rows}"
     helps.append("use fewer, larger operations")
     sentence = "; or ".join(helps)
-    return {"help": f"{sentence[0].upper()}{sentence[1:]}.", "help_fix": fix}
+    sizes = {"held": held, "room": group.lead.device_bytes}
+    return {"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", sizes), "help_fix": fix}
