@@ -34,7 +34,7 @@ def measure_s(work: Callable[[bytes], object], data: bytes) -> float:
 
 def main() -> None:
     import recordings
-    from zerotop.session.packing import unpack_files
+    from zerotop.session.packed.packing import unpack_files
     from zerotop_probe.recording.redact import StreamRedactor, redact_command, redact_text
 
     output, commands = b"", set[tuple[str, ...]]()

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import long_recording
 from zerotop.analysis.reports.session_report import read_session_report
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.trace.perfetto import write_trace
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 
 
 def main() -> None:

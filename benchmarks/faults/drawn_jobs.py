@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 
 SCRIPT = Path(__file__).with_name("drawn_loop.py")
 LINES = {

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.analysis.steps.step_table import read_rank_steps
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 
 Floats = NDArray[np.float64]
 

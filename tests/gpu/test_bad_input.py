@@ -21,7 +21,7 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.session.reader import Session
 from zerotop_probe.outside.sampling import nvml
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
@@ -55,8 +55,8 @@ class Odd:
         session = Session.open(self.session)
         # A rank's ticker reads its allocator until it leaves. The screen would look at a failure's moment instead.
         last_ns = [source.last_ns for source in session.sources["allocator"] if source.last_ns is not None]
-        left_ns = min(last_ns, default=MemoryViewBuilder(session).view_at(session.end_ns).moment_ns)
-        ledgers = read_ledgers(session, left_ns - 1_000_000_000)
+        left_ns = min(last_ns, default=read_memory_view(session.at(session.end_ns)).moment_ns)
+        ledgers = read_ledgers(session.at(left_ns - 1_000_000_000))
         for gpu in ledgers:
             assert sum(row.bytes for row in gpu.rows) == gpu.total_bytes
         return ledgers

@@ -54,7 +54,7 @@ class Watched(NamedTuple):
     def read_ledger(self) -> GpuLedger:
         """Return the ledger at the last reading of the allocator; check that it adds up."""
         last_ns = max(source.last_ns for source in self.session.sources["allocator"] if source.last_ns is not None)
-        (ledger,) = (one for one in read_ledgers(self.session, last_ns) if one.ranks)
+        (ledger,) = (one for one in read_ledgers(self.session.at(last_ns)) if one.ranks)
         assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
         assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
         return ledger
@@ -158,7 +158,7 @@ def test_the_ledger_at_a_failure_is_what_pytorch_held(tmp_path: Path) -> None:
     watched = run_kind("oom", tmp_path)
     (error,) = watched.rank.find_events("out_of_memory")
     event = watched.session.events_of(OutOfMemory, watched.session.end_ns)[0]
-    (ledger,) = (one for one in read_ledgers(watched.session, event.unix_ns) if one.ranks)
+    (ledger,) = (one for one in read_ledgers(watched.session.at(event.unix_ns)) if one.ranks)
     assert ledger.allocated_bytes == error["allocated_bytes"]
     assert ledger.sum_bytes(*ALLOCATED) == error["allocated_bytes"]
     counts = [one for one in watched.rank.find_events("tensors") if one["when"] == "out_of_memory"]
@@ -178,7 +178,7 @@ def test_replayed_steps_are_admitted(tmp_path: Path) -> None:
 
 def test_updates_by_hand_are_admitted(tmp_path: Path) -> None:
     watched = run_kind("by_hand", tmp_path)
-    notices = describe_training(watched.session, watched.session.end_ns)
+    notices = describe_training(watched.session.at(watched.session.end_ns))
     assert any("no steps" in notice or "without steps" in notice for notice in notices), notices
 
 
@@ -196,5 +196,5 @@ def test_a_context_on_the_gpu_of_another_rank_is_named(tmp_path: Path) -> None:
     assert "Rank 1" in str(finding.headline), finding
     assert f"{SCRIPT}:{counted['lines']['load']}" in str(finding.details), finding
     last_ns = min(source.last_ns for source in session.sources["allocator"] if source.last_ns is not None)
-    first = min(read_ledgers(session, last_ns), key=lambda ledger: ledger.index)
+    first = min(read_ledgers(session.at(last_ns)), key=lambda ledger: ledger.index)
     assert first.sum_bytes(OTHER_RANKS) >= 0.1 * GIB

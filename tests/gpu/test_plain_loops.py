@@ -78,7 +78,7 @@ def trainer_story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, di
 def read_last_ledger(session: Session) -> GpuLedger:
     """Return the ledger a second before the end, when the rank lingers; check that it adds up."""
     last_ns = min(source.last_ns for source in session.sources["allocator"] if source.last_ns is not None)
-    (ledger,) = (one for one in read_ledgers(session, last_ns - 1_000_000_000) if one.ranks)
+    (ledger,) = (one for one in read_ledgers(session.at(last_ns - 1_000_000_000)) if one.ranks)
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
     assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     assert ledger.sum_bytes(UNEXPLAINED) <= 0.02 * ledger.allocated_bytes
@@ -105,12 +105,12 @@ def test_the_ledger_of_a_linear_layer(linear_story: tuple[Session, dict[str, Any
     ledger, weights = read_last_ledger(session), 4 * own["parameters"]
     for name, copies in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
         assert ledger.sum_bytes(name) == pytest.approx(copies * weights, rel=0.01)
-    setup = parse_setup(read_first_engine(session))
+    setup = parse_setup(read_first_engine(session.at()))
     assert setup is not None
     for difference in compare_ledger(ledger, compute_expected(setup)):
         assert difference.expected_bytes == pytest.approx(difference.measured_bytes, rel=0.01)
     # The first AdamW step has weight, gradient, two moments and a temporary of the foreach implementation.
-    (peak,) = read_peak_ledgers(session, session.end_ns)
+    (peak,) = read_peak_ledgers(session.at(session.end_ns))
     assert peak.peak.phase == "step"
     assert peak.ledger.allocated_bytes == max(allocated for _, allocated, _ in own["peaks"])
     assert "first_real_step" in {finding.name for finding in find_annotations(session, session.end_ns)}
@@ -134,7 +134,7 @@ def test_the_trainer_on_gpt2(trainer_story: tuple[Session, dict[str, Any]]) -> N
     assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * own["steps"]
     assert rank.select_phases("forward")["tokens"].sum() == own["tokens"]
     read_last_ledger(session)
-    (peak,) = read_peak_ledgers(session, session.end_ns)
+    (peak,) = read_peak_ledgers(session.at(session.end_ns))
     assert peak.ledger.allocated_bytes == own["stats"]["allocated_bytes.all.peak"]
     assert peak.peak.phase in ("forward", "backward")
     # The logits and two copies of them in float32.

@@ -14,8 +14,8 @@ from config_runs import EVALUATE, OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPS
 from real_jobs import RANKS, Run
 from zerotop import demo
 from zerotop.analysis.engine import read_first_engine
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -70,7 +70,7 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
         (spans,) = [source.array for source in session.sources["spans"] if source.rank == rank]
         steps = spans[spans["phase"] == PHASE_CODE["step"]]
         assert steps[["engine", "step"]].tolist() == [(number, step) for number in numbers for step in range(3)]
-    assert read_first_engine(session).zero_stage == expected[0][0]
+    assert read_first_engine(session.at()).zero_stage == expected[0][0]
     assert [rows["step"].tolist() for rows in read_rank_steps(session)] == [[0, 1, 2, 0, 1, 2]] * RANKS
     assert not [event for event in session.events if event.event_name in ("probe_error", "sampler_error", "rank_silent")]
 

@@ -14,8 +14,8 @@ import pytest
 from loop_runs import LOOPS
 from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop_probe.inside import native
 from zerotop_probe.recording.directory import NATIVE_VARIABLE
 from zerotop_probe.recording.events import Hello, Overflow, ProbeError

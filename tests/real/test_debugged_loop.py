@@ -46,7 +46,11 @@ def test_anomaly_mode_is_told_with_its_line(run: DebuggedRun) -> None:
     (finding,) = [one for one in run.findings if one.name == "anomaly_mode"]
     assert finding.step == ANOMALY
     assert f"switched on at debugged.py:{run.line} in main." in finding.details
-    assert finding.evidence["backward_after_s"] > finding.evidence["backward_before_s"]
+    # The forward keeps stacks. The backward is so short that other load on the machine may outweigh its search for NaN.
+    evidence, steps = finding.evidence, range(ANOMALY, ANOMALY + 10)  # those before it is told
+    assert "forward_after_s" in evidence or not set(steps) & set(run.rank.select_phases("forward")["step"].tolist())
+    assert evidence.get("forward_after_s", 1.0) > 2 * evidence.get("forward_before_s", 0.0)
+    assert evidence["after_s"] > 1.5 * evidence["before_s"]
 
 
 def test_the_thread_that_computes_is_recorded(run: DebuggedRun) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from real_jobs import RANKS, build_launch_command
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop_probe.recording import directory
 
 LOOP = Path(__file__).with_name("loops") / "long.py"

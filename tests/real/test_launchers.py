@@ -18,9 +18,9 @@ from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_her
 from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
 from zerotop.analysis.reports.export import export_table
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -151,7 +151,7 @@ def test_the_recorded_output_is_what_the_job_printed(recorded_run: Recorded) -> 
     ours = re.search(rb"(^zerotop: [^\n]+\n)+\Z", printed, re.MULTILINE)
     assert ours is not None
     assert ours[0].endswith(f"zerotop: recorded in {recorded_run.run.session}\n".encode())
-    tail = read_output_tail(recorded_run.session, recorded_run.session.last_written_ns, size=len(printed))
+    tail = read_output_tail(recorded_run.session.at(recorded_run.session.last_written_ns), size=len(printed))
     assert tail == printed[: ours.start()]
     assert f"after {recorded_run.read_option('--steps')} steps".encode() in tail
     assert b"final loss" in tail

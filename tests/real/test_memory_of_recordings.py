@@ -16,8 +16,8 @@ from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, FREED, OUTSIDE, UNALLOCATED, UNEXPLAINED
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.events import EngineFacts
 
 NAMES = recordings.list_recordings()
@@ -48,14 +48,14 @@ def list_moments(session: Session) -> list[int]:
 def test_rows_add_up_at_every_moment_and_almost_nothing_is_unexplained(name: str) -> None:
     session = open_cached(name)
     for cursor in list_moments(session):
-        for found in read_ledgers(session, cursor):
+        for found in read_ledgers(session.at(cursor)):
             assert sum(row.bytes for row in found.rows) == found.total_bytes
             assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
             assert all(row.bytes >= 0 or row.key == FREED for row in found.rows)
             assert found.sum_bytes(UNEXPLAINED) <= 0.02 * found.allocated_bytes
-        for host in read_host_ledgers(session, cursor):
+        for host in read_host_ledgers(session.at(cursor)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
-    for at_peak in read_peak_ledgers(session, session.last_written_ns):
+    for at_peak in read_peak_ledgers(session.at(session.last_written_ns)):
         assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= 0.02 * at_peak.ledger.allocated_bytes
 
 
@@ -67,7 +67,7 @@ def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
     """
     session, seen, still = open_cached(name), 0, 0
     for cursor in list_moments(session):
-        for found in read_ledgers(session, cursor):
+        for found in read_ledgers(session.at(cursor)):
             if found.ranks and found.job_bytes is not None:
                 seen += 1
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
@@ -85,7 +85,9 @@ def test_what_formulas_say_is_what_was_counted(name: str) -> None:
     known = parse_setup(EngineFacts(engines[0]))
     assert known is not None
     masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
-    ledgers = [found for found in read_ledgers(session, cursor) if found.ranks]  # a machine may have more GPUs than the job
+    ledgers = [
+        found for found in read_ledgers(session.at(cursor)) if found.ranks
+    ]  # a machine may have more GPUs than the job
     assert ledgers
     for found in ledgers:
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
@@ -93,7 +95,7 @@ def test_what_formulas_say_is_what_was_counted(name: str) -> None:
             each = differences[name_]
             # The allocator's blocks may be up to 1 MiB larger than their tensors, which counts in a small model.
             assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.02, abs=1 << 20), (name_, each)
-    for host in read_host_ledgers(session, cursor):
+    for host in read_host_ledgers(session.at(cursor)):
         differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
         for name_ in ("optimizer_state", *masters):
             each = differences[name_]
@@ -122,11 +124,11 @@ OWNERS = {
 @pytest.mark.parametrize("name", OWNERS)
 def test_who_owns_the_peak(name: str) -> None:
     session = open_cached(name)
-    peaks = next(peaks for peaks in read_rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
+    peaks = next(peaks for peaks in read_rank_peaks(session.at(session.last_written_ns)) if peaks.process.rank == 0)
     highest = peaks.phases[0]
     assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
     assert highest.allocated_bytes / 2**30 == pytest.approx(OWNERS[name].gib, abs=0.001)
-    at_peak = read_peak_ledgers(session, session.last_written_ns)
+    at_peak = read_peak_ledgers(session.at(session.last_written_ns))
     assert at_peak
     for found in at_peak:
         assert sum(row.bytes for row in found.ledger.rows) == found.ledger.total_bytes
@@ -136,7 +138,7 @@ def test_who_owns_the_peak(name: str) -> None:
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
     session = open_cached("story")
-    host_ledgers = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
+    host_ledgers = read_host_ledgers(session.at(int(read_steps(session)["end_unix_ns"].max())))
     assert len(host_ledgers) == 4
     for host in host_ledgers:
         assert host.pinned is not None
@@ -149,7 +151,7 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 def test_an_evaluation_that_did_not_fit() -> None:
     session = open_cached("z2-oom")
-    post_mortem = find_post_mortem(session, session.last_written_ns)
+    post_mortem = find_post_mortem(session.at(session.last_written_ns))
     assert post_mortem is not None
     assert (post_mortem.kind, post_mortem.source, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
         "cuda",
@@ -168,7 +170,7 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert post_mortem.setting == "per_device_eval_batch_size"
     assert "Tried to allocate 92.73 GiB" in post_mortem.text
     before = next(event for event in session.events if event.event_name == "out_of_memory").unix_ns - 1
-    assert find_post_mortem(session, before) is None
+    assert find_post_mortem(session.at(before)) is None
 
 
 HAD_ENOUGH = [
@@ -179,14 +181,14 @@ HAD_ENOUGH = [
 @pytest.mark.parametrize("name", HAD_ENOUGH)
 def test_who_did_not_run_out_of_memory(name: str) -> None:
     session = open_cached(name)
-    assert find_post_mortem(session, session.last_written_ns) is None
+    assert find_post_mortem(session.at(session.last_written_ns)) is None
 
 
 def test_flushes_of_the_cache_are_counted() -> None:
     session = open_cached("z2-oom")
-    (health,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
+    (health,) = read_allocator_health(session.at(session.last_written_ns), read_steps(session))
     assert (health.retries, health.ooms, len(health.flushes)) == (3, 1, 3)
     assert health.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
     assert [flush.phase for flush in health.flushes] == ["backward", "forward", "forward"]
-    (expandable,) = read_allocator_health(open_cached("z2-expandable"), open_cached("z2-expandable").last_written_ns)
+    (expandable,) = read_allocator_health(open_cached("z2-expandable").at(open_cached("z2-expandable").last_written_ns))
     assert expandable.settings.has_expandable_segments

@@ -9,7 +9,7 @@ import pytest
 from loop_runs import LOOPS, Counted
 from real_jobs import build_launch_command, make_environment, run_recorded
 from zerotop.analysis.reports.memory import read_report
-from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.commands.common.memory_text import format_report
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
@@ -53,7 +53,7 @@ def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> No
 
 def test_their_memory_is_shown_together(several_engines: Counted) -> None:
     session = Session.open(several_engines.session)
-    view = MemoryViewBuilder(session).view_at(session.last_written_ns, 1)
+    view = read_memory_view(session.at(session.last_written_ns), 1)
     parts = {line.key: line for line in view.host_lines}
     assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
     assert parts["optimizer_state"].expected_bytes == 2 * 8 * PARAMETERS // 2
@@ -78,7 +78,7 @@ def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) ->
 
 def test_its_memory(without_optimizer: Counted) -> None:
     session = Session.open(without_optimizer.session)
-    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
+    view = read_memory_view(session.at(session.last_written_ns))
     assert view.setup is not None
     assert not view.setup.trains
     parts = {line.key: line for line in view.host_lines}

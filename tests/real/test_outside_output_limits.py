@@ -57,7 +57,7 @@ def test_readers_say_how_much_is_left_out(long_recording: Path) -> None:
     assert texts[gap] == f"[{missing:,} bytes of output left out here]"
     shown = Transcript(session).read_tail(session.last_written_ns, 1 << 30)
     assert list(shown) == texts
-    tail = read_output_tail(session, session.last_written_ns, 20_000)
+    tail = read_output_tail(session.at(session.last_written_ns), 20_000)
     assert tail == "".join(f"{text}\n" for text in texts).encode()[-20_000:]
 
 

@@ -37,7 +37,7 @@ def test_a_killed_rank_has_the_signal_that_its_launcher_printed(
     session, dead = _run_to_death(launcher, "signal", tmp_path, job_environment)
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 5 steps"
     assert f"as {words} printed. Rank 0 failed because of that." in dead.details
-    failure = find_failure(session, session.last_written_ns)
+    failure = find_failure(session.at(session.last_written_ns))
     assert failure is not None
     assert (failure.rank, "was killed by SIGKILL" in failure.what) == (1, True)
 
@@ -50,7 +50,7 @@ def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     assert dead.headline == f"Rank 1 ended with ValueError at {place}"
     assert dead.details.startswith("ValueError: no such shape.")
     assert "Rank 0 failed because of that." in dead.details
-    failure = find_failure(session, session.last_written_ns)
+    failure = find_failure(session.at(session.last_written_ns))
     assert failure is not None
     assert (failure.rank, failure.why) == (1, f"ValueError: no such shape, at {place}.")
 

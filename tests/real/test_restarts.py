@@ -17,6 +17,7 @@ from zerotop.session.reader import Session
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 SCRIPT = str(LOOPS / "restarting.py")
+EARLY_LINE = next(n for n, line in enumerate(Path(SCRIPT).read_text().splitlines(), 1) if "raise RuntimeError" in line)
 TORCHRUN = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "2", SCRIPT]
 FINISHED = "Failed at step 7 ({cause}), restarted {times}, finished"
 
@@ -49,7 +50,16 @@ def test_a_job_that_finishes_at_last(
     assert f"zerotop: {finding.headline}. " in output
     assert [one for one in findings if one.severity is Severity.ERROR] == []
     assert len({one.name for one in findings}) == len(findings)  # no finding twice
-    assert find_failure(session, session.end_ns) is None
+    assert find_failure(session.at(session.end_ns)) is None
+
+
+def test_a_job_that_never_trains_has_its_finding_in_the_last_line(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    command = [*TORCHRUN, str(tmp_path), "early", "early", "early"]
+    code, output, _, findings = run_attempts(command, tmp_path, job_environment)
+    assert code == 1
+    assert not list(tmp_path.glob("**/events-rank*"))
+    (finding,) = select_ends(findings)
+    assert f"zerotop: {finding.headline}. To see it: zerotop findings " in output
 
 
 def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str, str]) -> None:
@@ -57,11 +67,11 @@ def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str,
     code, output, session, findings = run_attempts(command, tmp_path, job_environment)
     assert code == 1
     (finding,) = select_ends(findings)
-    assert finding.headline.endswith("ended with RuntimeError at restarting.py:21 in attempt 3")
+    assert finding.headline.endswith(f"ended with RuntimeError at restarting.py:{EARLY_LINE} in attempt 3")
     assert "Attempt 1 failed on rank 0 at step 7: ValueError: planned" in finding.details
     assert "RuntimeError: no checkpoint in attempt 1" in finding.details
     assert f"zerotop: {finding.headline}. " in output
-    failure = find_failure(session, session.end_ns)
+    failure = find_failure(session.at(session.end_ns))
     assert failure is not None
     assert failure.what.endswith("failed in attempt 3 before its first step.")
     assert failure.why.startswith("RuntimeError: no checkpoint in attempt 2")

@@ -16,10 +16,10 @@ import pytest
 
 import stalling_files
 from agents import AGENT, wait_for
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.job_exit import count_losses
 from zerotop.analysis.views.notices import describe_notices
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import directory
 
 pytestmark = pytest.mark.real
@@ -90,9 +90,9 @@ def test_no_step_waits_for_a_stalled_file_system(
     assert durations[in_stall].max() < STALL_S / 2, "a step waited"
     recording = Session.open(session)
     assert read_steps(recording)["step"].tolist() == list(range(len(ends)))
-    losses = count_losses(recording)
+    losses = count_losses(recording.at())
     assert losses.records == 0
-    notices = describe_notices(recording, recording.last_written_ns, losses, ())
+    notices = describe_notices(recording.at(recording.last_written_ns), losses, ())
     (late,) = [text for text in notices if "late" in text]
     assert late.startswith("Records of rank 0 were written up to ")
     assert float(late.split("up to ")[1].split(" s ")[0]) > STALL_S - 2

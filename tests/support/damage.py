@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.session.packing import pack_folder, unpack_files
+from zerotop.session.packed.packing import pack_folder, unpack_files
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.event_base import read_fields
@@ -508,11 +509,14 @@ def _rewrite_pack(path: Path, change: Callable[[dict[str, bytes]], None]) -> Non
             archive.writestr(name, data)
 
 
-def _remove_member(path: Path, name: str) -> None:
-    def remove_member(members: dict[str, bytes]) -> None:
-        members.pop(name, None)
+@_on_packs
+def wrong_contents(path: Path, chance: random.Random) -> None:
+    def replace_content_value(members: dict[str, bytes]) -> None:
+        contents = json.loads(members["packed.json"])
+        _replace_value(contents, chance)
+        members["packed.json"] = json.dumps(contents).encode()
 
-    _rewrite_pack(path, remove_member)
+    _rewrite_pack(path, replace_content_value)
 
 
 @_on_packs
@@ -546,8 +550,14 @@ def many_members(path: Path, chance: random.Random) -> None:
 @_on_packs
 def huge_member(path: Path, chance: random.Random) -> None:
     """Some megabytes that unpack to gigabytes."""
-    name = chance.choice(("events-rank0-x-1.jsonl", "session.json", "output-node-x-1.log", "spans-rank0-x-1.rec"))
-    _remove_member(path, name)
+    name = chance.choice(
+        ("events-rank0-x-1.jsonl", "session.json", "packed.json", "output-node-x-1.log", "spans-rank0-x-1.rec")
+    )
+
+    def remove_member(members: dict[str, bytes]) -> None:
+        members.pop(name, None)
+
+    _rewrite_pack(path, remove_member)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         _append_zeros(archive, name, chance.choice((1 << 30, 3 << 30)))
 
@@ -570,13 +580,24 @@ def _append_zeros(archive: zipfile.ZipFile, name: str, size: int) -> None:
 
 
 @_on_packs
-def other_method(path: Path, chance: random.Random) -> None:
-    """A member that unpacks to far more than it says, by a method of which zipfile unpacks a part at once."""
-    name = chance.choice(("session.json", "events-rank0-x-1.jsonl", "spans-rank0-x-1.rec"))
-    _remove_member(path, name)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr(name, bytes(1 << 26), chance.choice((zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2)))
-        archive.getinfo(name).file_size = 100
+def huge_table(path: Path, chance: random.Random) -> None:
+    """A Parquet file of some kilobytes with hundreds of millions of rows."""
+    import polars
+
+    def inflate_table(members: dict[str, bytes]) -> None:
+        contents = json.loads(members["packed.json"])
+        table = chance.choice(contents["tables"])
+        frame = polars.read_parquet(members[table["parquet"]]).head(1)
+        buffer = io.BytesIO()
+        rows = 30_000_000
+        polars.concat([frame] * 1).select(polars.all().repeat_by(rows).explode()).write_parquet(buffer, compression="zstd")
+        members[table["parquet"]] = buffer.getvalue()
+        if chance.random() < 0.7:
+            table["files"] = table["files"][:1]
+            table["files"][0]["records"] = rows
+        members["packed.json"] = json.dumps(contents).encode()
+
+    _rewrite_pack(path, inflate_table)
 
 
 @_on_packs
@@ -594,7 +615,8 @@ def lying_sizes(path: Path, chance: random.Random) -> None:
 
 @_on_packs
 def deep_contents(path: Path, chance: random.Random) -> None:
-    _rewrite_pack(path, lambda members: members.update({"session.json": b'{"a":' * _DEEP}))
+    name = chance.choice(("packed.json", "session.json"))
+    _rewrite_pack(path, lambda members: members.update({name: b'{"a":' * _DEEP}))
 
 
 @_on_packs

@@ -29,12 +29,12 @@ from zerotop.analysis.live_view import (
     Rank,
     RankHistory,
 )
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.session.samples import Ints, Rows
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import RankSteps
 from zerotop_probe.recording.events import EngineFacts
 
 GIB = 1024**3

@@ -29,7 +29,7 @@ from zerotop.cli import main
 from zerotop.commands.job.open_session import open_recording
 from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.reader import Session, SessionError
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp

@@ -44,7 +44,7 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def run_loop(
+def run_loop(  # noqa: PLR0913
     name: str,
     folder: Path,
     *options: str,
@@ -53,11 +53,12 @@ def run_loop(
     session: Path | None = None,
     accelerator: str = "cpu",
     bootstrap: bool = True,
+    variables: Mapping[str, str] | None = None,
 ) -> Counted:
     """Run a loop to its end, with its recording in ``session``, by default ``folder/session``.
 
     Without ``bootstrap`` the script has the package on its path instead, to ask for it itself. An empty
-    ``session`` is none.
+    ``session`` is none. ``variables``: further ones of its environment.
 
     Raises AssertionError with the output if it fails.
     """
@@ -65,10 +66,10 @@ def run_loop(
         session = folder / "session"
         session.mkdir()
     path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
-    variables = {SESSION_VARIABLE: str(session)} if session != Path() else {}
+    session_variable = {SESSION_VARIABLE: str(session)} if session != Path() else {}
     script = [str(LOOPS / f"{name}.py"), *options]
     command = build_launch_command(launcher, script, ranks=ranks)
-    _run_command(command, folder, _make_variables(path, accelerator) | variables)
+    _run_command(command, folder, _make_variables(path, accelerator) | session_variable | dict(variables or {}))
     return _read_counted(folder / "output", session, ranks)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerotop.demo import RECORDING_PATH
-from zerotop.session.packing import SUFFIX, unpack_files
+from zerotop.session.packed.packing import SUFFIX, unpack_files
 from zerotop.session.reader import Session
 from zerotop.session.storage import UnpackedFolder
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop_probe.outside.folding.folding import fold_recording
 from zerotop_probe.recording import clock, segments
 from zerotop_probe.recording.tables import FOLDED_TABLES, INCOMPLETE, PHASE_CODE, SPANS, TABLES, Table

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from textual.widgets import OptionList
 
@@ -13,6 +14,8 @@ from fake_source import BEGIN_NS, FakeSource, offload_story
 from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.reports.finding_costs import rank_findings
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
@@ -36,6 +39,10 @@ def make_finding(name: str, at_s: float, severity: Severity, **changes: object) 
     return Annotation(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
 
 
+def choose_ranked(findings: list[Annotation], cursor_ns: int) -> Annotation | None:
+    return choose_finding(rank_findings(findings, np.empty(0, STEP_DTYPE), cursor_ns), cursor_ns)
+
+
 SKIPS = make_finding("steps_skipped", 45.0, Severity.WARNING, step=2)
 REAL = make_finding("first_real_step", 55.0, Severity.INFO)
 SPIKE = make_finding("double_spike", 55.0, Severity.WARNING, step=7)
@@ -49,14 +56,14 @@ STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 def test_the_most_serious_finding_is_chosen(at_s: float, told: Annotation | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
     known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
-    assert choose_finding(known, cursor_ns) is told
+    assert choose_ranked(known, cursor_ns) is told
 
 
 def test_explained_and_doubtful_findings_are_not_chosen() -> None:
-    assert choose_finding([REAL], REAL.known_ns) is REAL
-    assert choose_finding([REAL], REAL.known_ns + 61 * 10**9) is None
+    assert choose_ranked([REAL], REAL.known_ns) is REAL
+    assert choose_ranked([REAL], REAL.known_ns + 61 * 10**9) is None
     doubtful = make_finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
-    assert choose_finding([doubtful], doubtful.known_ns) is None
+    assert choose_ranked([doubtful], doubtful.known_ns) is None
     assert find_step_marks([doubtful, REAL, make_finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
 
 
@@ -150,9 +157,9 @@ GONE = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"r
 
 def test_a_cause_is_shown_before_what_it_explains() -> None:
     cursor_ns = BEGIN_NS + int(75e9)
-    assert choose_finding([LATE], cursor_ns) is LATE
-    assert choose_finding([LATE, DATA], cursor_ns) is DATA
-    assert choose_finding([LEAK, GONE], cursor_ns) is GONE
+    assert choose_ranked([LATE], cursor_ns) is LATE
+    assert choose_ranked([LATE, DATA], cursor_ns) is DATA
+    assert choose_ranked([LEAK, GONE], cursor_ns) is GONE
 
 
 async def test_effects_are_listed_under_their_cause() -> None:

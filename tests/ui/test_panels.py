@@ -183,6 +183,16 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
     assert "phase-other" in styles  # the whole iteration is what the phases leave
 
 
+def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
+    view = view_at(offload_story(), 75.0)
+    phases = {**view.iterations.phase_s, "stages": np.full(len(view.iterations.step), 0.5)}
+    del phases["other"]
+    waiting = replace(view, iterations=replace(view.iterations, phase_s=phases))
+    assert any(row.endswith("■ stages     0.50") for row in read_rows(draw_iteration(waiting, 50, 10, BLOCKS)))
+    assert any(row.endswith("■ between stages     0.50") for row in read_rows(draw_iteration(waiting, 100, 10, BLOCKS)))
+    assert "phase-communication" in {style for row in draw_iteration(waiting, 50, 10, BLOCKS) for _, style in row}
+
+
 def test_cpu() -> None:
     assert read_rows(draw_cpu(view_at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
         "CPU 63.0 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",

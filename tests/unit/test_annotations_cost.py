@@ -20,9 +20,10 @@ from planted_troubles import MIXTURES
 from zerotop.analysis.annotations import Annotation, Detector, Evidence, load_detectors
 from zerotop.analysis.annotations.pace import data_stall, iteration_shift
 from zerotop.analysis.annotations.support import annotator
-from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
+from zerotop.session.moments.records import Records
 from zerotop.session.reader import Session
+from zerotop.session.samples import Samples
 
 STEPS = 2000
 # Records that take about as long as a call.
@@ -37,9 +38,9 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     read_count = 0
     merge_parts = Records._merge_parts
 
-    def merge_and_count(self: Records, *ranges: object) -> WindowSamples:
+    def merge_and_count(self: Records, *ranges: object) -> Samples:
         nonlocal read_count
-        samples: WindowSamples = merge_parts(self, *ranges)  # type: ignore[arg-type]
+        samples: Samples = merge_parts(self, *ranges)  # type: ignore[arg-type]
         read_count += len(samples)
         return samples
 

@@ -27,8 +27,8 @@ from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.processes.devices import Devices
-from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import read_memory_view
+from zerotop.session.moments.devices import Devices
 from zerotop.session.reader import Session
 from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
@@ -53,7 +53,7 @@ def second_to_unix_ns(second: float) -> int:
 
 def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
     """By number; the rows of each add up."""
-    found = {one.index: one for one in read_ledgers(session, second_to_unix_ns(second))}
+    found = {one.index: one for one in read_ledgers(session.at(second_to_unix_ns(second)))}
     assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
     return found
 
@@ -373,7 +373,7 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     assert list_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in ledgers[1].notes[0]
     assert ledgers[0].notes == ()
-    assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == ledgers[1]
+    assert read_memory_view(session.at(second_to_unix_ns(5.5))).gpu == ledgers[1]
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
     assert [list_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in ledgers.values())
     assert find_annotations(session, second_to_unix_ns(16)) == ()
-    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(15))
+    view = read_memory_view(session.at(second_to_unix_ns(15)))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
@@ -423,7 +423,7 @@ def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
     recording.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
     recording.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
     session = recording.open_session()
-    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(19.5))
+    view = read_memory_view(session.at(second_to_unix_ns(19.5)))
     (line,) = [line for line in view.lines if line.key == "parameters"]
     assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None

@@ -10,7 +10,7 @@ import pytest
 
 from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts
 
 

@@ -10,8 +10,8 @@ import pytest
 import recordings
 from counted_recordings import count_steps
 from zerotop.analysis.annotations import find_annotations
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_rank_steps
 
 CLEAN = (
     "cpu-clean",

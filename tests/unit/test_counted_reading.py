@@ -10,12 +10,12 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices
 from zerotop.analysis.steps.step_blocks import merge_before
-from zerotop.analysis.steps.step_table import StepTable, read_steps
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import StepTable, read_steps
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, COUNTED, END, PHASE_CODE, SKIPPED, SPANS, TICK, UNKNOWN

@@ -14,7 +14,7 @@ from microscope_recording import record_trace
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
 from zerotop.analysis.processes.phases import find_phase_name
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
 from zerotop.ui.drawing.formatting import choose_size_unit
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -32,7 +32,7 @@ SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
 
 
 def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
-    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank)
+    return read_memory_view(recording.open_session().at(BEGIN_NS + int(second * S)), rank)
 
 
 def rows_text(rows: list[Row]) -> str:
@@ -52,10 +52,10 @@ def check_rows(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
     session = recordings.open_recording(name)
-    views, begin = MemoryViewBuilder(session), session.begin_ns
+    begin = session.begin_ns
     length = session.last_written_ns - begin
     for share in (0.0, 0.4, 0.7, 1.0):
-        view = views.view_at(begin + int(length * share))
+        view = read_memory_view(session.at(begin + int(length * share)))
         for width, height in SIZES:
             for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
                 check_rows(draw(view, width, height, glyphs), width, height, glyphs)
@@ -155,7 +155,7 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
 
 def test_health() -> None:
     session = recordings.open_recording("z2-oom")
-    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
+    view = read_memory_view(session.at(session.last_written_ns))
     drawn = row_text(draw_health(view, 160, BLOCKS))
     assert "3 cache flushes" in drawn
     assert "1 out of memory" in drawn
@@ -165,7 +165,7 @@ def test_health() -> None:
     counted = replace(view, health=replace(view.health, segments=12))
     assert "12 segments" in row_text(draw_health(counted, 190, BLOCKS))
     expandable = recordings.open_recording("z2-expandable")
-    drawn = row_text(draw_health(MemoryViewBuilder(expandable).view_at(expandable.last_written_ns), 160, BLOCKS))
+    drawn = row_text(draw_health(read_memory_view(expandable.at(expandable.last_written_ns)), 160, BLOCKS))
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in drawn
 
 
@@ -220,7 +220,7 @@ def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> 
 
 def test_the_post_mortem() -> None:
     session = recordings.open_recording("z2-oom")
-    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
+    view = read_memory_view(session.at(session.last_written_ns))
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
         drawn = " ".join(rows_text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
@@ -236,7 +236,7 @@ def test_the_post_mortem() -> None:
 
 def test_the_setting_stands_out() -> None:
     session = recordings.open_recording("z2-oom")
-    view = MemoryViewBuilder(session).view_at(session.last_written_ns)
+    view = read_memory_view(session.at(session.last_written_ns))
     assert view.failure is not None
     rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
     assert ("per_device_eval_batch_size", "accent") in [span for row in rows for span in row]

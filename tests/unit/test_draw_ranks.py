@@ -124,7 +124,7 @@ def test_the_table(three_ranks: Path) -> None:
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
-        "  medians of steps 0–5",
+        "  means of steps 0–5",
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
@@ -227,7 +227,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     while source.search_findings().is_behind:
         pass
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
-    viewer.go_to_step(24)  # 10 of its 25 steps are slow: medians of all of them show no delay
+    viewer.go_to_step(24)  # 10 of its 25 steps are slow: means of all of them show less
     frame = viewer.make_frame()
     assert {finding.step for finding in frame.findings if finding.name == "straggler"} == {15}
     picture = ranking.make_picture(frame, 60)
@@ -235,13 +235,13 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     assert picture.skew is not None
     assert picture.skew.since_step == 15
     rows = draw_table(picture, 46, 13, BLOCKS)
-    assert "medians of steps 15–24" in [row_text(row).strip() for row in rows]
+    assert "means of steps 15–24" in [row_text(row).strip() for row in rows]
     (delay,) = (row for row in picture.table_rows if row.metric is Metric.WAIT)
     assert delay.own > 0.04
     assert delay.usual == 0
     viewer.go_to_step(14)
     rows = draw_table(ranking.make_picture(viewer.make_frame(), 60), 46, 13, BLOCKS)
-    assert "medians of steps 0–14" in [row_text(row).strip() for row in rows]
+    assert "means of steps 0–14" in [row_text(row).strip() for row in rows]
 
 
 def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes
-from zerotop.analysis.processes.process_exits import ProcessExits, read_exits
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes, read_exits
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone
@@ -66,11 +66,11 @@ def test_a_launcher_takes_all_nodes_with_it(two_nodes: Nodes) -> None:
     two_nodes.nodes[0].write(two_nodes.unix_ns_at(0), JobStarted, pid=8, start=1)
     two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), JobEnded, exit_code=0)
     assert two_nodes.find_exits() == [4, 4]
-    assert find_alive_processes(two_nodes.session, two_nodes.session.begin_ns + 63 * S) == [
+    assert find_alive_processes(two_nodes.session.at(two_nodes.session.begin_ns + 63 * S)) == (
         RankProcess("n0", 10, 0),
         RankProcess("n1", 11, 1),
-    ]
-    assert find_alive_processes(two_nodes.session, two_nodes.session.begin_ns + 65 * S) == []
+    )
+    assert find_alive_processes(two_nodes.session.at(two_nodes.session.begin_ns + 65 * S)) == ()
 
 
 def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
@@ -78,9 +78,9 @@ def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
     two_nodes.nodes[1].write(two_nodes.unix_ns_at(6), JobStarted, pid=8, start=1)
     two_nodes.own[1].write(two_nodes.unix_ns_at(9), Goodbye)
     two_nodes.session.refresh()
-    exits, (_, other) = read_exits(two_nodes.session), two_nodes.session.sources["begins"]
-    zero = two_nodes.session.begin_ns + 60 * S
-    ends = [exits.until(zero + second * S).find_exit(other) for second in (1, 3, 7, 10)]
+    session, (_, other) = two_nodes.session, two_nodes.session.sources["begins"]
+    zero = session.begin_ns + 60 * S
+    ends = [read_exits(session.at(zero + second * S)).find_exit(other) for second in (1, 3, 7, 10)]
     assert [end and round((end - zero) / S) for end in ends] == [None, 2, None, 9]
 
 

@@ -12,8 +12,8 @@ import pytest
 import recordings
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.finding_costs import rank_findings
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 S = 1_000_000_000

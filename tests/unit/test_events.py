@@ -11,7 +11,7 @@ import pytest
 
 import recordings
 from declared_events import check_event
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_base import EVENTS, Event, read_fields
 from zerotop_probe.recording.writer import Identity

@@ -21,10 +21,10 @@ from small_recording import write_table as write_open
 from zerotop.analysis.reports import export_tables
 from zerotop.analysis.reports.export import FORMATS, export_table
 from zerotop.analysis.reports.export_tables import TABLES
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
 from zerotop.session.spreadsheet import escape_formula
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -198,7 +198,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     got = export_rows(session, "steps", fmt)
     assert list(got[0]) == [
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
-        *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
+        *("eval_s", "checkpoint_s", "stages_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
         "allocated_peak_bytes",
         *(
             "reserved_peak_bytes",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
+from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.failures.last_moments import find_largest_batch
-from zerotop.analysis.processes.alive_ranks import identify_process
-from zerotop.analysis.processes.process_exits import ProcessExit, describe_exit_code
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
@@ -33,8 +33,8 @@ def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
 
 def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
     session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
-    failure = FailureFinder(session).failure_at(cursor)
-    assert failure == find_failure(session, cursor)
+    failure = find_known_failure(session.at(cursor))
+    assert failure == find_failure(session.at(cursor))
     return failure
 
 
@@ -214,19 +214,19 @@ def test_real_deaths() -> None:
     for name, labels in recordings.read_labels().items():
         session = recordings.open_recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
-        failure = FailureFinder(session).failure_at(session.last_written_ns)
+        failure = find_known_failure(session.at(session.last_written_ns))
         assert (failure is not None) == ((died and name != "held-restart") or name in STOPPED), name
     dead = recordings.open_recording("cpu-dead")
-    failure = find_failure(dead, dead.last_written_ns)
+    failure = find_failure(dead.at(dead.last_written_ns))
     assert failure is not None
     assert failure.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
     session = recordings.open_recording("held-restart")
-    failures, begin = FailureFinder(session), session.begin_ns
+    begin = session.begin_ns
     length = session.last_written_ns - begin
-    told = [failures.failure_at(begin + length * part // 100) is not None for part in range(101)]
+    told = [find_known_failure(session.at(begin + length * part // 100)) is not None for part in range(101)]
     assert any(told)
     assert not told[0]
     assert not told[-1]
@@ -247,5 +247,5 @@ def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], mo
         process = identify_process(session.sources["spans"][0])
         for moment in moments:
             known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]
-            batch = find_largest_batch(session, process, BEGIN_NS + moment * S)
+            batch = find_largest_batch(session.at(BEGIN_NS + moment * S), process)
             assert batch.get("tokens", 0) == max(known, default=0)

@@ -11,7 +11,6 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import History, Rank
-from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
@@ -21,7 +20,7 @@ RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, ())
 
 
 def history_at(histories: Histories, seconds: float) -> History:
-    return histories.history_at(BEGIN_NS + int(seconds * S), [RANK], [("node1", 0)], {0: ("node1", 0)}, ProcessExits(()))
+    return histories.history_at(histories.session.at(BEGIN_NS + int(seconds * S)), [RANK], [("node1", 0)])
 
 
 def round_last(values: np.ndarray, last: int) -> list[float | None]:
@@ -115,7 +114,7 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
     ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
     gpus = [("node1", 3), ("node1", 1)]
     for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
-        history = histories.history_at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, ProcessExits(()))
+        history = histories.history_at(histories.session.at(BEGIN_NS + int(end * S)), ranks[some], gpus[some])
         means = [0.25, 0.7, 1.1, None, 2.35, 2.7, 3.2, 3.7][: int(2 * end)]
         for rank in ranks[some]:
             found = history.ranks[rank.rank]
@@ -150,7 +149,8 @@ def test_a_cursor_shows_the_same_however_it_is_reached(recorded_session: Session
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    history = Histories(read_recording(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
+    session = read_recording(tmp_path)
+    history = Histories(session).history_at(session.at(BEGIN_NS), [RANK], [("node1", 0)])
     assert np.isnan(history.ranks[0].cores_used).all()
     assert set(history.ranks[0].phase) == {""}
     assert len(history.ranks[0].phase) == PIECES

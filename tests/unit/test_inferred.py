@@ -35,7 +35,7 @@ def infer_rhythm(
     if gpu:
         steady = [make_record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
         write_table(folder, GPUS, make_identity(-1), *steady).close()
-    return infer_iteration(read_recording(folder), BEGIN_NS + (seconds - 1) * S)
+    return infer_iteration(read_recording(folder).at(BEGIN_NS + (seconds - 1) * S))
 
 
 def busy_for(share: float, period: float) -> Callable[[float], float]:
@@ -85,7 +85,7 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
     steps = RecordingSource(session).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
-        iteration = infer_iteration(session, int(cursor_s * 1e9))
+        iteration = infer_iteration(session.at(int(cursor_s * 1e9)))
         if iteration is not None:
             within = (steps.begin_s > cursor_s - iteration.window_s) & (steps.begin_s <= cursor_s)
             usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))
@@ -98,7 +98,7 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
 def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
     session = open_recording(name)
     steps = RecordingSource(session).view_at(None).iterations
-    iteration = infer_iteration(session, session.last_written_ns - 2 * S)
+    iteration = infer_iteration(session.at(session.last_written_ns - 2 * S))
     assert iteration is None or iteration.iteration_s == pytest.approx(
         float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03
     )

@@ -13,9 +13,9 @@ from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.samples import Rows
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 
 
 def make_steps(seconds: list[float], *, skipped: int = 0) -> Rows:

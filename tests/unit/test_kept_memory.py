@@ -6,7 +6,7 @@ from recordings import open_recording
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.reports.memory import read_report
-from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.memory_text import format_report
 from zerotop.ui.drawing.units import DECIMAL
@@ -16,7 +16,7 @@ def read_line(name: str, step: int) -> MemoryLine:
     source = RecordingSource(open_recording(name))
     end_ns = source.find_step_end(step)
     assert end_ns is not None
-    lines = MemoryViewBuilder(source.session).view_at(end_ns + 1).lines
+    lines = read_memory_view(source.session.at(end_ns + 1)).lines
     return next(line for line in lines if line.key == ACTIVATIONS)
 
 

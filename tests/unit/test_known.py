@@ -6,21 +6,23 @@ from pathlib import Path
 
 from memory_recording import record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.analysis.processes.alive_ranks import find_alive_processes
-from zerotop.analysis.processes.memo import CursorMemo
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop_probe.recording import events, tables
 
 
 def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    session, memo, asked = recording.open_session(), CursorMemo[float](("spans",)), []
+    session, asked = recording.open_session(), list[float]()
+
+    @at_event()
+    def read_second(at: At) -> float:
+        asked.append((at.cursor_ns - BEGIN_NS) / S)
+        return asked[-1]
 
     def value_at(second: float) -> float:
-        def compute_value() -> float:
-            asked.append(second)
-            return second
-
-        return memo.value_at(session, BEGIN_NS + int(second * S), compute_value)
+        return read_second(session.at(BEGIN_NS + int(second * S)))
 
     assert [value_at(19), value_at(19.5), value_at(29)] == [19, 19, 19]
     assert value_at(17.5) == 17.5  # before the inventory of 18.5
@@ -38,5 +40,5 @@ def test_ranks_come_and_go_as_they_do_without_it(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, events.Goodbye)
     session = recording.open_session()
-    counts = [len(find_alive_processes(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
+    counts = [len(find_alive_processes(session.at(BEGIN_NS + int(second * S)))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
     assert counts == [0, 1, 1, 0, 1, 0]

@@ -32,8 +32,8 @@ from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, CORRECTI
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Entered, Goodbye, Left, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
@@ -57,7 +57,7 @@ def check_ledger(ledger: GpuLedger) -> GpuLedger:
 
 
 def read_only_ledger(session: Session, second: float) -> GpuLedger:
-    (ledger,) = read_ledgers(session, second_to_unix_ns(second))
+    (ledger,) = read_ledgers(session.at(second_to_unix_ns(second)))
     return check_ledger(ledger)
 
 
@@ -345,7 +345,7 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
         recording.node,
         [make_gpu_process_sample(3, 7, 5, 0), make_gpu_process_sample(3, make_identity(0).pid, 4.5, 1)],
     )
-    first, second = (check_ledger(found) for found in read_ledgers(recording.open_session(), second_to_unix_ns(5)))
+    first, second = (check_ledger(found) for found in read_ledgers(recording.open_session().at(second_to_unix_ns(5))))
     assert list_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
     assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
@@ -358,9 +358,9 @@ def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:
-    assert read_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
-    assert read_peak_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
-    assert read_host_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
+    assert read_ledgers(read_recording(tmp_path).at(second_to_unix_ns(5))) == ()
+    assert read_peak_ledgers(read_recording(tmp_path).at(second_to_unix_ns(5))) == ()
+    assert read_host_ledgers(read_recording(tmp_path).at(second_to_unix_ns(5))) == ()
 
 
 # --- any recording -------------------------------------------------------------------------------------------------------
@@ -416,11 +416,11 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
 def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = data.draw(any_recording(Path(folder)))
-        for found in read_ledgers(session, second_to_unix_ns(second)):
+        for found in read_ledgers(session.at(second_to_unix_ns(second))):
             check_ledger(found)
-        for peak in read_peak_ledgers(session, second_to_unix_ns(second)):
+        for peak in read_peak_ledgers(session.at(second_to_unix_ns(second))):
             check_ledger(peak.ledger)
-        for host in read_host_ledgers(session, second_to_unix_ns(second)):
+        for host in read_host_ledgers(session.at(second_to_unix_ns(second))):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
             assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
 
@@ -430,19 +430,19 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).open_session()
-    (ledger,) = read_peak_ledgers(session, second_to_unix_ns(29.5))
+    (ledger,) = read_peak_ledgers(session.at(second_to_unix_ns(29.5)))
     check_ledger(ledger.ledger)
     assert (ledger.rank, ledger.peak.phase, ledger.peak.step, ledger.peak.exact) == (0, "backward", 1, True)
     assert ledger.peak.allocated_bytes == ledger.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
     assert list_row_sizes(ledger.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
-    (earlier,) = read_peak_ledgers(session, second_to_unix_ns(15))
+    (earlier,) = read_peak_ledgers(session.at(second_to_unix_ns(15)))
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
 def read_phase_peaks(session: Session, second: float) -> dict[str, float]:
-    (peaks,) = read_rank_peaks(session, second_to_unix_ns(second))
+    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(second)))
     assert [peak.allocated_bytes for peak in peaks.phases] == sorted((p.allocated_bytes for p in peaks.phases), reverse=True)
     return {peak.phase: peak.allocated_bytes / GIB for peak in peaks.phases}
 
@@ -451,7 +451,7 @@ def test_the_peak_of_each_phase(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).open_session()
     assert read_phase_peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
     assert read_phase_peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
-    (peaks,) = read_rank_peaks(session, second_to_unix_ns(29.5))
+    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(29.5)))
     assert all(peak.exact for peak in peaks.phases)
     assert peaks.reserved is not None
     assert (peaks.reserved.phase, peaks.reserved.reserved_bytes, peaks.reserved.step) == ("forward", gib_to_bytes(22), 0)
@@ -548,7 +548,7 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
     ]
     session = record_phases(tmp_path, plan, readings, peaks="process")
     assert read_phase_peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
-    (peaks,) = read_rank_peaks(session, second_to_unix_ns(5))
+    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(5)))
     assert [(peak.phase, peak.exact) for peak in peaks.phases] == [
         ("backward", True),
         ("forward", True),
@@ -569,17 +569,17 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
     Recording(tmp_path).write_event(make_identity(0), 0.5, Entered)
     session = read_recording(tmp_path)
     assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
-    (peaks,) = read_rank_peaks(session, second_to_unix_ns(5))
+    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(5)))
     assert peaks.peak_before_entry is not None
     assert (peaks.peak_before_entry.place_text, peaks.owning_peak.place_text) == (BEFORE, "in backward of step 0")
-    (alone,) = read_rank_peaks(session, second_to_unix_ns(1.5))
+    (alone,) = read_rank_peaks(session.at(second_to_unix_ns(1.5)))
     assert alone.owning_peak is alone.peak_before_entry
 
 
 def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
     """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
     session = recordings.open_recording("x4-attached")
-    found = read_peak_ledgers(session, session.end_ns)[0]
+    found = read_peak_ledgers(session.at(session.end_ns))[0]
     assert found.before is not None
     assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
     assert found.ledger.allocated_bytes == found.peak.allocated_bytes == 22_498_848_256
@@ -591,12 +591,12 @@ def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> N
 def test_the_peak_of_the_first_update_has_the_state_that_it_made() -> None:
     """500,050,000 parameters in fp32: 16 bytes of each live in the first step of AdamW, and 4 of one intermediate."""
     session = recordings.open_recording("gpu-linear")
-    (ledger,) = read_peak_ledgers(session, session.end_ns)
+    (ledger,) = read_peak_ledgers(session.at(session.end_ns))
     assert (ledger.peak.phase, ledger.peak.step) == ("step", 0)
     assert ledger.ledger.sum_bytes("parameters") == ledger.ledger.sum_bytes("gradients") == 2_000_883_200
     assert ledger.ledger.sum_bytes("optimizer_state") == 4_001_766_400
     assert ledger.ledger.sum_bytes(ACTIVATIONS) == pytest.approx(2_000_883_200, rel=0.01)
-    earlier = read_peak_ledgers(session, session.begin_ns + 13 * S)[0]
+    earlier = read_peak_ledgers(session.at(session.begin_ns + 13 * S))[0]
     assert (earlier.peak.step, earlier.ledger.sum_bytes("optimizer_state")) == (0, 0)
 
 
@@ -628,7 +628,7 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
     pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
     recording.write_inventory(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
+    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(19.5)))
     assert (ledger.rank, ledger.pid, ledger.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in ledger.rows if row.bytes}
     assert rows == {
@@ -653,7 +653,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
     recording.write_inventory(2, "init", {}, host={"master_weights": 0.5})
-    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
+    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(3)))
     (row,) = [row for row in ledger.rows if row.key == "master_weights"]
     assert (row.per_parameter, ledger.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
@@ -661,7 +661,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
+    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(19.5)))
     assert {row.key: row.bytes / GIB for row in ledger.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
@@ -670,6 +670,6 @@ def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording.write_engine(optimizer="")
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
-    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
+    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(3)))
     assert ledger.updated_parameters is None
     assert [(row.key, row.bytes) for row in ledger.rows] == [("rest", gib_to_bytes(6))]

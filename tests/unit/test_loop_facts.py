@@ -12,7 +12,7 @@ from zerotop.analysis.engine import LOOP, EngineSummary, measure_batch, parse_en
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
 

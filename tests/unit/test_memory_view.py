@@ -24,7 +24,7 @@ from memory_recording import (
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.session.events.event_files import E
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
@@ -35,7 +35,7 @@ MOST_MOMENTS = 12
 
 
 def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank, most)
+    return read_memory_view(recording.open_session().at(BEGIN_NS + int(second * S)), rank, most)
 
 
 def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
@@ -66,7 +66,7 @@ def choose_moments(session: Session) -> list[int]:
     moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
     exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
-    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
+    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session.at(session.last_written_ns))[:1]]
     for source in session.sources["spans"][:1]:
         forwards = source.array[source.array["phase"] == PHASE_CODE["forward"]]
         moments += [int(span["begin_ns"]) + source.offset_ns - 1 for span in forwards[:1]]
@@ -85,13 +85,12 @@ def pick_event(session: Session, kind: type[E], place: int) -> Sequence[E]:
 @pytest.mark.parametrize("name", recordings.list_recordings())
 def test_sums_to_the_byte_at_every_moment(name: str) -> None:
     session = recordings.open_recording(name)
-    views = MemoryViewBuilder(session)
     moments = choose_moments(session)
     # A rank that is not there is as none.
     for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
-        view = views.view_at(moment_ns, rank)
+        view = read_memory_view(session.at(moment_ns), rank)
         check_view(view)
-        assert view is views.view_at(view.cursor_ns, rank)
+        assert view is read_memory_view(session.at(view.cursor_ns), rank)
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
@@ -123,7 +122,7 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
     session = recordings.open_recording("z2")
-    lines = MemoryViewBuilder(session).view_at(session.begin_ns + int(39.41 * S)).lines
+    lines = read_memory_view(session.at(session.begin_ns + int(39.41 * S))).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 

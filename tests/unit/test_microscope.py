@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recordings import find_packed_file, open_recording
-from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces, read_traces
+from zerotop.analysis.memory.microscope import AllocationTrace, read_last_trace, read_traces
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
 from zerotop.commands.job.microscope_request import request_trace
@@ -68,7 +68,7 @@ class Rank:
 
     def read_looks(self) -> tuple[AllocationTrace, ...]:
         session = Session.open(Path(self.session))
-        return read_traces(session, session.last_written_ns)
+        return read_traces(session.at(session.last_written_ns))
 
 
 @pytest.fixture
@@ -128,16 +128,16 @@ def test_only_the_last_look_of_a_rank_is_computed_and_only_once(watched_rank: Ra
         watched_rank.run_step(2 * request)
         watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
     session = Session.open(Path(watched_rank.session))
-    known, first = AllocationTraces(session), watched_rank.read_looks()[0]
-    trace = known.trace_at(session.last_written_ns, 0)
+    first = watched_rank.read_looks()[0]
+    trace = read_last_trace(session.at(session.last_written_ns), 0)
     assert trace is not None
     assert (trace.request, trace.phases.tolist()) == (2, [PHASES.index("backward")])
-    assert known.trace_at(session.last_written_ns, 0) is trace
-    earlier = known.trace_at(first.known_ns, 0)
+    assert read_last_trace(session.at(session.last_written_ns), 0) is trace
+    earlier = read_last_trace(session.at(first.known_ns), 0)
     assert earlier is not None
     assert earlier.request == 1
-    assert known.trace_at(first.known_ns - 1, 0) is None
-    assert known.trace_at(session.last_written_ns, 1) is None
+    assert read_last_trace(session.at(first.known_ns - 1), 0) is None
+    assert read_last_trace(session.at(session.last_written_ns), 1) is None
 
 
 def test_a_job_that_records_its_history_itself_is_left_alone(watched_rank: Rank) -> None:
@@ -189,8 +189,8 @@ def test_a_request_is_bounded(watched_rank: Rank) -> None:
 
 def test_a_real_curve_is_what_the_allocator_counted() -> None:
     session = open_recording("gpu-microscope")
-    (look,) = read_traces(session, session.last_written_ns)
-    (process,) = read_rank_peaks(session, look.known_ns)
+    (look,) = read_traces(session.at(session.last_written_ns))
+    (process,) = read_rank_peaks(session.at(look.known_ns))
     backward = next(peak for peak in process.phases if peak.phase == "backward")
     # The history counts what was asked for, the allocator in blocks of 512 bytes and more; step 1 was as large as step 23.
     assert 0.995 * backward.allocated_bytes < look.peak_bytes < backward.allocated_bytes

@@ -172,9 +172,9 @@ def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) ->
         write_missing(recording, 2 + rank, 50 + rank, rank=rank)
     session = open_ended(recording, 20)
     sentence = "The probe was not loaded in 2 ranks: their PYTHONPATH does not have zerotop's entry (the script sets it)."
-    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [sentence]
-    assert describe_wait(session, BEGIN_NS + 10 * S).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
-    assert describe_training(session, BEGIN_NS + 20 * S) == []
+    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == [sentence]
+    assert describe_wait(session.at(BEGIN_NS + 10 * S)).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
+    assert describe_training(session.at(BEGIN_NS + 20 * S)) == []
     (early,), (late,) = (find_annotations(session, BEGIN_NS + second * S) for second in (19, 20))
     for finding in (early, late):
         assert (finding.name, finding.ranks, finding.begin_ns) == ("probe_missing", (0, 1), BEGIN_NS + 2 * S)
@@ -199,12 +199,12 @@ def test_a_short_process_is_no_rank_but_it_may_have_trained(tmp_path: Path) -> N
     recording.write_event(recording.node, 0, events.JobStarted, pid=9)
     write_missing(recording, 2, 50, is_rank=False, reason="environment", by="command")
     session = open_ended(recording, 4)
-    assert describe_missing_probes(session, BEGIN_NS + 3 * S) == []
-    assert describe_missing_probes(session, BEGIN_NS + 4 * S) == [
+    assert describe_missing_probes(session.at(BEGIN_NS + 3 * S)) == []
+    assert describe_missing_probes(session.at(BEGIN_NS + 4 * S)) == [
         "The probe was not loaded in a process with PyTorch (python loop.py): its environment does not have zerotop's "
         "PYTHONPATH and variables (the command replaces it)."
     ]
-    assert describe_training(session, BEGIN_NS + 4 * S) == []
+    assert describe_training(session.at(BEGIN_NS + 4 * S)) == []
 
 
 def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: 
     write_missing(recording, 2.5, 51, rank=1, reason="option", by="-S")
     recording.write_event(make_identity(0, 52), 3, events.Hello)
     session = open_ended(recording, 20)
-    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == [
+    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == [
         "The probe was not loaded in 1 rank: it runs python -S, which does not load site modules."
     ]
 
@@ -225,8 +225,8 @@ def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:
     write_missing(recording, 2, 50)
     recording.write_event(make_identity(0, 50), 9, events.Hello)
     session = open_ended(recording, 20)
-    assert len(describe_missing_probes(session, BEGIN_NS + 8 * S)) == 1
-    assert describe_missing_probes(session, BEGIN_NS + 20 * S) == []
+    assert len(describe_missing_probes(session.at(BEGIN_NS + 8 * S))) == 1
+    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == []
     (late,) = find_annotations(session, BEGIN_NS + 20 * S)
     assert late.headline == "The probe was loaded late: PYTHONPATH lacks its entry"
     assert (late.details.endswith("Steps before it was loaded are not recorded."), late.fix) == (True, "")

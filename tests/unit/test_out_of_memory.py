@@ -212,7 +212,7 @@ def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
 
 
 def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
-    post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + int(second * S))
+    post_mortem = find_post_mortem(recording.open_session().at(BEGIN_NS + int(second * S)))
     assert post_mortem is not None
     return post_mortem
 
@@ -307,14 +307,14 @@ def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_output(20, "{'loss': 0.1}\n")
     end_job(recording, exit_code=0)
-    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.open_session().at(BEGIN_NS + 40 * S)) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_output(20, "ValueError: no\nexits with return code = 1\n")
     end_job(recording)
-    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.open_session().at(BEGIN_NS + 40 * S)) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         memory_of_host(recording, 30, used)
         recording.write_output(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
         end_job(recording, 30.5)
-        post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + 31 * S)
+        post_mortem = find_post_mortem(recording.open_session().at(BEGIN_NS + 31 * S))
         assert (post_mortem.kind if post_mortem else None) == expected
 
 

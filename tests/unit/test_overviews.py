@@ -17,10 +17,10 @@ import recordings
 from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.reports.recording_summary import PIECES, Overview, build_overview, resample_longest
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session import quick_read
-from zerotop.session.packing import pack_folder
+from zerotop.session.packed.packing import pack_folder
+from zerotop.session.steps.step_table import read_steps
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory
 

@@ -7,9 +7,12 @@ import json
 import math
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +21,7 @@ from small_recording import make_identity, make_span, write_table
 from zerotop.cli import main
 from zerotop.session import catalog
 from zerotop.session.output.tail import read_output_tail
-from zerotop.session.packing import SUFFIX, pack_folder, unpack_files
+from zerotop.session.packed.packing import PACKED_FORMAT, SUFFIX, pack_folder, unpack_files
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.storage import Directory, UnpackedFolder
 from zerotop_probe.recording import directory, tables
@@ -88,7 +91,7 @@ def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
             assert source.array.dtype == again.array.dtype
             assert (source.header, source.rank, source.offset_ns) == (again.header, again.rank, again.offset_ns)
     for session in (one, other):
-        assert read_output_tail(session, one.last_written_ns) == b"hello\nworld\xff\n"
+        assert read_output_tail(session.at(one.last_written_ns)) == b"hello\nworld\xff\n"
     assert not other.refresh()
     other.release_memory()
 
@@ -111,27 +114,21 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     assert unpack_files(packed_file(path)) == read_contents(path)
 
 
-def test_any_program_can_unpack_it(tmp_path: Path) -> None:
+def test_tables_are_parquet_that_others_can_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(pack_recording(make_recording(tmp_path)))) as archive:
+        (name,) = [name for name in archive.namelist() if name.startswith("spans")]
+        frame = polars.read_parquet(archive.read(name))
+    assert frame["step"].to_list() == [0, 3, 0, 3]
+    assert frame.columns == [field.name for field in tables.SPANS.fields]
+
+
+def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     path = make_recording(tmp_path)
-    shutil.unpack_archive(packed_file(path), tmp_path / "again", "zip")
-    assert read_contents(tmp_path / "again") == read_contents(path)
-
-
-def test_a_zip_of_a_session_is_a_packed_recording(tmp_path: Path) -> None:
-    path = make_recording(tmp_path)
-    file = shutil.make_archive(str(tmp_path / "other"), "zip", path)
-    assert unpack_files(Path(file)).items() >= read_contents(path).items()
-    assert Session.open(Path(file)).events == Session.open(path).events
-
-
-def test_a_torn_record_is_not_shown(tmp_path: Path) -> None:
-    path = make_recording(tmp_path)
+    before = read_contents(path)
     for file in path.glob("spans-*.rec"):
         with file.open("ab") as opened:
             opened.write(b"half a record")
-    session = Session.open(packed_file(path))
-    assert [len(source.array) for source in session.sources["spans"]] == [2, 2]
-    assert session.damaged_files == session.damaged_records == 0
+    assert unpack_files(packed_file(path)) == before
 
 
 def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
@@ -196,18 +193,64 @@ def test_a_changed_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     assert noticed > 100
 
 
-def test_the_format_of_before_is_named(tmp_path: Path) -> None:
-    file = packed_file(make_recording(tmp_path))
-    with zipfile.ZipFile(file, "a") as archive:
-        archive.writestr("packed.json", json.dumps({"zerotop": [1, 0], "packed": 1, "tables": []}))
-    assert "was packed in format 1, which this zerotop no longer reads: pack the session again." in read_refusal(file)
+def with_contents(data: bytes, change: Callable[[dict[str, Any]], None], **members: bytes) -> bytes:
+    """A packed recording whose contents say something else, with good checksums."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(stream, "w") as changed:
+        for name in archive.namelist():
+            about = archive.read(name)
+            if name == "packed.json":
+                value = json.loads(about)
+                change(value)
+                about = json.dumps(value).encode()
+            elif name.startswith("spans"):
+                about = members.get("spans", about)
+            changed.writestr(zipfile.ZipInfo(name), about)
+    return stream.getvalue()
 
 
 def test_newer_formats(tmp_path: Path) -> None:
-    path = make_recording(tmp_path)
-    info = path / "session.json"
-    info.write_text(json.dumps(json.loads(info.read_text()) | {"zerotop": [tables.FORMAT_MAJOR + 1, 0]}))
-    assert "use a newer zerotop." in read_refusal(packed_file(path))
+    file = packed_file(make_recording(tmp_path))
+    data = file.read_bytes()
+    file.write_bytes(with_contents(data, lambda about: about.update(packed=PACKED_FORMAT + 1)))
+    assert "was packed in format 2, this zerotop reads up to 1: use a newer zerotop." in read_refusal(file)
+    file.write_bytes(with_contents(data, lambda about: about.update(zerotop=[tables.FORMAT_MAJOR + 1, 0])))
+    assert "use a newer zerotop." in read_refusal(file)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "more records than there are": lambda table: table["files"][0].update(records=10**12),
+    "fewer than none": lambda table: table["files"][0].update(records=-1),
+    "no header": lambda table: table["files"][0].update(header=""),
+    "objects": lambda table: table["files"][0].update(header=json.dumps({"dtype": [["begin_ns", "|O8"]]})),
+    "an array in each record": lambda table: table["files"][0].update(header=json.dumps({"dtype": [["x", "(9,)<i8"]]})),
+    "a column that is not there": lambda table: table["files"][0].update(header=json.dumps({"dtype": [["x", "<i8"]]})),
+    "another type": lambda table: table["files"][0].update(header=json.dumps({"dtype": [["begin_ns", "<i4"]]})),
+    "text of a number": lambda table: table["files"][0].update(header=json.dumps({"dtype": [["begin_ns", "S8"]]})),
+    "no files": lambda table: table.update(files=[]),
+    "no list": lambda table: table.update(files=5),
+    "another member": lambda table: table.update(parquet="session.json"),
+    "no member": lambda table: table.update(parquet="none"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_contents_that_lie(tmp_path: Path, what: str) -> None:
+    file = packed_file(make_recording(tmp_path))
+
+    def damage_table(about: dict[str, Any]) -> None:
+        (table,) = [table for table in about["tables"] if table["parquet"].startswith("spans")]
+        HOSTILE[what](table)
+
+    file.write_bytes(with_contents(file.read_bytes(), damage_table))
+    assert "is damaged" in read_refusal(file)
+
+
+@pytest.mark.parametrize("parquet", [b"", b"PAR1", b"PAR1" * 40, b"PAR1" + bytes(99) + b"\x20\x00\x00\x00PAR1"])
+def test_a_file_that_is_not_parquet(tmp_path: Path, parquet: bytes) -> None:
+    file = packed_file(make_recording(tmp_path))
+    file.write_bytes(with_contents(file.read_bytes(), lambda about: None, spans=parquet))
+    assert "is damaged or was cut short" in read_refusal(file)
 
 
 def test_files_of_another_kind(tmp_path: Path) -> None:
@@ -217,6 +260,9 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("hello", "world")
     assert "a zip of something else" in read_refusal(file)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("packed.json", json.dumps({"zerotop": [1, 0], "packed": 1, "tables": []}))
+    assert "it has no session.json" in read_refusal(file)
 
 
 def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:

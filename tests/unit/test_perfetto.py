@@ -13,10 +13,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor,
 
 import recordings
 from zerotop.analysis.annotations import find_annotations
-from zerotop.analysis.steps.step_table import read_steps
 from zerotop.analysis.trace.counters import thin_values
 from zerotop.analysis.trace.slices import build_edges
 from zerotop.cli import main
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE
 

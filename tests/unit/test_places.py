@@ -18,7 +18,7 @@ from recordings import unpack_to_folder
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.processes import running_max as peaks_module
-from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
@@ -69,12 +69,11 @@ def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: li
         facts = [make_process(at, rss, rank=-1, pid=pid) for at, (pid, rss) in enumerate(samples)]
         write_facts(Path(folder), tables.PROCESSES, SAMPLER, *facts)
         (source,) = read_recording(Path(folder)).sources["processes"]
-        peaks = Peaks()
         for cursor in cursors:
             known = samples[: cursor + 1]
             expected = {pid: (max(rss for other, rss in known if other == pid), -1) for pid, _ in known}
             columns = ("rss_bytes", "rank")
-            assert peaks.peaks_until(source, columns, BEGIN_NS + cursor * S, by="pid") == expected
+            assert find_peaks(source, columns, BEGIN_NS + cursor * S, by="pid") == expected
 
 
 @given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12), st.integers(0, 13))

@@ -190,7 +190,7 @@ def test_both_are_named_if_nothing_tells_which_ended_first(
     assert (dead.headline, dead.ranks) == (headline, (0, 1))
     assert TOGETHER in dead.details
     assert "because of that" not in dead.details
-    failure = find_failure(recording.open_session(), BEGIN_NS + 40 * S)
+    failure = find_failure(recording.open_session().at(BEGIN_NS + 40 * S))
     assert failure is not None
     assert (failure.rank, failure.why.startswith(TOGETHER)) == (None, True)
     assert failure.what.startswith(what)
@@ -258,7 +258,7 @@ def test_a_kill_by_slurm_for_memory(tmp_path: Path) -> None:
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
     recording = _lose_two_ranks(tmp_path, MIXED)
-    first, fallen = find_ends(recording.open_session(), recording.open_session().sources["spans"], BEGIN_NS + 40 * S)
+    first, fallen = find_ends(recording.open_session().at(BEGIN_NS + 40 * S), recording.open_session().sources["spans"])
     assert (first.process.rank, first.is_consequence, fallen.is_consequence) == (1, False, True)
     (dead,) = _find_dead(recording, 40)
     assert (dead.headline, dead.fix) == ("Rank 1 ended with ValueError at rows.py:12 in __getitem__", "rows.py:12")

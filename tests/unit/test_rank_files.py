@@ -16,8 +16,12 @@ from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
+from zerotop.analysis.output.rank_files import describe_rank_files
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.output.drawing import OutputPage, SearchState, draw_lines
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.ranks.rank_files import TAIL_BYTES, RankFiles
 from zerotop_probe.recording import directory, events, tables
@@ -68,7 +72,7 @@ def test_the_end_of_each_file_is_recorded_redacted(tmp_path: Path, session: Path
     assert "login --token <redacted>" in lines
     assert sum(map(len, lines)) < 2 * TAIL_BYTES
     opened = Session.open(session)
-    printed = [line.text for stream in read_last_lines(opened, opened.end_ns + S) for line in stream]
+    printed = [line.text for stream in read_last_lines(opened.at(opened.end_ns + S)) for line in stream]
     assert "[rank3]: last words" in printed
 
 
@@ -138,6 +142,27 @@ def test_a_traceback_in_a_file_is_that_of_its_rank_and_the_file_is_named(tmp_pat
     (dead,) = (one for one in find_annotations(session, BEGIN_NS + 40 * S) if one.name == "dead_rank")
     assert dead.headline == "Rank 1 ended with ValueError at train.py:22"
     assert "Its last output is in /logs/1/stderr.log." in dead.details
-    failure = find_failure(session, BEGIN_NS + 40 * S)
+    failure = find_failure(session.at(BEGIN_NS + 40 * S))
     assert failure is not None
     assert failure.advice == "Its output, in /logs/1/stderr.log, has the traceback."
+
+
+def test_the_files_of_running_ranks_are_named(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    for rank in (0, 1):
+        name = f"/logs/{rank}/stdout.log"
+        recording.write_event(
+            recording.node, 2 + rank, events.OutputFiles, rank=rank, pid=1, start=1, stdout=name, stderr=None
+        )
+    session = recording.open_session()
+    assert describe_rank_files(session, BEGIN_NS + S) == ""
+    assert describe_rank_files(session, BEGIN_NS + 2 * S) == "rank 0 writes to /logs/0/stdout.log"
+    assert describe_rank_files(session, BEGIN_NS + 3 * S) == "rank 0 writes to /logs/0/stdout.log, 1 other rank to theirs"
+    assert RecordingSource(session).view_at(BEGIN_NS + 2 * S).job.rank_files == "rank 0 writes to /logs/0/stdout.log"
+
+
+def test_output_names_them_in_its_title() -> None:
+    page = OutputPage((), (), 0, 0.0, True, None, None, 0.0, True, False, False)
+    search = SearchState("", None, is_typing=False)
+    title, *_ = draw_lines(page, search, 60, 4, BLOCKS, note="rank 0 writes to /logs/0/stdout.log")
+    assert "".join(text for text, _ in title).startswith("Output rank 0 writes to /logs/0/stdout.log ")

@@ -35,8 +35,8 @@ def test_the_window_ends_with_the_host_s_sample(demo_source: RecordingSource) ->
     session = demo_source.session
     (host,) = session.sources["hosts"]
     tick_ns = int(host.array["time_ns"][40]) + host.offset_ns
-    begin_ns, end_ns = find_window(session, host.host, tick_ns + 300_000_000)
+    begin_ns, end_ns = find_window(session.at(tick_ns + 300_000_000), host.host)
     assert end_ns == tick_ns
     assert len(host.between(begin_ns, end_ns)) == 2
     assert tick_ns - WINDOW_NS < begin_ns < tick_ns - 0.9 * WINDOW_NS
-    assert find_window(session, "another", tick_ns + 7).end_ns == tick_ns + 7
+    assert find_window(session.at(tick_ns + 7), "another").end_ns == tick_ns + 7

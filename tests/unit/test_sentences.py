@@ -10,7 +10,7 @@ import pytest
 
 from zerotop.analysis.annotations.support.annotation import FindingKind, Severity
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts
 
 KIND = FindingKind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.memory.memory_creep import _find_stretches, _State
+from zerotop.analysis.annotations.support.memory.growing_readings import GrowthState, find_stretches
 from zerotop.analysis.annotations.support.steps.runs import find_settled_run, find_turns
 from zerotop.session.samples import Ints
 
@@ -50,12 +50,12 @@ def test_time_lost_in_turns(lost_s: list[float], apart: int, expected: slice | N
     assert find_turns(np.arange(len(lost)) * apart, lost, 0.1 + lost, 0.3) == expected
 
 
-def find_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]:
-    state = _State()
+def list_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]:
+    state = GrowthState()
     found: list[tuple[int, int]] = []
     for begin in range(0, len(steps), chunk):
         part = slice(begin, begin + chunk)
-        found += _find_stretches(steps[part], held[part], state)
+        found += find_stretches(steps[part], held[part], state)
         state.steps_read += len(steps[part])
     return found
 
@@ -73,7 +73,7 @@ def test_a_leak_is_found_in_sparse_steps(*, chunk: int, is_sparse: bool, varies:
     steps = list_steps(is_sparse=is_sparse)
     since = np.maximum(0, steps - 19)
     held = (1000 + (2 * since**2 if varies else 32 * since)) * MIB
-    assert find_stretches(steps, held, chunk) == [(19, last)]
+    assert list_stretches(steps, held, chunk) == [(19, last)]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -81,20 +81,20 @@ def test_a_leak_is_found_where_two_steps_in_a_row_are_read_now_and_then(*, chunk
     """The last of the counted steps, and the one with phases after it: the leak began between the first two pairs."""
     steps = np.array([*range(20), 63, 64, 112, 113, 162, 163])
     held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - 80)
-    assert find_stretches(steps, held, chunk) == [(21, 25)]
+    assert list_stretches(steps, held, chunk) == [(21, 25)]
 
 
 def test_a_few_steps_in_a_row_that_keep_as_much_each_are_no_leak_yet() -> None:
     """After a gap of counted steps, as where steps become longer: four are too few, however alike."""
     steps = np.array([*range(20), 87, 88, 89, 90])
     held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - 85)
-    assert find_stretches(steps, held, 1000) == []
+    assert list_stretches(steps, held, 1000) == []
     more, kept = np.append(steps, 123), np.append(held, 1000 * MIB + 32 * MIB * 38)
-    assert find_stretches(more, kept, 1000) == [(19, 24)]
+    assert list_stretches(more, kept, 1000) == [(19, 24)]
 
 
 def test_what_varies_is_no_leak() -> None:
     """What a step leaves behind follows the length of its batch."""
     random = np.random.default_rng(1)
     steps = np.concatenate([np.arange(20), 20 + np.arange(20_000) * 11])
-    assert find_stretches(steps, 1000 * MIB + random.integers(0, 500, len(steps)) * MIB, 1000) == []
+    assert list_stretches(steps, 1000 * MIB + random.integers(0, 500, len(steps)) * MIB, 1000) == []

@@ -21,6 +21,7 @@ from zerotop.analysis.code_line import find_own
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording.events import SampledFrame, SampledStack
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
@@ -31,6 +32,7 @@ EMPTY = (
     [("torch/cuda/memory.py", 222, "empty_cache", False), ("train.py", 104, "main", True)],
     "torch._C._cuda_emptyCache",
 )
+LEFT = ([("train.py", 200, "<module>", True)], "__main__.main")
 ITEM = ([("train.py", 90, "main", True)], "item")
 SPREAD = [
     ([("src/data/long_name_of_a_module.py", 10 + line, "make.<locals>.tokenize.<locals>.<listcomp>", True), LOOP], "")
@@ -44,9 +46,16 @@ def find_named(session: Session, name: str) -> Annotation:
 
 
 def add_stacks(
-    folder: Path, found: Annotation, stacks: list[Any], *, rank: int = 0, where: str, late_s: float = 0.0
+    folder: Path,
+    found: Annotation,
+    stacks: list[Any],
+    *,
+    rank: int = 0,
+    where: str,
+    late_s: float = 0.0,
+    begin_ns: int | None = None,
 ) -> Session:
-    """Write samples of a rank at the begin of a finding, a second for each stack.
+    """Write samples of a rank, a second for each stack, by default from the begin of a finding until it was known.
 
     ``late_s``: how long after the finding was known.
     """
@@ -60,8 +69,8 @@ def add_stacks(
         "event": "stacks",
         "where": where,
         "why": "slow",
-        "begin_ns": found.begin_ns - source.offset_ns,
-        "end_ns": found.known_ns - source.offset_ns,
+        "begin_ns": (found.begin_ns if begin_ns is None else begin_ns) - source.offset_ns,
+        "end_ns": max(found.known_ns, begin_ns or 0) - source.offset_ns,
         "frames": [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames],
         "stacks": [
             {"count": 1, "seconds": 1.0, "call": call, "frames": [frames.index(frame) for frame in inside]}
@@ -134,6 +143,20 @@ def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> Non
     assert shift.known_ns == before.known_ns + 10**9
     early = find_annotations(Session.open(folder), before.known_ns + 10**9 - 1)
     assert "iteration_shift" not in [finding.name for finding in early]
+
+
+def test_what_follows_the_last_step_slows_none_down(tmp_path: Path) -> None:
+    """Such as freeing the job's data: it is sampled a moment after the last steps have become slow."""
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
+    session = Session.open(folder)
+    before = find_named(session, "iteration_shift")
+    last_ns = int(read_steps(session)["end_unix_ns"].max())
+    late_s = (last_ns - before.known_ns) / 1e9 + 0.2  # before it says goodbye
+    assert 0 < late_s < 3
+    for begin_ns in (last_ns + 10**6, last_ns - 10**6):
+        session = add_stacks(folder, before, [LEFT], where="between phases", late_s=late_s, begin_ns=begin_ns)
+        shift = find_named(session, "iteration_shift")
+        assert ("train.py:200" in shift.headline) == (begin_ns < last_ns)
 
 
 @pytest.mark.parametrize(

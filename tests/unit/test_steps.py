@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.steps import step_table as steps_module
-from zerotop.analysis.steps.step_table import StepTable, read_steps
+from zerotop.session.steps import step_table as steps_module
+from zerotop.session.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 
@@ -34,7 +34,10 @@ SPANS = (
     make_span(25, 29, "checkpoint_save"),
     make_span(29, 30, "forward", 1, tokens=70),
     make_span(30, 31, "backward", 1),
-    make_span(31, 33, "step", 1, flags=BOUNDARY | SKIPPED),
+    make_span(30.25, 30.5, "stage_wait", 1, depth=1),
+    make_span(31, 31.5, "stage_wait", 1),
+    make_span(31.5, 31.75, "stage_send", 1),
+    make_span(31.75, 33, "step", 1, flags=BOUNDARY | SKIPPED),
     make_span(33, 34, "forward", 2, tokens=7),
 )
 
@@ -50,7 +53,8 @@ def test_columns(tmp_path: Path) -> None:
         "data_s": [1, 0],
         "forward_s": [3, 1],
         "backward_s": [5, 1],
-        "step_s": [2, 2],
+        "step_s": [2, 1.25],
+        "stages_s": [0, 0.75],
         "optimizer_s": [0.5, 0],
         "eval_s": [0, 3],
         "checkpoint_s": [3, 4],

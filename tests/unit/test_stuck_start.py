@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,30 @@ def test_a_rank_that_computes_is_due_three_times(
 ) -> None:
     monkeypatch.setattr(start_watch, "_BUSY_CORES", -1.0)  # whatever it uses is more
     assert list_due_times(idle_process, is_new=is_new) == due
+
+
+def test_a_rank_that_gets_no_core_is_not_idle() -> None:
+    """Two processes compute on one core, and one of them gets it only when nobody else wants it."""
+    core = min(os.sched_getaffinity(0))
+    setup = f"import os; os.sched_setaffinity(0, [{core}])"
+    late = f"{setup}; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    compute = "print(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        processes = []
+        for code in (late, setup):
+            command = [sys.executable, "-S", "-c", f"{code}\n{compute}"]
+            processes.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)))
+            stack.callback(processes[-1].kill)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()
+        watch, found, begin_s = StartWatch(), FoundStart(0, processes[0].pid), time.monotonic()
+        assert list(watch.find_due([found], begin_s)) == []
+        time.sleep(2)
+        checked_s = time.monotonic()
+        assert list(watch.find_due([found], checked_s)) == []
+        # Hardly anything more until now.
+        assert [due.idle_s for due in watch.find_due([found], checked_s + 100)] == [100]
 
 
 def test_a_stack_has_neither_the_probe_nor_long_names_of_c() -> None:

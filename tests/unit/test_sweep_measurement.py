@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from recordings import open_recording
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, measure_shortage
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY
 
 

@@ -14,14 +14,14 @@ import pytest
 from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.processes.phases import find_innermost
-from zerotop.analysis.processes.process_exits import ProcessExits
-from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.timeline.metrics import GpuColumns
 from zerotop.analysis.timeline.range_summary import summarize_range
 from zerotop.analysis.timeline.resample import TIME
 from zerotop.analysis.timeline.timeline import LaneSubject, TimelineBuilder, Window
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
+from zerotop.session.moments.process_exits import ProcessExits
 from zerotop.session.reader import Session, Source
+from zerotop.session.steps.step_table import StepTable
 from zerotop_probe.recording.tables import (
     ALLOCATOR,
     BEGINS,

@@ -51,7 +51,7 @@ HELD_LIST = {
 
 
 def read_at(session: Session, second: float) -> GpuLedger:
-    (ledger,) = read_ledgers(session, BEGIN_NS + int(second * S))
+    (ledger,) = read_ledgers(session.at(BEGIN_NS + int(second * S)))
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
     assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     return ledger

@@ -12,11 +12,11 @@ import pytest
 from recordings import open_recording
 from sensor_recording import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
-from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.signals import Signal
+from zerotop.session.steps.step_table import StepTable
 from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import SPANS
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.counting import StepCounting, wrap_counted
+from zerotop_probe.inside.counting import StepCounting, make_counting, wrap_counted
 from zerotop_probe.recording.interruptions import hide_frames, is_interruption
 from zerotop_probe.recording.tables import FAILED
 
@@ -24,7 +24,8 @@ BeforeHook = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], Any]
 AfterHook = Callable[[Any, int, int, Any], None]
 
 _WRAPPER_MARK = "__zerotop__"
-_NEVER = StepCounting()
+NEVER_COUNTED = make_counting()
+"""The state of calls that are never left out."""
 # Where a wrapper is: in a call that it does not measure or only counts, or before, within or after one that it measures.
 _UNMEASURED, _COUNTED, _BEFORE, _WITHIN, _AFTER = range(5)
 
@@ -149,7 +150,7 @@ def wrap_method(
     """Wrap a method of the class ``owner`` in ``before`` and ``after``. Return False if the class does not define it itself.
 
     The arguments are passed on unchanged, and ``after`` also runs when the method raises. ``counting``: neither is called in
-    counted steps.
+    counted steps. With one, :data:`NEVER_COUNTED` included, C code calls the wrapper and hides its frame in every traceback.
     """
     original = vars(owner).get(name)
     if original is None or is_wrapped(original):
@@ -176,7 +177,7 @@ def wrap_function(  # noqa: C901 as its inner function must be one
 ) -> Callable[..., Any]:
     """Return ``original`` wrapped in ``before`` and ``after``, which are left out in the steps that ``counting`` counts."""
     guard = Guard(where, meter)
-    counts = counting if counting is not None else _NEVER
+    counts = counting if counting is not None else NEVER_COUNTED
     note_failure = make_failure_note(guard, before, after, counts)
 
     # Not split into functions: this runs at every boundary, and each further call would add to its cost.
@@ -228,8 +229,18 @@ def wrap_function(  # noqa: C901 as its inner function must be one
             raise
 
     setattr(call_original, _WRAPPER_MARK, True)
-    counted = wrap_counted(counts, original, call_original, note_failure)
+    counted = wrap_counted(counts, original, call_original, note_failure) if counting is not None else None
     return call_original if counted is None else _mark_wrapper(counted, original, call_original)
+
+
+def call_from_c(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls this one; made by C code, if there is any, it hides the probe's frames in tracebacks."""
+    counted: Callable[..., Any] | None = wrap_counted(NEVER_COUNTED, function, function, _note_nothing)
+    return function if counted is None else counted
+
+
+def _note_nothing(*call: Any) -> None:
+    pass
 
 
 def _mark_wrapper(counted: Any, original: Callable[..., Any], call_original: Callable[..., Any]) -> Callable[..., Any]:

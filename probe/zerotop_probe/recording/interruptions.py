@@ -11,10 +11,11 @@ import opcode
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-_OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 # The top-level modules of exceptions that C code raises which the probe calls. Modules in Python have frames of their own.
 _C_MODULES = ("builtins", "torch", "struct", "ctypes", "pickle", "_pickle")
@@ -24,7 +25,7 @@ _BARE = (StopIteration, StopAsyncIteration, MemoryError)
 
 def is_own(code: CodeType) -> bool:
     """Return whether this is code of the probe."""
-    return code.co_filename.startswith(_OWN_FOLDER)
+    return code.co_filename.startswith(OWN_FOLDER)
 
 
 def hide_frames(error: BaseException) -> None:
@@ -54,6 +55,18 @@ def is_interruption(error: BaseException) -> bool:
     if not entries:
         return False
     return _has_callback([entry.tb_frame for entry in entries]) or _is_asynchronous(error, entries[-1])
+
+
+class suppress_own(AbstractContextManager[None]):
+    """As :func:`contextlib.suppress`, for exceptions of the probe alone."""
+
+    def __init__(self, *kinds: type[Exception]) -> None:
+        self._kinds = kinds
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return isinstance(error, self._kinds) and not is_interruption(error)
 
 
 def _iter_entries(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -13,7 +13,8 @@ import torch
 
 rank = int(os.environ.get("RANK", "0"))
 marks = Path(sys.argv[1])
-attempt = len(list(marks.glob(f"rank{rank}-*")))
+# A rank may be ended before it comes here; torchrun knows the attempt.
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", len(list(marks.glob(f"rank{rank}-*")))))
 (marks / f"rank{rank}-{attempt}").touch()
 how = sys.argv[2:][attempt]
 torch.set_num_threads(1)

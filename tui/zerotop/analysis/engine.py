@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.reader import Session
+from zerotop.session.moments.at import At
+from zerotop.session.moments.rank_records import add_library
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
@@ -31,7 +32,7 @@ _TEXTS = {
 }
 _NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
 
-LOOP, TRAINER = "loop", "Trainer"  # a kind, and a library
+LOOP = "loop"  # a kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +154,13 @@ class EngineSummary:
         return f"{self.parameters / 1e6:,.1f} M parameters{some}"
 
 
-def read_first_engine(session: Session, cursor_ns: int | None = None) -> EngineFacts:
+def read_first_engine(at: At) -> EngineFacts:
     """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
-    engines = [event for event in session.events_of(events.Engine, cursor_ns) if not event.engine]
+    engines = [event for event in at.events_of(events.Engine) if not event.engine]
     first = min(reversed(engines), key=lambda event: event.writer.rank, default=None)
     if first is None:
         return EngineFacts({})
-    engine = add_library(first, session.events_of(events.TotalSteps, cursor_ns))
+    engine = add_library(first, at.events_of(events.TotalSteps))
     return EngineFacts(engine.facts | add_stages(event.pipeline for event in engines))
 
 
@@ -172,13 +173,6 @@ def add_stages(pipelines: Iterable[PipelineStage | None]) -> dict[str, int | Non
         "parameters": sum(one.parameters or 0 for one in by_stage.values()),
         "trainable_parameters": sum(one.trainable_parameters or 0 for one in by_stage.values()),
     }
-
-
-def add_library(engine: EngineFacts | None, total_steps: Iterable[events.TotalSteps]) -> EngineFacts:
-    """Return an engine's facts with the library that runs it, which DeepSpeed's events of planned steps name."""
-    is_trainer = any(event.source == "trainer" for event in total_steps)
-    facts = engine.facts if engine is not None else {}
-    return EngineFacts({"library": TRAINER, **facts} if facts and is_trainer else facts)
 
 
 def keep_latest(engines: Iterable[events.Engine]) -> list[events.Engine]:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.engine import EngineSummary
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.prices import HourlyPrice
+from zerotop.session.keys import GpuKey
 
 Floats = NDArray[np.float64]
 
@@ -48,6 +48,7 @@ class Job(EngineSummary):
     notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler
     prints_here: bool = True  # False after attaching: the output goes to the job's own terminal
     price: HourlyPrice | None = None
+    rank_files: str = ""  # where ranks write their output to, if not to the job's
 
 
 @dataclass(frozen=True, slots=True)

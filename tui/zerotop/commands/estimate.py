@@ -126,7 +126,7 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
 def _read_session(path: Path) -> ModelCase:
     """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
     session = Session.open(path)
-    engine = read_first_engine(session)
+    engine = read_first_engine(session.at())
     setup = parse_setup(engine)
     if setup is None:
         raise Problem(f"{session.name} has no DeepSpeed engine or loop, so the size of its model is unknown")

@@ -26,7 +26,7 @@ def microscope(options: argparse.Namespace) -> int:
     """Print the traces of all ranks with a GPU. Return 0. Raises Problem when the job does not answer."""
     path = catalog.find_session(options.session)
     session = RunningSession.open(path)
-    traces = read_traces(session, session.end_ns)
+    traces = read_traces(session.at(session.end_ns))
     if session.is_live:
         if not session.sources["allocator"]:
             raise Problem("No rank of this job uses PyTorch's allocator on a GPU: there are no allocations to trace")
@@ -51,7 +51,7 @@ def _await_traces(session: Session, request: int, wait_s: float) -> tuple[Alloca
         if len(answers) == len(session.sources["allocator"]):
             break
         time.sleep(_POLL_S)
-    traces = tuple(trace for trace in read_traces(session, session.end_ns) if trace.request == request)
+    traces = tuple(trace for trace in read_traces(session.at(session.end_ns)) if trace.request == request)
     if not traces:
         raise Problem(f"No rank finished the steps within {wait_s:.0f} s. Try again with a longer --wait")
     return traces

@@ -14,7 +14,7 @@ from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
 from zerotop.session.atomic_write import write_atomically
-from zerotop.session.packing import SUFFIX, pack_folder
+from zerotop.session.packed.packing import SUFFIX, pack_folder
 from zerotop.session.reader import Session
 from zerotop.session.storage import Directory
 

@@ -78,7 +78,7 @@ def _run_headless(options: argparse.Namespace) -> int:
         messages.append(f"{ranks}, no longer recorded.")
     messages += describe_missing_probe(session)
     if not end.signal:  # whoever sent one wants an end, not an analysis
-        messages += describe_worst_finding(session)
+        messages += describe_worst_finding(session, has_failed=end.exit_code != 0)
     if options.price_per_hour is not None:
         messages += describe_cost(session)
     write_messages(*messages, describe_place(session))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotop.session.headers import SessionError
-from zerotop.session.packing import SUFFIX
+from zerotop.session.packed.packing import SUFFIX
 from zerotop.session.sweeps import POINTS_FOLDER, is_sweep
 from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 

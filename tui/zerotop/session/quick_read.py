@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from zerotop.session.packing import unpack_files
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.storage import Directory, UnpackedFolder
 from zerotop_probe.recording.directory import SESSION_FILE

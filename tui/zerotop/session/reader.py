@@ -17,7 +17,8 @@ from typing import Any
 from zerotop.session.events.event_files import E, EventBudget, EventFile
 from zerotop.session.events.event_index import EventIndex, get_event_time
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, parse_writer, read_header
-from zerotop.session.packing import unpack_files
+from zerotop.session.moments.at import At, Moments
+from zerotop.session.packed.packing import unpack_files
 from zerotop.session.session_info import load_info
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop.session.table_files import Source
@@ -68,6 +69,7 @@ class Session:
         self._clocks.find_offset(info)
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
+        self._moments = Moments()
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
         self._is_opened = False
@@ -121,7 +123,14 @@ class Session:
             if source.is_cut:
                 raise SessionError(f"{source.path} was cut short while it was read: open the recording again.")
         self._add_new_events(fresh)
-        return self._admit_records(sources) or new or bool(fresh)
+        new |= self._admit_records(sources) or bool(fresh)
+        if new:
+            self._moments.forget()
+        return new
+
+    def at(self, cursor_ns: int | None = None) -> At:
+        """Return the recording at a moment in unix time, or at its end: the same object until more is read."""
+        return self._moments.find(self, self.last_written_ns if cursor_ns is None else cursor_ns)
 
     def _admit_records(self, sources: Sequence[Source]) -> bool:
         """Use waiting records if the recording is known to go on: others are as late, or two tables go on after a pause."""

@@ -6,8 +6,9 @@ Times are unix nanoseconds. A window holds the samples after its begin and up to
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +21,40 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-class Samples(NamedTuple):
-    """Records of a table and their times, both of shape (n,), in order of time."""
+@dataclass(eq=False, slots=True)
+class Samples:
+    """Records of a table and their times in unix nanoseconds, both of shape (n,), in order of time."""
 
     times: Ints
     rows: Rows
 
+    def clip_window(self, begin_ns: int, end_ns: int) -> Samples:
+        """Return the records after ``begin_ns`` and up to ``end_ns``."""
+        low, high = np.searchsorted(self.times, (begin_ns, end_ns), "right")
+        return Samples(self.times[low:high], self.rows[low:high])
+
+    def skip(self, count: int) -> Samples:
+        """Return the records after the first ``count``."""
+        return Samples(self.times[count:], self.rows[count:])
+
+    def last(self, count: int) -> Samples:
+        """Return the last ``count`` records, or all if there are fewer."""
+        return self.skip(max(0, len(self) - count))
+
     def select(self, chosen: NDArray[np.bool_]) -> Samples:
         return Samples(self.times[chosen], self.rows.compress(chosen))  # five times faster than by index
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over ``times`` and ``rows``."""
+        return iter((self.times, self.rows))
+
+
+def read_column(rows: Rows, name: str) -> Floats:
+    """Return a column as floats; NaN if the recording is older than the column."""
+    return rows[name].astype(np.float64) if name in (rows.dtype.names or ()) else np.full(len(rows), np.nan)
 
 
 def iter_samples(

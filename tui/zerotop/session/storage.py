@@ -171,13 +171,10 @@ class UnpackedFolder:
         return self._get_file(name)[begin:end]
 
     def view_segments(self, names: tuple[str, ...], header_bytes: int, record_bytes: int) -> tuple[int, bytes]:
-        """Return the size of a table's segments and their bytes. The records of all move to the first one."""
-        content, *others = map(self._get_file, names)
-        if any(len(other) > header_bytes for other in others):
-            parts = [part[header_bytes:] for part in (content, *others)]
-            header, whole = content[:header_bytes], [part[: len(part) // record_bytes * record_bytes] for part in parts]
-            content = b"".join([header, *whole])
-            self._files.update(dict.fromkeys(names, header) | {names[0]: content})
+        """Return the size of a table's segments and their bytes."""
+        content = self._get_file(names[0])
+        if len(names) > 1:
+            content += b"".join(self._get_file(name)[header_bytes:] for name in names[1:])
         return len(content), content
 
     def release_files(self) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerotop.session.atomic_write import write_atomically, write_text_file
 from zerotop.session.headers import SessionError
-from zerotop.session.packing import SUFFIX
+from zerotop.session.packed.packing import SUFFIX
 from zerotop.session.spreadsheet import escape_formula
 from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 

@@ -75,6 +75,8 @@ class Source:
         self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
         self._check = self._make_check()
         self._last_ns: int | None = None  # the last time, once it was read
+        self.kept: dict[Any, Any] = {}
+        """What has been computed of its records, see :func:`zerotop.session.moments.moment.keep`."""
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
 

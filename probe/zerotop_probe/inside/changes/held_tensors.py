@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
 from zerotop_probe.inside.stacks.code_positions import find_additions
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.interruptions import suppress_own
 
 # Holders that are named, the tensors of one that are named each, and objects that are searched for its name.
 _MOST_NAMED = 4
@@ -50,7 +50,7 @@ def _list_tensors(unclaimed: Mapping[int, int]) -> list[tuple[Any, int]]:
     kinds = {id(torch.Tensor), id(torch.nn.Parameter)}
     found = []
     for one in [one for one in gc.get_objects() if id(type(one)) in kinds]:
-        with suppress(Exception):  # one without a storage, as within a transformation of a function
+        with suppress_own(Exception):  # one without a storage, as within a transformation of a function
             if (
                 one.is_cuda
                 and one.layout is torch.strided

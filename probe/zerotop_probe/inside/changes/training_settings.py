@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zerotop_probe.recording.interruptions import suppress_own
+
 # Options of PyTorch's optimizers that change what a step does.
 _OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "maximize", "nesterov")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -43,10 +45,9 @@ def read_settings(modules: Iterable[Any], optimizers: Iterable[Any], autocast: s
     settings: dict[str, Any] = {"autocast": autocast}
     torch = sys.modules["torch"]
     for name, read in _FLAGS.items():
-        try:
+        settings[name] = None
+        with suppress_own(Exception):  # another version, or built without it
             settings[name] = read(torch)
-        except Exception:  # another version, or built without it
-            settings[name] = None
     roots = list(modules)
     parts = _list_modules(roots)
     _read_parameters(settings, parts)

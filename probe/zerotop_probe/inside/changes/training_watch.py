@@ -98,8 +98,8 @@ class TrainingWatch:
         """Compare time and memory after a step, and look if there is a reason."""
         try:
             self._follow(time_ns, step)
-        except Exception as error:
-            self._guard.switch_off(error)
+        except BaseException as error:
+            self._guard.settle(error)
 
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns

@@ -8,7 +8,6 @@ DistributedDataParallel belong to C++: their sizes are known, and unclaimed bloc
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import NATIVE, find_backend
 from zerotop_probe.inside.inspection import sharding, tensor_parts
-from zerotop_probe.recording.interruptions import is_interruption
+from zerotop_probe.recording.interruptions import is_interruption, suppress_own
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -176,7 +175,7 @@ def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> I
     inventory = Inventory()
     references = tensor_parts.list_reference_parameters(modules, optimizers)
     for module in modules:
-        with contextlib.suppress(Exception):  # an unknown version of FSDP: its shards are among the parameters below
+        with suppress_own(Exception):  # an unknown version of FSDP: its shards are among the parameters below
             for group in sharding.find_groups(module):
                 _add_group(inventory, group)
         for parameter in module.parameters():

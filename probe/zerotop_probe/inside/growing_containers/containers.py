@@ -9,9 +9,10 @@ import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
+
+from zerotop_probe.recording.interruptions import suppress_own
 
 _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 _KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict)))
@@ -45,7 +46,7 @@ def find_growing(before: Mapping[int, int], least: int) -> list[ContainerGrowth]
     for one in _list_containers():
         added = len(one) - before.get(id(one), len(one))
         if added >= least and one is not before:
-            with suppress(RuntimeError):  # another thread changes it
+            with suppress_own(RuntimeError):  # another thread changes it
                 growing.append(_measure_growth(one, added))
     return sorted(growing, key=lambda growth: (growth.keeps_graph, growth.added_bytes), reverse=True)
 

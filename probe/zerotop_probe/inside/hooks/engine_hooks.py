@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.facts.engine_facts import record_engine
-from zerotop_probe.inside.guard import Guard, wrap_method
+from zerotop_probe.inside.guard import NEVER_COUNTED, Guard, wrap_method
 from zerotop_probe.inside.hooks import engine_updates
 from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
@@ -67,13 +67,13 @@ class EngineHooks(TrainingHooks):
         """Wrap the methods that this version of DeepSpeed has."""
         meter, counting, updates = self._probe.meter, self._probe.counting, self._updates
         wrap_method(engine_class, "__init__", self._begin_construction, self._end_construction, meter)
-        wrap_method(engine_class, "forward", self._begin_forward, self._end_forward, meter)
+        wrap_method(engine_class, "forward", self._begin_forward, self._end_forward, meter, NEVER_COUNTED)
         wrap_method(engine_class, "backward", self.begin_backward, self.end_backward, meter, counting)
         wrap_method(engine_class, "_backward_prologue", self._begin_direct, self._end_failed_direct, meter, counting)
         wrap_method(engine_class, "_backward_epilogue", self._find_direct, self._end_direct, meter, counting)
         wrap_method(engine_class, "allreduce_gradients", self._begin_reduce, self.end_span, meter, counting)
-        wrap_method(engine_class, "step", self.begin_step, self.end_step, meter)
-        wrap_method(engine_class, "_take_model_step", updates.begin_update, updates.end_update, meter)
+        wrap_method(engine_class, "step", self.begin_step, self.end_step, meter, NEVER_COUNTED)
+        wrap_method(engine_class, "_take_model_step", updates.begin_update, updates.end_update, meter, NEVER_COUNTED)
         wrap_method(engine_class, "train", self._change_mode, self.end_span, meter, counting)
         for name in _SAVE_METHODS:
             wrap_method(engine_class, name, self.make_phase_hook("checkpoint_save"), self.end_span, meter)
@@ -238,6 +238,9 @@ class EngineHooks(TrainingHooks):
             if span.engine.global_steps > span.step:
                 self._leave_or_adopt(span.engine, stepped=True)
             return
+        current = self._probe.engines.current
+        if flags & FAILED and current is not None and current.finished_steps <= span.step:
+            span.flags &= ~BOUNDARY  # the engine will make this step again
         self.end_span(span, time_ns, flags, result)
         if span.flags & BOUNDARY and self._probe.recorder is not None:
             self._probe.recorder.end_step(span, time_ns, can_count=self._can_count())

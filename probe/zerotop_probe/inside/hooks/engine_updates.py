@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.facts.engine_facts import record_tensors
-from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
+from zerotop_probe.inside.guard import Guard, call_from_c, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
@@ -68,11 +68,12 @@ class UpdateHooks(TrainingHooks):
 
     def end_update(self, update: _Update, time_ns: int, flags: int, result: Any) -> None:
         """Reset the count of backwards, and record an overflow."""
+        if not flags:
+            update.state.backward_count = 0
         self._update = self._inner_span = self._move_span = None
         self._expects_copy = False
         if flags:
             return
-        update.state.backward_count = 0
         if update.engine.skipped_steps <= update.skipped_steps:
             if "after_update" not in update.state.recorded_inventories:
                 self.inspect_tensors(update.state, update.engine, "after_update")
@@ -174,7 +175,7 @@ class UpdateHooks(TrainingHooks):
         register_before = getattr(torch_optimizer, "register_optimizer_step_pre_hook", None)
         register_after = getattr(torch_optimizer, "register_optimizer_step_post_hook", None)
         if register_before is not None and register_after is not None:
-            handles = register_before(self._before_inner), register_after(self._after_inner)
+            handles = register_before(call_from_c(self._before_inner)), register_after(call_from_c(self._after_inner))
             on_removal(lambda: self._stop_listening(handles))
 
     def _stop_listening(self, handles: tuple[Any, Any]) -> None:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.guard import CostMeter, Guard
+from zerotop_probe.inside.guard import CostMeter, Guard, call_from_c
 from zerotop_probe.recording.interruptions import hide_frames
 
 Watchers = dict[str, tuple[Callable[[], None], Callable[[], None]]]
@@ -48,8 +48,9 @@ class _WatchedTimer:
         self._inner = inner
         self._on_start, self._on_stop = watcher
         self._guard = guard
+        self.start, self.stop = call_from_c(self._start), call_from_c(self._stop)
 
-    def start(self, *args: Any, **kwargs: Any) -> Any:
+    def _start(self, *args: Any, **kwargs: Any) -> Any:
         try:
             result = self._inner.start(*args, **kwargs)
             self._guard.run(self._on_start)
@@ -58,7 +59,7 @@ class _WatchedTimer:
             hide_frames(error)
             raise
 
-    def stop(self, *args: Any, **kwargs: Any) -> Any:
+    def _stop(self, *args: Any, **kwargs: Any) -> Any:
         try:
             self._guard.run(self._on_stop)
             return self._inner.stop(*args, **kwargs)

@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from zerotop_probe.recording.directory import NATIVE_VARIABLE
+from zerotop_probe.recording.interruptions import OWN_FOLDER
 from zerotop_probe.recording.tables import SPANS
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ def _load_module() -> ModuleType | None:
         return None
     try:
         from zerotop_probe.inside.native import _counted_steps
-    except Exception:
+
+        _counted_steps.hide_frames_of(OWN_FOLDER)
+    except Exception:  # also if it was compiled from an older source
         return None
     return _counted_steps if SPANS.record_struct.size == _counted_steps.SPAN_BYTES else None
 

@@ -7,6 +7,8 @@ from zerotop_probe.inside import counting
 
 SPAN_BYTES: int
 
+def hide_frames_of(folder: str) -> None: ...
+
 class StepCounting(counting.StepCounting): ...
 
 class _Hook:

@@ -17,6 +17,7 @@
 #include <time.h>
 
 static PyObject *method_type;  /* types.MethodType */
+static PyObject *own_folder;  /* of the probe's code, as a str that ends with a slash */
 static PyObject *name_self, *name_training, *name_call_impl, *name_finished_steps, *name_last_step, *name_position;
 
 static inline int64_t read_clock(void) {
@@ -237,6 +238,43 @@ static int is_ready(Hook *self) {
     return 0;
 }
 
+/* Whether this entry of a traceback is of the probe's code. */
+static int is_own_entry(PyObject *entry) {
+    PyObject *frame = PyObject_GetAttrString(entry, "tb_frame");
+    PyObject *code = frame != NULL ? PyObject_GetAttrString(frame, "f_code") : NULL;
+    PyObject *file = code != NULL ? PyObject_GetAttrString(code, "co_filename") : NULL;
+    int is_own = file != NULL && own_folder != NULL && PyUnicode_Tailmatch(file, own_folder, 0, PY_SSIZE_T_MAX, -1) == 1;
+    Py_XDECREF(file);
+    Py_XDECREF(code);
+    Py_XDECREF(frame);
+    PyErr_Clear();
+    return is_own;
+}
+
+/* Remove the probe's frames at the begin of the traceback of the exception that is set. Only the caller of a function in Python
+ * can remove its frame in all cases: an exception may arrive before its first instruction. */
+static void hide_frames(void) {
+    PyObject *type, *value, *traceback, *next;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    while (traceback != NULL && traceback != Py_None && is_own_entry(traceback)) {
+        next = PyObject_GetAttrString(traceback, "tb_next");
+        Py_DECREF(traceback);
+        traceback = next;
+    }
+    PyErr_Clear();
+    if (traceback == Py_None) Py_CLEAR(traceback);
+    if (value != NULL) PyException_SetTraceback(value, traceback != NULL ? traceback : Py_None);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* Leave the call to Python. */
+static PyObject *call_otherwise(Hook *self, PyObject *args, PyObject *kwargs) {
+    PyObject *result = PyObject_Call(self->otherwise, args, kwargs);
+    if (result == NULL) hide_frames();
+    return result;
+}
+
 static PyObject *prepend(PyObject *first, PyObject *args) {
     Py_ssize_t count = PyTuple_Size(args);
     PyObject *all = PyTuple_New(count + 1);
@@ -267,6 +305,7 @@ static void report_failure(Hook *self, PyObject *subject, PyObject *args, PyObje
         PyErr_Restore(type, value, traceback);
         return;
     }
+    hide_frames();
     PyObject *new_type, *new_value, *new_traceback;
     PyErr_Fetch(&new_type, &new_value, &new_traceback);
     PyErr_NormalizeException(&new_type, &new_value, &new_traceback);
@@ -284,7 +323,7 @@ static void report_failure(Hook *self, PyObject *subject, PyObject *args, PyObje
 static PyObject *call_counted(Hook *self, PyObject *args, PyObject *kwargs) {
     if (!is_ready(self)) return NULL;
     Counting *counting = self->counting;
-    if (!counting->is_on) return PyObject_Call(self->otherwise, args, kwargs);
+    if (!counting->is_on) return call_otherwise(self, args, kwargs);
     char counts_backwards = self->counts_backwards;
     PyObject *result = PyObject_Call(self->original, args, kwargs);
     if (result != NULL) {
@@ -333,7 +372,7 @@ static PyObject *call_forward(Hook *self, PyObject *args, PyObject *kwargs) {
     }
     if (module == NULL) {
         all = prepend((PyObject *)self, args);
-        result = all != NULL ? PyObject_Call(self->otherwise, all, kwargs) : NULL;
+        result = all != NULL ? call_otherwise(self, all, kwargs) : NULL;
         Py_XDECREF(all);
         return result;
     }
@@ -364,7 +403,7 @@ static PyObject *call_before(Hook *self, PyObject *args, PyObject *kwargs) {
             Py_RETURN_NONE;
         }
     }
-    return PyObject_Call(self->otherwise, args, kwargs);
+    return call_otherwise(self, args, kwargs);
 }
 
 /* Return the step that ends now, after which the loop has one more; -1 without error if it must be left to Python. */
@@ -409,12 +448,12 @@ static PyObject *call_after(Hook *self, PyObject *args, PyObject *kwargs) {
         counting->loop == Py_None || counting->loop == NULL || counting->backwards == counting->seen_backwards ||
         counting->last_slot >= counting->table_end || PyTuple_Size(args) != 3 ||
         counting->optimizer != (long long)(intptr_t)PyTuple_GetItem(args, 0))
-        return PyObject_Call(self->otherwise, args, kwargs);
+        return call_otherwise(self, args, kwargs);
     int64_t time_ns = read_clock(), begin_ns = counting->update_ns;
     long long step = advance_step(counting);
     if (step < 0 || !write_step(counting, begin_ns, time_ns, step)) {
         counting->writes_records = 0;
-        if (step < 0) return PyObject_Call(self->otherwise, args, kwargs);
+        if (step < 0) return call_otherwise(self, args, kwargs);
         counting->is_on = 0; /* the end of this step is missing, as where there is no room for it */
     }
     counting->update_ns = 0;
@@ -433,6 +472,7 @@ static PyObject *call_after(Hook *self, PyObject *args, PyObject *kwargs) {
         result = PyObject_CallFunction(end_run, "LLLLLL", begin_ns, time_ns, step, counting->engine, counting->flags,
                                        duration_ns);
         Py_DECREF(end_run);
+        if (result == NULL) hide_frames();
     } else {
         Py_INCREF(Py_None);
         result = Py_None;
@@ -504,8 +544,23 @@ static PyType_Spec timer_spec = {"zerotop_probe.inside.native._counted_steps.Col
 
 /* --- module ---------------------------------------------------------------------------------------------------------- */
 
+static PyObject *hide_frames_of(PyObject *module, PyObject *folder) {
+    PyObject *old = own_folder;
+    if (!PyUnicode_Check(folder)) {
+        PyErr_SetString(PyExc_TypeError, "the folder must be a str");
+        return NULL;
+    }
+    Py_INCREF(folder);
+    own_folder = folder;
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"hide_frames_of", hide_frames_of, METH_O, "Remove frames of code in this folder from the begin of tracebacks."}, {NULL}};
+
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_counted_steps",
-                                               "The probe's work in counted steps.", -1, NULL};
+                                               "The probe's work in counted steps.", -1, module_methods};
 
 static PyObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromSpec(spec);

@@ -72,7 +72,7 @@ class Agent:
         self._events = EventWriter(session, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
         ranks = facts.ranks if facts is not None and facts.attached else None
-        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=ranks)
+        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=ranks, recorded=output.files)
         self._stopper = Stopper(
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )

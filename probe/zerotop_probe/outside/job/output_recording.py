@@ -17,7 +17,7 @@ from contextlib import suppress
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job.daemon import AgentError
-from zerotop_probe.outside.job.outlets import PIPE, Outlet
+from zerotop_probe.outside.job.outlets import FILE, PIPE, Outlet
 from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
 from zerotop_probe.recording import directory
@@ -58,6 +58,7 @@ class OutputRecording:
         self._redaction = int(bool(info.get("redact_output")))
         self._outlets = dict(enumerate(outlets))
         self._all_outlets = tuple(outlets)
+        self._has_started_holder = False
         self._count = len(outlets)
         self._state_file = _create_state_file()
         self._socket: socket.socket | None = None
@@ -68,6 +69,12 @@ class OutputRecording:
     def holder_pid(self) -> int:
         """The holder's PID; 0 without one."""
         return self.holder.pid if self.holder is not None else 0
+
+    @property
+    def files(self) -> frozenset[tuple[int, int]]:
+        """Device and inode of the files that the job itself writes its output to."""
+        status = [os.fstat(outlet.source) for outlet in self._outlets.values() if outlet.kind == FILE]
+        return frozenset((one.st_dev, one.st_ino) for one in status)
 
     @property
     def messages(self) -> int:
@@ -104,6 +111,7 @@ class OutputRecording:
                 raise AgentError(_CANNOT_START.format(reason=describe_cause(error))) from error
         stat = read_stat(pid)
         self.holder = Process(pid, stat.start if stat else 0)
+        self._has_started_holder = True
         self._socket = ours
         if self._await_answer(b"ready", _START_S) is None:
             self._drop_holder()
@@ -146,7 +154,9 @@ class OutputRecording:
                 self.holder.send_signal(signal.SIGCONT)
                 self._send(b"signal %d" % signal.SIGCONT)  # it takes ours, so that the next one counts
             return False
-        if (self._all_outlets and not self._outlets) or time.monotonic() < self._retry_s:
+        # Without outlets it is there only to notice signals, if at all.
+        is_needed = bool(self._outlets) or (self._has_started_holder and not self._all_outlets)
+        if not is_needed or time.monotonic() < self._retry_s:
             return False
         self._drop_holder()
         try:

@@ -81,8 +81,9 @@ class NodeSampler:
         writer: EventWriter,
         *,
         attached_ranks: Sequence[Process] | None = None,
+        recorded: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
-        """Start sampling. ``attached_ranks``: see :class:`RankFinder`."""
+        """Start sampling. ``attached_ranks``, ``recorded``: see :class:`RankFinder`."""
         self._writer = writer
         self._identity = identity
         self._gpus_known = threading.Event()
@@ -91,7 +92,7 @@ class NodeSampler:
         self._has_gpus = False
         self._group = ControlGroup(root.pid)
         self._kills_before = self._read_kills()
-        self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks)
+        self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks, recorded=recorded)
         self._gpus = GpuSampler(
             session, identity, on_seen=self._note_gpus, on_lost=self._note_lost, on_neighbour=self._note_gpu_process
         )

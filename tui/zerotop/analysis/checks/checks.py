@@ -14,10 +14,10 @@ from zerotop.analysis.checks.budget import SEVERITIES, Budget
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
 from zerotop.analysis.live_view import JobState
-from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.session.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
 # Rows of a setup that affect the iteration time.

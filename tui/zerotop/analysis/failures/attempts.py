@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from zerotop.analysis.failures.launcher_reports import LauncherReport
 from zerotop.analysis.failures.rank_ends import RankEnd, find_ends, read_printed_ends
 from zerotop.analysis.failures.tracebacks import Traceback
-from zerotop.analysis.keys import ProcessKey
-from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
-from zerotop.analysis.processes.process_exits import read_exits_until, read_launcher
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import ProcessKey, RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import read_exits, read_launcher
+from zerotop.session.reader import Source
 from zerotop_probe.recording import events
 
 # A table may be created this long before a sampler finds its process.
@@ -49,25 +49,25 @@ class Attempt:
         return "before its first step" if self.step is None else f"at step {self.step}"
 
 
-def read_attempts(session: Session, cursor_ns: int) -> list[Attempt]:
+def read_attempts(at: At) -> list[Attempt]:
     """Return the attempts up to the cursor, oldest first: one if the job was never started again."""
-    groups = _group_processes(session, cursor_ns)
+    groups = _group_processes(at)
     if not groups:
         return []
-    sources = {(identify_process(one), one.created_ns): one for one in session.sources["begins"] + session.sources["spans"]}
-    launcher = read_launcher(session, cursor_ns)
+    sources = {(identify_process(one), one.created_ns): one for one in at.sources["begins"] + at.sources["spans"]}
+    launcher = read_launcher(at)
     chain: list[Attempt] = []
     for index, group in enumerate(groups):
         following = groups[index + 1] if index + 1 < len(groups) else None
-        until_ns = following.begin_ns if following is not None else cursor_ns
+        until_ns = following.begin_ns if following is not None else at.cursor_ns
         if chain and (chain[-1].end is None or not group.is_same_script):
             chain = []
         own = [one for (process, created_ns), one in sources.items() if group.owns(process, created_ns, until_ns)]
         is_restarted = following is not None and launcher not in ("", "python")
-        attempt = _build_attempt(session, len(chain) + 1, group, own, until_ns, is_restarted=is_restarted)
+        attempt = _build_attempt(at.at(until_ns), len(chain) + 1, group, own, is_restarted=is_restarted)
         if attempt.end is None and following is not None:  # samplers miss a process up to a few seconds later
-            until_ns = min(cursor_ns, following.found_ns)
-            attempt = _build_attempt(session, len(chain) + 1, group, own, until_ns, is_restarted=is_restarted)
+            until_ns = min(at.cursor_ns, following.found_ns)
+            attempt = _build_attempt(at.at(until_ns), len(chain) + 1, group, own, is_restarted=is_restarted)
         chain.append(attempt)
     return chain
 
@@ -87,15 +87,15 @@ class _Processes:
         return (process.host, process.pid) in self.by_key and created_ns <= until_ns
 
 
-def _group_processes(session: Session, cursor_ns: int) -> list[_Processes]:
+def _group_processes(at: At) -> list[_Processes]:
     """Return the processes of each attempt: a rank that appears again, or after all have ended, begins another one."""
     found: list[events.RankFound | events.Hello] = [
-        *session.events_of(events.RankFound, cursor_ns),
-        *session.events_of(events.Hello, cursor_ns),
+        *at.events_of(events.RankFound),
+        *at.events_of(events.Hello),
     ]
-    gone = {_get_key(event): event.unix_ns for event in session.events_of(events.RankGone, cursor_ns)}
-    found_ns = {_get_key(event): event.unix_ns for event in session.events_of(events.RankFound, cursor_ns)}
-    scripts = {_get_key(event): _read_script(event) for event in session.events_of(events.Hello, cursor_ns)}
+    gone = {_get_key(event): event.unix_ns for event in at.events_of(events.RankGone)}
+    found_ns = {_get_key(event): event.unix_ns for event in at.events_of(events.RankFound)}
+    scripts = {_get_key(event): _read_script(event) for event in at.events_of(events.Hello)}
     groups: list[_Processes] = []
     seen: set[ProcessKey] = set()
     for event in sorted(found, key=lambda event: event.unix_ns):
@@ -104,7 +104,7 @@ def _group_processes(session: Session, cursor_ns: int) -> list[_Processes]:
             continue
         seen.add(key)
         last = groups[-1] if groups else None
-        ended = last is not None and all(gone.get(one, cursor_ns + 1) <= event.unix_ns for one in last.by_key)
+        ended = last is not None and all(gone.get(one, at.cursor_ns + 1) <= event.unix_ns for one in last.by_key)
         if last is None or rank in last.ranks or ended:
             known = {scripts[one] for one in (*(last.by_key if last is not None else ()), key) if one in scripts}
             groups.append(last := _Processes({}, event.unix_ns, found_ns.get(key, event.unix_ns), len(known) < 2))
@@ -121,19 +121,17 @@ def _read_script(event: events.Hello) -> str:
     return next(iter(event.arguments or ()), "")
 
 
-def _build_attempt(
-    session: Session, number: int, group: _Processes, sources: Sequence[Source], until_ns: int, *, is_restarted: bool
-) -> Attempt:
-    exits = read_exits_until(session, until_ns)
+def _build_attempt(at: At, number: int, group: _Processes, sources: Sequence[Source], *, is_restarted: bool) -> Attempt:
+    exits = read_exits(at)
     processes = tuple(sorted(group.by_key.values(), key=lambda process: process.rank))
     ends = {process: exits.find_exit_after(process.host, process.pid, group.begin_ns) for process in processes}
-    known_ns = max((time_ns for time_ns in ends.values() if time_ns is not None), default=until_ns)
-    end = next(iter(find_ends(session, _keep_one_each(sources), until_ns)), None) if sources else None
+    known_ns = max((time_ns for time_ns in ends.values() if time_ns is not None), default=at.cursor_ns)
+    end = next(iter(find_ends(at, _keep_one_each(sources))), None) if sources else None
     if end is None or (end.traceback is None and end.report is None):
-        end = _find_printed_end(session, processes, group.begin_ns, until_ns) or (end if is_restarted else None)
+        end = _find_printed_end(at, processes, group.begin_ns) or (end if is_restarted else None)
     if end is None and is_restarted:
         end = RankEnd(processes[0], None, None)
-    step = _find_step(session, end.process, group.begin_ns, until_ns) if end is not None else None
+    step = _find_step(at, end.process, group.begin_ns) if end is not None else None
     return Attempt(number, processes, group.begin_ns, end, known_ns, step)
 
 
@@ -141,9 +139,9 @@ def _keep_one_each(sources: Sequence[Source]) -> list[Source]:
     return list({identify_process(source): source for source in sources}.values())
 
 
-def _find_printed_end(session: Session, processes: Sequence[RankProcess], begin_ns: int, until_ns: int) -> RankEnd | None:
+def _find_printed_end(at: At, processes: Sequence[RankProcess], begin_ns: int) -> RankEnd | None:
     """Return the end that a launcher, or an exception, printed about processes whose tables say nothing."""
-    printed = read_printed_ends(session, until_ns)
+    printed = read_printed_ends(at)
     pids = {process.pid: process for process in processes}
     reports = [one for one in printed.reports if one.pid in pids and one.time_ns >= begin_ns and one.exit_code]
     report: LauncherReport | None = next((one for one in reports if one.is_first), next(iter(reports), None))
@@ -154,11 +152,11 @@ def _find_printed_end(session: Session, processes: Sequence[RankProcess], begin_
     return RankEnd(process, report, traceback) if report is not None or traceback is not None else None
 
 
-def _find_step(session: Session, process: RankProcess, begin_ns: int, until_ns: int) -> int | None:
+def _find_step(at: At, process: RankProcess, begin_ns: int) -> int | None:
     """Return the step in which a process ended; None before its first step was finished."""
     for name in ("begins", "spans"):
-        for source in session.process_sources(name, process.host, process.pid):
-            rows = source.until(until_ns)[-1:]
+        for source in at.process_sources(name, process.host, process.pid):
+            rows = source.until(at.cursor_ns)[-1:]
             if source.rank == process.rank and source.created_ns >= begin_ns - _FOUND_NS and len(rows):
                 return int(rows["step"][0])
     return None

@@ -17,11 +17,11 @@ from zerotop.analysis.failures.last_moments import (
 )
 from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, find_output_file, read_printed_ends
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
-from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, find_signal_name
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.reader import Session
+from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.host_memory import HostMemory
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name
 from zerotop_probe.recording.events import JobEnded
 from zerotop_probe.recording.tables import FAILED
 
@@ -44,7 +44,7 @@ _DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is 
 # --- killed --------------------------------------------------------------------------------------------------------------
 
 
-def build_signal_failure(session: Session, cursor_ns: int, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
+def build_signal_failure(at: At, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
     """Return the failure of a job whose rank vanished, or whose command was ended by a signal.
 
     ``end``: how the first rank ended, if its launcher or a sampler saw it.
@@ -56,19 +56,19 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     spans: tuple[LastSpan, ...] = ()
     place = ""
     if rank is not None and pid is not None:
-        spans, place = _read_last_place(session, RankProcess(host, pid, rank), at_ns, cursor_ns)
-    if any(_read_last_place(session, other, at_ns, cursor_ns)[1] != place for other in alongside):
+        spans, place = _read_last_place(at, RankProcess(host, pid, rank), at_ns)
+    if any(_read_last_place(at, other, at_ns)[1] != place for other in alongside):
         place = ""
     name = _find_signal(process_exit, end)
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
     if end is not None and alongside:
         who = f"{end.who[0].upper()}{end.who[1:]}" if name else format_ranks(end.ranks).capitalize()
     what = f"was killed by {name}" if name else "died unexpectedly"
-    if not name and read_printed_ends(session, cursor_ns).stopped_ns is not None:
+    if not name and read_printed_ends(at).stopped_ns is not None:
         what, name = "ended when a signal told its launcher to stop", "SIGTERM"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
-    file = find_output_file(session, end.process, cursor_ns) if end is not None and not alongside else None
-    terms, memory = read_terms(read_first_engine(session, cursor_ns)), read_last_seconds(session, host, at_ns)
+    file = find_output_file(at, end.process) if end is not None and not alongside else None
+    terms, memory = read_terms(read_first_engine(at)), read_last_seconds(at.at(at_ns), host)
     return Failure(
         kind=SIGNAL,
         unix_ns=at_ns,
@@ -94,14 +94,14 @@ def _find_signal(process_exit: ProcessExit, end: RankEnd | None) -> str | None:
     return end.signal_name or process_exit.signal or find_signal_name(end.report.exit_code)
 
 
-def _read_last_place(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[tuple[LastSpan, ...], str]:
+def _read_last_place(at: At, process: RankProcess, at_ns: int) -> tuple[tuple[LastSpan, ...], str]:
     """Return the last phases of a process, and a description of the phase in or after which it vanished."""
-    spans = read_last_spans(session, process, at_ns, cursor_ns)
-    begins = find_table(session, "begins", process, at_ns)
+    spans = read_last_spans(at, process, at_ns)
+    begins = at.at(at_ns).find_table("begins", process)
     begun = begins.until(at_ns) if begins is not None else None
     if begun is None or not len(begun):
         return spans, ""
-    phase = find_outermost(session, process, at_ns)
+    phase = find_outermost(at.at(at_ns), process)
     if phase:
         return spans, describe_place(phase, phase, int(begun[-1]["step"]))
     return spans, _describe_failed_place(spans)
@@ -122,20 +122,20 @@ def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:
 # --- failed by itself ----------------------------------------------------------------------------------------------------
 
 
-def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
+def build_error_failure(at: At, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
     """Return the failure of a job that ended by itself with an exit code other than 0.
 
     ``end``: how the first rank ended, as far as known.
     """
-    first = end.process if end is not None else _find_first_failed(session, cursor_ns)
-    traceback = end.traceback if end is not None else find_last_exception(session, cursor_ns)
+    first = end.process if end is not None else _find_first_failed(at)
+    traceback = end.traceback if end is not None else find_last_exception(at)
     words = traceback.text if traceback is not None else ""
     place = f", at {traceback.place}" if traceback is not None and traceback.place else ""
-    spans = read_last_spans(session, first, process_exit.unix_ns, cursor_ns) if first is not None else ()
-    ended = session.events_of(JobEnded, cursor_ns)
+    spans = read_last_spans(at, first, process_exit.unix_ns) if first is not None else ()
+    ended = at.events_of(JobEnded)
     text = ended[-1].text or "" if ended else ""
     host = first.host if first is not None else process_exit.host
-    file = find_output_file(session, first, cursor_ns) if first is not None else None
+    file = find_output_file(at, first) if first is not None else None
     where = f", in {file}," if file else ""
     job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
     return Failure(
@@ -156,21 +156,21 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
     )
 
 
-def build_attempt_failure(session: Session, cursor_ns: int, attempt: Attempt) -> Failure:
+def build_attempt_failure(at: At, attempt: Attempt) -> Failure:
     """Return the failure of a job whose last attempt ended before it trained."""
-    process_exit = find_first_exit(session, cursor_ns) or ProcessExit("", attempt.known_ns)
+    process_exit = find_first_exit(at) or ProcessExit("", attempt.known_ns)
     process_exit = process_exit._replace(unix_ns=attempt.known_ns)
-    failure = build_error_failure(session, cursor_ns, process_exit, attempt.end)
+    failure = build_error_failure(at, process_exit, attempt.end)
     rank = attempt.end.process.rank if attempt.end is not None else attempt.processes[0].rank
     what = f"Rank {rank} failed in attempt {attempt.number} before its first step."
     return replace(failure, what=what, why=failure.why if failure.last_words else f"It ended with {attempt.cause}.")
 
 
-def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
+def _find_first_failed(at: At) -> RankProcess | None:
     """Return the rank whose last phase was the first to end by an exception."""
     failures: list[tuple[int, RankProcess]] = []
-    for source in session.sources["spans"]:
-        tail = source.until(cursor_ns)[-_TAIL:]
+    for source in at.sources["spans"]:
+        tail = source.until(at.cursor_ns)[-_TAIL:]
         failed = tail[tail["flags"] & FAILED != 0]
         if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
             failures.append((int(failed["end_ns"][-1]) + source.offset_ns, identify_process(source)))

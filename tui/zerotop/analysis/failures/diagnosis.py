@@ -6,7 +6,6 @@ somebody stopped, or that ended well, did not die.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 
 from zerotop.analysis.failures.attempts import read_attempts
@@ -18,8 +17,10 @@ from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
-from zerotop.analysis.processes.alive_ranks import find_latest, identify_process
-from zerotop.analysis.processes.process_exits import count_oom_kills, find_first_exit
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
+from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 
@@ -28,68 +29,58 @@ _END_EVENTS: tuple[type[Event], ...] = (OutOfMemory, JobEnded, RankGone)
 _LAST_WORK_NS = 5_000_000_000
 
 
-class FailureFinder:
-    """The failure at any cursor; output is read only where an event or a kill has to be explained."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._cached: dict[tuple[int, ...], Failure | None] = {}
-
-    def failure_at(self, cursor_ns: int) -> Failure | None:
-        """Return the failure that had ended the job by then; None while it runs, or if it ended well."""
-        session = self._session
-        has_ended = any(session.events_of(kind, cursor_ns) for kind in _END_EVENTS)
-        if not has_ended and not count_oom_kills(session, cursor_ns):
-            return None
-        # Spans show how long a rank survived an error, and output shows its messages.
-        events = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
-        written = (source.count_until(cursor_ns) for name in ("output", "spans") for source in session.sources[name])
-        key = (events, *written)
-        if key not in self._cached:
-            self._cached = {key: find_failure(session, cursor_ns)}
-        return self._cached[key]
+def find_known_failure(at: At) -> Failure | None:
+    """Return the failure; output is read only where an event or a kill has to be explained."""
+    has_ended = any(at.events_of(kind) for kind in _END_EVENTS)
+    return _find_failure(at) if has_ended or count_oom_kills(at) else None
 
 
-def find_failure(session: Session, cursor_ns: int) -> Failure | None:
+# Spans show how long a rank survived an error, and output shows its messages.
+@at_event("output", "spans")
+def _find_failure(at: At) -> Failure | None:
+    return find_failure(at)
+
+
+def find_failure(at: At) -> Failure | None:
     """Return the failure that had ended the job by the cursor."""
-    if session.events_of(StopSent, cursor_ns):
+    if at.events_of(StopSent):
         return None
-    ended = session.events_of(JobEnded, cursor_ns)
-    attempts = read_attempts(session, cursor_ns) if ended else []
+    ended = at.events_of(JobEnded)
+    attempts = read_attempts(at) if ended else []
     if len(attempts) > 1 and ended[-1].exit_code == 0:
         return None  # an earlier attempt failed
     if len(attempts) > 1 and attempts[-1].step is None and attempts[-1].cause:
-        return build_attempt_failure(session, cursor_ns, attempts[-1])
-    failure = _diagnose_failure(session, cursor_ns)
+        return build_attempt_failure(at, attempts[-1])
+    failure = _diagnose_failure(at)
     has_ended = bool(ended)
-    if failure is None or (not has_ended and _is_still_working(session, failure.unix_ns, cursor_ns)):
+    if failure is None or (not has_ended and _is_still_working(at, failure.unix_ns)):
         return None
     return failure
 
 
-def _diagnose_failure(session: Session, cursor_ns: int) -> Failure | None:
-    post_mortem = find_post_mortem(session, cursor_ns)
-    process_exit = find_first_exit(session, cursor_ns)
+def _diagnose_failure(at: At) -> Failure | None:
+    post_mortem = find_post_mortem(at)
+    process_exit = find_first_exit(at)
     if post_mortem is not None and post_mortem.survived is not True:
-        return _build_memory_failure(session, cursor_ns, post_mortem)
+        return _build_memory_failure(at, post_mortem)
     if process_exit is None or (post_mortem is not None and not process_exit.exit_code):
         return None
-    end = next(iter(find_ends(session, find_latest(session, cursor_ns), cursor_ns)), None)
+    end = next(iter(find_ends(at, find_latest(at))), None)
     if end is not None and end.traceback is not None and end.signal_number is None:
-        return build_error_failure(session, cursor_ns, process_exit, end)
+        return build_error_failure(at, process_exit, end)
     signal_name = end.signal_name if end is not None else process_exit.signal_name
     if process_exit.rank is not None or signal_name is not None or not process_exit.is_final:
-        return build_signal_failure(session, cursor_ns, process_exit, end)
-    return build_error_failure(session, cursor_ns, process_exit, end)
+        return build_signal_failure(at, process_exit, end)
+    return build_error_failure(at, process_exit, end)
 
 
-def _is_still_working(session: Session, at_ns: int, cursor_ns: int) -> bool:
+def _is_still_working(at: At, at_ns: int) -> bool:
     """Return whether a rank works, because the job was started again or the killed process was none of its ranks.
 
     Ranks that wait for a dead one finish the phase they are in and begin no other.
     """
-    processes = map(identify_process, session.sources["spans"])
-    return any(has_worked_after(session, process, at_ns + _LAST_WORK_NS, cursor_ns) for process in processes)
+    processes = map(identify_process, at.sources["spans"])
+    return any(has_worked_after(at, process, at_ns + _LAST_WORK_NS) for process in processes)
 
 
 # --- lack of memory ------------------------------------------------------------------------------------------------------
@@ -104,17 +95,17 @@ _MEMORY_SENTENCES = {
 }
 
 
-def _build_memory_failure(session: Session, cursor_ns: int, post_mortem: PostMortem) -> Failure:
+def _build_memory_failure(at: At, post_mortem: PostMortem) -> Failure:
     who = f"Rank {post_mortem.rank}" if post_mortem.rank is not None else "A rank"
     place = describe_place(post_mortem.phase, post_mortem.outer_phase, post_mortem.step)
     return Failure(
         kind=MEMORY,
-        unix_ns=post_mortem.unix_ns if post_mortem.unix_ns is not None else cursor_ns,
+        unix_ns=post_mortem.unix_ns if post_mortem.unix_ns is not None else at.cursor_ns,
         rank=post_mortem.rank,
         what=f"{who} {_MEMORY_SENTENCES[post_mortem.kind]}{place}.",
         where=", ".join(_list_location(post_mortem)),
         why=post_mortem.cause,
-        numbers=_collect_figures(session, post_mortem),
+        numbers=_collect_figures(at.session, post_mortem),
         advice=post_mortem.advice,
         setting=post_mortem.setting,
         spans=post_mortem.spans,
@@ -159,7 +150,7 @@ def _measure_activations(session: Session, post_mortem: PostMortem) -> int | Non
     if post_mortem.unix_ns is None or post_mortem.device is None or post_mortem.allocated_bytes is None:
         return None
     # The error is recorded after the allocator's last reading: allocations in between belong to the step.
-    for ledger in read_ledgers(session, post_mortem.unix_ns, [(post_mortem.host, post_mortem.device)]):
+    for ledger in read_ledgers(session.at(post_mortem.unix_ns), [(post_mortem.host, post_mortem.device)]):
         activations = ledger.sum_bytes(ACTIVATIONS)
         if activations and len(ledger.ranks) == 1:
             return activations + max(0, post_mortem.allocated_bytes - ledger.allocated_bytes)

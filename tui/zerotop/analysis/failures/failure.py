@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.failures.last_moments import LastSpan
 from zerotop.analysis.failures.out_of_memory import PostMortem
-from zerotop.analysis.processes.host_memory import HostMemory
+from zerotop.session.moments.host_memory import HostMemory
 
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
-from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.analysis.processes.phases import find_open_phases, find_phase_name
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.host_memory import HostMemory, read_host_memory
+from zerotop.session.moments.moment import keep
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 # A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.
@@ -55,11 +55,11 @@ class FailureScene(NamedTuple):
 # --- the host ------------------------------------------------------------------------------------------------------------
 
 
-def read_last_seconds(session: Session, host: str, until_ns: int) -> tuple[HostMemory, ...]:
+def read_last_seconds(at: At, host: str) -> tuple[HostMemory, ...]:
     """Return a node's memory in the last seconds before a moment, oldest first."""
     samples = []
-    for source in session.host_sources("hosts", host):
-        rows = source.between(until_ns - _HOST_SECONDS * 10**9, until_ns)
+    for source in at.host_sources("hosts", host):
+        rows = source.between(at.cursor_ns - _HOST_SECONDS * 10**9, at.cursor_ns)
         times_ns = source.unix_times(rows).tolist()
         samples += [read_host_memory(row, time_ns) for row, time_ns in zip(rows, times_ns, strict=True)]
     return tuple(sorted(samples, key=lambda sample: sample.unix_ns))
@@ -73,16 +73,16 @@ def is_memory_short(samples: Sequence[HostMemory]) -> bool:
 # --- the rank's phases ---------------------------------------------------------------------------------------------------
 
 
-def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
+def read_last_spans(at: At, process: RankProcess, at_ns: int) -> tuple[LastSpan, ...]:
     """Return the phases that had ended at a moment, and the phases in progress then that have failed by the cursor.
 
     In a counted step a phase is recorded only if it fails, and has no duration.
     """
-    source = find_table(session, "spans", process, at_ns)
+    source = at.at(at_ns).find_table("spans", process)
     if source is None:
         return ()
     own_ns = at_ns - source.offset_ns
-    rows = source.until(min(cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]
+    rows = source.until(min(at.cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]
     is_unseen = rows["end_ns"] - rows["begin_ns"] < _NO_DURATION_NS
     was_begun = (rows["begin_ns"] <= own_ns) | is_unseen
     rows = rows[(rows["end_ns"] <= own_ns) | ((rows["flags"] & FAILED != 0) & was_begun)]
@@ -110,21 +110,21 @@ def find_failed_spans(spans: Sequence[LastSpan]) -> tuple[LastSpan, LastSpan] | 
     return max(failed, key=lambda span: span.depth), min(failed, key=lambda span: span.depth)
 
 
-def find_outermost(session: Session, process: RankProcess, at_ns: int) -> str:
+def find_outermost(at: At, process: RankProcess) -> str:
     """Return the outermost phase in progress at a moment; "" between phases."""
-    begins = find_table(session, "begins", process, at_ns)
+    begins = at.find_table("begins", process)
     if begins is None:
         return ""
-    phases = find_open_phases(begins, find_table(session, "spans", process, at_ns), at_ns)
+    phases = find_open_phases(begins, at.find_table("spans", process), at.cursor_ns)
     return find_phase_name(phases[0].phase) if phases and not phases[0].depth else ""
 
 
-def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> bool:
+def has_worked_after(at: At, process: RankProcess, at_ns: int) -> bool:
     """Return whether the rank has begun and ended a forward, backward or step after a moment."""
-    source = find_table(session, "spans", process, cursor_ns)
+    source = at.find_table("spans", process)
     if source is None:
         return False
-    later = source.between(at_ns, cursor_ns)
+    later = source.between(at_ns, at.cursor_ns)
     later = later[(later["begin_ns"] > at_ns - source.offset_ns) & (later["flags"] & FAILED == 0)]
     return bool(np.isin(later["phase"][:_TAIL], _WORK).any())
 
@@ -132,77 +132,77 @@ def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_
 # --- the rank's micro-batches --------------------------------------------------------------------------------------------
 
 
-def find_largest_batch(session: Session, process: RankProcess, until_ns: int) -> dict[str, int]:
+def find_largest_batch(at: At, process: RankProcess) -> dict[str, int]:
     """Return rows, sequence and tokens of the largest training micro-batch that ended before a moment; {} without any."""
-    source = find_table(session, "spans", process, until_ns - 1)
+    source = at.at(at.cursor_ns - 1).find_table("spans", process)
     if source is None:
         return {}
-    end = source.count_until(until_ns - 1)
-    begin, largest = _LARGEST.get(source, (0, None))
-    if begin > end:
-        begin, largest = 0, None
+    end = source.count_until(at.cursor_ns - 1)
+    known = keep(source, _LargestBatch)
+    begin, largest = (known.looked_through, known.place) if known.looked_through <= end else (0, None)
     spans = source.array[begin:end]
     fresh = np.flatnonzero((spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0))
     if len(fresh):
         place = begin + int(fresh[np.argmax(_measure_batches(spans[fresh]))])
         if largest is None or _measure_batches(source.array[place]) > _measure_batches(source.array[largest]):
             largest = place
-    _LARGEST[source] = end, largest
+    known.looked_through, known.place = end, largest
     return {} if largest is None else _read_batch(source.array[largest], 1)
 
 
-# The number of spans that were looked through, and the place of the one with the largest batch.
-_LARGEST: WeakKeyDictionary[Source, tuple[int, int | None]] = WeakKeyDictionary()
+class _LargestBatch:
+    looked_through = 0  # spans
+    place: int | None = None  # of the one with the largest batch
 
 
 def _measure_batches(spans: Any) -> Any:
     return np.maximum(spans["tokens"], spans["rows"])
 
 
-def find_failed_batch(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> dict[str, int]:
+def find_failed_batch(at: At, process: RankProcess, at_ns: int) -> dict[str, int]:
     """Return the micro-batch of the forward that an error at a moment left, as recorded by the cursor; {} if unknown."""
-    source = find_table(session, "spans", process, cursor_ns)
+    source = at.find_table("spans", process)
     if source is None:
         return {}
-    rows = source.between(at_ns - 1, min(cursor_ns, at_ns + _UNWINDING_NS))
+    rows = source.between(at_ns - 1, min(at.cursor_ns, at_ns + _UNWINDING_NS))
     rows = rows[(rows["phase"] == PHASE_CODE["forward"]) & (rows["flags"] & FAILED != 0) & (rows["rows"] > 0)]
     return _read_batch(rows[0], 1) if len(rows) else {}
 
 
-def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:
+def find_last_batch(at: At, process: RankProcess) -> dict[str, int]:
     """Return rows, sequence and tokens of the last micro-batch of known size; unknown values are left out."""
-    rows = _read_spans(session, process, cursor_ns)[-_TAIL:]
+    rows = _read_spans(at, process)[-_TAIL:]
     rows = rows[rows["rows"] >= 0]
     return _read_batch(rows[-1], 0) if len(rows) else {}
 
 
-def _read_spans(session: Session, process: RankProcess, until_ns: int) -> NDArray[Any]:
-    source = find_table(session, "spans", process, until_ns)
+def _read_spans(at: At, process: RankProcess) -> NDArray[Any]:
+    source = at.find_table("spans", process)
     if source is None:
         return np.empty(0, [(name, np.int64) for name in ("phase", "flags", "rows", "tokens")])
-    return source.until(until_ns)
+    return source.until(at.cursor_ns)
 
 
 def _read_batch(row: Any, least: int) -> dict[str, int]:
     return {name: int(row[name]) for name in ("rows", "sequence", "tokens") if row[name] >= least}
 
 
-def find_last_scene(session: Session, cursor_ns: int, rank: int | None, device: int | None) -> FailureScene:
+def find_last_scene(at: At, rank: int | None, device: int | None) -> FailureScene:
     """Return the last recorded moments of a rank; without ``rank``, of the only one."""
-    sources = [s for s in session.sources["spans"] if s.created_ns <= cursor_ns and rank in (None, s.rank)]
+    sources = [s for s in at.sources["spans"] if s.created_ns <= at.cursor_ns and rank in (None, s.rank)]
     if not sources or (rank is None and len({source.rank for source in sources}) > 1):
-        return FailureScene(None, cursor_ns, "", "", {}, ())
+        return FailureScene(None, at.cursor_ns, "", "", {}, ())
     source = max(sources, key=lambda source: source.created_ns)
-    process, count = identify_process(source), source.count_until(cursor_ns)
+    process, count = identify_process(source), source.count_until(at.cursor_ns)
     ends = [int(source.array["end_ns"][count - 1]) + source.offset_ns] if count else [0]
-    begins = [s.last_ns or 0 for s in session.sources["begins"] if identify_process(s) == process]
-    at_ns = min(cursor_ns, max(ends + begins))
-    spans = read_last_spans(session, process, at_ns, cursor_ns)
-    facts = find_last_batch(session, process, cursor_ns) | ({} if device is None else {"device": device})
+    begins = [s.last_ns or 0 for s in at.sources["begins"] if identify_process(s) == process]
+    at_ns = min(at.cursor_ns, max(ends + begins))
+    spans = read_last_spans(at, process, at_ns)
+    facts = find_last_batch(at, process) | ({} if device is None else {"device": device})
     if spans:
         inner, outer = find_failed_spans(spans) or (spans[-1], None)
         facts |= {"step": inner.step, "micro_step": inner.micro_step}
         if outer is not None:
             return FailureScene(process, at_ns, inner.phase, outer.phase, facts, spans)
-    phase = find_outermost(session, process, at_ns)
+    phase = find_outermost(at.at(at_ns), process)
     return FailureScene(process, at_ns, phase, phase, facts, spans)

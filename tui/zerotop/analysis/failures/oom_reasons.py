@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable
 from zerotop.analysis.script_terms import read_terms
+from zerotop.session.moments.rank_records import TRAINER
 
 # From this ratio on a micro-batch counts as larger than those before.
 _LARGER_RATIO = 1.05

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from zerotop.analysis.engine import add_library
 from zerotop.analysis.failures.last_moments import (
     FailureScene,
     LastSpan,
@@ -29,20 +28,21 @@ from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.block_lines import read_last_look
-from zerotop.analysis.memory.gpu_holders import find_holders, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_holders import find_holders
 from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process, read_events
-from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, read_exits_until
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
+from zerotop.session.keys import GpuKey, RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.host_memory import HostMemory
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, read_exits
+from zerotop.session.moments.rank_records import add_library
 from zerotop.session.output.tail import read_output_tail
-from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory, TotalSteps, TrainingChanged
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
@@ -79,57 +79,54 @@ class PostMortem(MemoryFigures):
     confidence: float  # 0 to 1: how sure the cause is; the figures are measured
 
 
-def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
+def find_post_mortem(at: At) -> PostMortem | None:
     """Return the failure that ended the job, else the last one up to the cursor; None if there is none."""
-    errors = session.events_of(OutOfMemory, cursor_ns)
-    job_exit = find_first_exit(session, cursor_ns)
+    errors = at.events_of(OutOfMemory)
+    job_exit = find_first_exit(at)
     if job_exit is not None and not job_exit.is_final:
         job_exit = None
     if job_exit is not None and job_exit.oom_kills:
-        return _explain_kill(session, cursor_ns, job_exit, len(errors))
-    text = parse_output(read_output_tail(session, cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace"))
+        return _explain_kill(at, job_exit, len(errors))
+    text = parse_output(read_output_tail(at, _OUTPUT_BYTES).decode("utf-8", "replace"))
     if errors:
-        return _explain_recorded(session, cursor_ns, errors, text, job_exit)
+        return _explain_recorded(at, errors, text, job_exit)
     if text is not None and text.kind != KILLED:
-        return _explain_output(session, cursor_ns, text, job_exit)
+        return _explain_output(at, text, job_exit)
     if job_exit is None or (text is None and not job_exit.was_killed):
         return None
-    was_short = is_memory_short(read_last_seconds(session, job_exit.host, job_exit.unix_ns))
-    return _explain_kill(session, cursor_ns, job_exit, 0) if was_short else None
+    was_short = is_memory_short(read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
+    return _explain_kill(at, job_exit, 0) if was_short else None
 
 
 # --- the sources ---------------------------------------------------------------------------------------------------------
 
 
 def _explain_recorded(
-    session: Session, cursor_ns: int, errors: Sequence[OutOfMemory], text: ErrorText | None, job_exit: ProcessExit | None
+    at: At, errors: Sequence[OutOfMemory], text: ErrorText | None, job_exit: ProcessExit | None
 ) -> PostMortem:
     """Explain an error from the rank's own record: the one that it did not survive, else the last one."""
-    fates = [(error, _has_survived(session, error, cursor_ns)) for error in errors]
+    fates = [(error, _has_survived(at, error)) for error in errors]
     error, survived = next((fate for fate in fates if fate[1] is False), fates[-1])
     own_text = text if text is not None and text.kind == CUDA and survived is not True else None
-    return _explain_error(session, error, cursor_ns, own_text, job_exit, survived=survived, failures=len(errors))
+    return _explain_error(at, error, own_text, job_exit, survived=survived, failures=len(errors))
 
 
-def _has_survived(session: Session, error: OutOfMemory, cursor_ns: int) -> bool | None:
+def _has_survived(at: At, error: OutOfMemory) -> bool | None:
     """Return whether the rank that recorded an error trained on; None while that is not known."""
-    if has_worked_after(
-        session, RankProcess(error.writer.host, error.writer.pid, error.writer.rank), error.unix_ns, cursor_ns
-    ):
+    if has_worked_after(at, RankProcess(error.writer.host, error.writer.pid, error.writer.rank), error.unix_ns):
         return True
-    exits = read_exits_until(session, cursor_ns)
+    exits = read_exits(at)
     return None if exits.find_exit_after(error.writer.host, error.writer.pid, error.unix_ns) is None else False
 
 
-def explain_at_error(session: Session, error: OutOfMemory, known_ns: int) -> PostMortem:
+def explain_at_error(at: At, error: OutOfMemory) -> PostMortem:
     """Return the post-mortem as known at or soon after the time when a rank recorded an ``out_of_memory`` event."""
-    return _explain_error(session, error, known_ns, None, None, survived=None, failures=1)
+    return _explain_error(at, error, None, None, survived=None, failures=1)
 
 
 def _explain_error(
-    session: Session,
+    at: At,
     error: OutOfMemory,
-    cursor_ns: int,
     text: ErrorText | None,
     job_exit: ProcessExit | None,
     *,
@@ -139,34 +136,36 @@ def _explain_error(
     process = RankProcess(error.writer.host, error.writer.pid, error.writer.rank)
     facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
     phase = error.phase or ""
-    outer_phase = find_outermost(session, process, error.unix_ns) or phase
-    spans = read_last_spans(session, process, error.unix_ns, cursor_ns)
+    outer_phase = find_outermost(at.at(error.unix_ns), process) or phase
+    spans = read_last_spans(at, process, error.unix_ns)
     if "rows" not in facts:  # in a counted step
-        facts |= find_failed_batch(session, process, error.unix_ns, cursor_ns)
+        facts |= find_failed_batch(at, process, error.unix_ns)
     if not phase and (failed := find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns])) is not None:
         phase, outer_phase = failed[0].phase, failed[1].phase  # in a counted step
     scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
-    found = _Found(session, "rank", CUDA, scene, facts, text, job_exit)
+    found = _Found(at.at(scene.at_ns), "rank", CUDA, scene, facts, text, job_exit)
     return _build_post_mortem(found, survived=survived, failures=failures)
 
 
-def _explain_output(session: Session, cursor_ns: int, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
+def _explain_output(at: At, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
     """The output alone: the rank recorded nothing, or the memory was not for PyTorch's allocator."""
-    scene = find_last_scene(session, cursor_ns, text.rank, text.device)
+    scene = find_last_scene(at, text.rank, text.device)
     facts = {name: size for name in _TEXT_SIZES if (size := getattr(text, name)) is not None}
     limit = text.allowed_bytes or text.total_bytes
     facts |= {"limit_bytes": limit} if limit else {}
     survived = False if job_exit is not None else None
-    return _build_post_mortem(_Found(session, "output", text.kind, scene, facts, text, job_exit), survived=survived)
+    return _build_post_mortem(
+        _Found(at.at(scene.at_ns), "output", text.kind, scene, facts, text, job_exit), survived=survived
+    )
 
 
-def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failures: int) -> PostMortem:
+def _explain_kill(at: At, job_exit: ProcessExit, failures: int) -> PostMortem:
     """The sampler: a rank was killed from outside."""
-    scene = find_last_scene(session, cursor_ns, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
-    memory = read_last_seconds(session, job_exit.host, job_exit.unix_ns)
+    scene = find_last_scene(at, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
+    memory = read_last_seconds(at.at(job_exit.unix_ns), job_exit.host)
     most = max(memory, key=lambda sample: sample.used_bytes, default=None)
     facts = {"limit_bytes": most.limit_bytes, "host_used_bytes": most.used_bytes} if most is not None else {}
-    found = _Found(session, "sampler", KILLED, scene, facts, None, job_exit)
+    found = _Found(at.at(scene.at_ns), "sampler", KILLED, scene, facts, None, job_exit)
     return _build_post_mortem(found, survived=False, failures=failures)
 
 
@@ -176,7 +175,7 @@ def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failu
 class _Found(NamedTuple):
     """What the source of a failure says about it."""
 
-    session: Session
+    at: At  # the moment of ``scene``
     source: str  # rank, output or sampler
     kind: str
     scene: FailureScene
@@ -186,14 +185,14 @@ class _Found(NamedTuple):
 
 
 def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 0) -> PostMortem:
-    session, source, kind, scene, _, text, job_exit = found
-    process, gpu_key = scene.process, _find_gpu_key(session, scene)
+    at, source, kind, scene, _, text, job_exit = found
+    process, gpu_key = scene.process, _find_gpu_key(at, scene.process)
     host = process.host if process is not None else job_exit.host if job_exit is not None else ""
     rank = process.rank if process is not None else text.rank if text is not None else None
     case = _build_case(found)
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
-    look = read_last_look(session, process, scene.at_ns) if process is not None and kind == CUDA else None
+    look = read_last_look(at, process) if process is not None and kind == CUDA else None
     if look is not None and (lines := look.describe_lines()) is not None:
         verdict = verdict._replace(cause=Text("{cause} {lines}", {"cause": verdict.cause, "lines": lines}))
     return PostMortem(
@@ -210,7 +209,7 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
         step=scene.facts.get("step"),
         micro_step=scene.facts.get("micro_step"),
         spans=scene.spans,
-        host_memory=read_last_seconds(session, host, scene.at_ns),
+        host_memory=read_last_seconds(at, host),
         oom_kills=job_exit.oom_kills if job_exit is not None else 0,
         signal=job_exit.signal if job_exit is not None else None,
         exit_code=job_exit.exit_code if job_exit is not None else None,
@@ -219,13 +218,13 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
 
 
 def _build_case(found: _Found) -> OomCase:
-    session, _, kind, scene, facts, text, job_exit = found
-    process, at_ns = scene.process, scene.at_ns
-    engines = read_events(session, Engine, process, at_ns) if process is not None else []
-    planned = read_events(session, TotalSteps, process, at_ns) if process is not None else []
+    at, _, kind, scene, facts, text, job_exit = found
+    process = scene.process
+    engines = at.process_events(Engine, process) if process is not None else []
+    planned = at.process_events(TotalSteps, process) if process is not None else []
     engine = add_library(engines[-1] if engines else None, planned)
-    hello = read_events(session, Hello, process, at_ns) if process is not None else []
-    memory = read_last_seconds(session, process.host, at_ns)[-1:] if process is not None and kind == HOST else ()
+    hello = at.process_events(Hello, process) if process is not None else []
+    memory = read_last_seconds(at, process.host)[-1:] if process is not None and kind == HOST else ()
     return OomCase(
         kind=kind,
         requested_bytes=facts.get("requested_bytes"),
@@ -235,29 +234,29 @@ def _build_case(found: _Found) -> OomCase:
         reserved_bytes=facts.get("reserved_bytes"),
         inactive_split_bytes=facts.get("inactive_split_bytes"),
         largest_free_block_bytes=facts.get("largest_free_block_bytes"),
-        others_bytes=_sum_others(session, scene, text) if kind not in (HOST, KILLED) else None,
+        others_bytes=_sum_others(at, process, text) if kind not in (HOST, KILLED) else None,
         outer_phase=scene.outer_phase,
         rows=scene.facts.get("rows"),
         sequence=scene.facts.get("sequence"),
         tokens=scene.facts.get("tokens"),
         total_bytes=_find_total_bytes(engine) or (text.total_bytes if text is not None else None),
-        model_states_bytes=_sum_model_states(session, scene),
-        largest_batch=find_largest_batch(session, process, at_ns) if process is not None else {},
+        model_states_bytes=_sum_model_states(at, process),
+        largest_batch=find_largest_batch(at, process) if process is not None else {},
         host_used_bytes=memory[0].used_bytes if memory else facts.get("host_used_bytes"),
-        pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(session, at_ns)),
+        pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(at)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
         torch=hello[-1].torch or "" if hello else "",
         settings=read_settings(hello[-1]) if hello else None,
         engine=engine,
-        changes=_describe_changes(session, process, at_ns) if process is not None else "",
+        changes=_describe_changes(at, process) if process is not None else "",
     )
 
 
-def _describe_changes(session: Session, process: RankProcess, at_ns: int) -> str:
+def _describe_changes(at: At, process: RankProcess) -> str:
     """Return what changed in the training in the last seconds before a failure; "" without a change."""
-    spans = find_table(session, "spans", process, at_ns)
-    found = list_changes(read_events(session, TrainingChanged, process, at_ns), spans.offset_ns if spans is not None else 0)
-    return describe_changes(choose_changes(found, at_ns - _JUST_BEFORE_NS, at_ns, at_ns))
+    spans = at.find_table("spans", process)
+    found = list_changes(at.process_events(TrainingChanged, process), spans.offset_ns if spans is not None else 0)
+    return describe_changes(choose_changes(found, at.cursor_ns - _JUST_BEFORE_NS, at.cursor_ns, at.cursor_ns))
 
 
 def _find_total_bytes(engine: EngineFacts) -> int | None:
@@ -265,27 +264,24 @@ def _find_total_bytes(engine: EngineFacts) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _sum_model_states(session: Session, scene: FailureScene) -> int | None:
-    inventory = read_inventory(session, scene.process, scene.at_ns, at_failure=True) if scene.process is not None else None
+def _sum_model_states(at: At, process: RankProcess | None) -> int | None:
+    inventory = read_inventory(at, process, at_failure=True) if process is not None else None
     return sum(inventory.device.get(name, 0) for name in CATEGORIES) if inventory is not None else None
 
 
-def _sum_others(session: Session, scene: FailureScene, text: ErrorText | None) -> int | None:
+def _sum_others(at: At, process: RankProcess | None, text: ErrorText | None) -> int | None:
     """Return the bytes of the device that other processes hold, other ranks among them."""
     if text is not None and text.process_bytes is not None:
         return sum(size for _, size in text.others)
-    key = _find_gpu_key(session, scene)
+    key = _find_gpu_key(at, process)
     if key is None:
         return None
-    holders = find_holders(session, scene.at_ns, [key]).get(key, [])
-    ledger = read_ledger(session, key, scene.at_ns, holders)
+    holders = find_holders(at, [key]).get(key, [])
+    ledger = read_ledger(at, key, holders)
     if ledger is None or ledger.job_bytes is None:
         return None
-    return ledger.sum_bytes(OTHERS) + sum(h.reserved_bytes for h in holders if h.process != scene.process)
+    return ledger.sum_bytes(OTHERS) + sum(h.reserved_bytes for h in holders if h.process != process)
 
 
-def _find_gpu_key(session: Session, scene: FailureScene) -> GpuKey | None:
-    for index, key in read_gpu_by_allocator(session, scene.at_ns).items():
-        if identify_process(session.sources["allocator"][index]) == scene.process:
-            return key
-    return None
+def _find_gpu_key(at: At, process: RankProcess | None) -> GpuKey | None:
+    return next((key for source, key in locate_allocators(at).items() if identify_process(source) == process), None)

@@ -15,10 +15,11 @@ from math import inf
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
-from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until, read_launcher
+from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import ProcessExit, read_exits, read_launcher
 from zerotop.session.output.tail import read_last_lines
-from zerotop.session.reader import Session, Source
+from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
 
 # A launcher ends the ranks that are left with these.
@@ -122,26 +123,26 @@ def _is_about(report: LauncherReport, process: RankProcess, local_rank: int | No
     return report.rank == process.rank if report.rank is not None else report.local_rank == local_rank
 
 
-def read_printed_ends(session: Session, cursor_ns: int) -> PrintedEnds:
+def read_printed_ends(at: At) -> PrintedEnds:
     """Read the end of a job's output up to the cursor."""
-    streams = read_last_lines(session, cursor_ns)
+    streams = read_last_lines(at)
     reports = sorted(chain.from_iterable(map(parse_reports, streams)), key=lambda report: report.time_ns)
     tracebacks = sorted(chain.from_iterable(map(parse_tracebacks, streams)), key=lambda traceback: traceback.time_ns)
     stops = [time_ns for time_ns in map(find_stop, streams) if time_ns is not None]
     return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None))
 
 
-def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> list[RankEnd]:
+def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
     """Return how the ranks of one attempt ended up to the cursor, the first failure first; normal ends are left out.
 
     ``sources``: for each process, a table that it writes.
     """
-    exits = read_exits_until(session, cursor_ns)
+    exits = read_exits(at)
     if all(exits.find_exit(source) is None for source in sources):
         return []
-    printed = read_printed_ends(session, cursor_ns)
-    job_end = next(iter(session.events_of(JobEnded, cursor_ns)[-1:]), None)
-    ended = [_read_end(session, source, exits.find_exit(source), printed, cursor_ns) for source in sources]
+    printed = read_printed_ends(at)
+    job_end = next(iter(at.events_of(JobEnded)[-1:]), None)
+    ended = [_read_end(at, source, exits.find_exit(source), printed) for source in sources]
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
     failed: list[tuple[bool, bool, int, int, RankEnd]] = []
@@ -151,8 +152,8 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
         if one.exit_ns is None and report is None:
             continue
         if report is None and len(sources) == 1 and job_end is not None:
-            report = _read_job_end(job_end, read_launcher(session, cursor_ns))
-        ended_ns = one.exit_ns if one.exit_ns is not None else cursor_ns
+            report = _read_job_end(job_end, read_launcher(at))
+        ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         has_code = report is not None and report.is_first and report.exit_code > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
         end = RankEnd(one.process, report, traceback)
@@ -200,18 +201,18 @@ class _Ended:
         return printed.find_traceback(self.process, self.local_rank, since_ns, with_unmarked=with_unmarked)
 
 
-def _read_end(session: Session, source: Source, exit_ns: int | None, printed: PrintedEnds, cursor_ns: int) -> _Ended:
+def _read_end(at: At, source: Source, exit_ns: int | None, printed: PrintedEnds) -> _Ended:
     process = identify_process(source)
-    local_rank = _read_local_rank(session, process, cursor_ns)
-    has_vanished = _has_vanished(session, process, source.created_ns, cursor_ns)
+    local_rank = _read_local_rank(at, process)
+    has_vanished = _has_vanished(at, process, source.created_ns)
     report = printed.find_report(process, local_rank, source.created_ns)
-    last_record_ns = _find_last_record(session, source, cursor_ns)
+    last_record_ns = _find_last_record(at, source)
     return _Ended(process, local_rank, source.created_ns, exit_ns, last_record_ns, has_vanished, report)
 
 
-def _find_last_record(session: Session, source: Source, cursor_ns: int) -> int:
-    tables = [session.find_sibling(name, source) for name in ("begins", "spans")]
-    times = [int(one.unix_times(one.until(cursor_ns)[-1:]).max(initial=0)) for one in tables if one is not None]
+def _find_last_record(at: At, source: Source) -> int:
+    tables = [at.find_sibling(name, source) for name in ("begins", "spans")]
+    times = [int(one.unix_times(one.until(at.cursor_ns)[-1:]).max(initial=0)) for one in tables if one is not None]
     return max(times, default=0)
 
 
@@ -246,8 +247,8 @@ def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -
     return one.exit_ns is None, not is_alike, not one.has_vanished, one.exit_ns or inf, one.last_record_ns
 
 
-def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
-    hello = session.process_events(Hello, *process, cursor_ns)
+def _read_local_rank(at: At, process: RankProcess) -> int | None:
+    hello = at.process_events(Hello, process)
     return hello[-1].local_rank if hello else None
 
 
@@ -261,26 +262,22 @@ def _read_job_end(event: JobEnded, launcher: str) -> LauncherReport | None:
     return LauncherReport("", event.unix_ns, code, is_first=True) if code is not None else None
 
 
-def _has_vanished(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> bool:
+def _has_vanished(at: At, process: RankProcess, since_ns: int) -> bool:
     """Return whether a process ended without a goodbye."""
-    if any(event.unix_ns >= since_ns for event in session.process_events(Goodbye, *process, cursor_ns)):
+    if any(event.unix_ns >= since_ns for event in at.process_events(Goodbye, process)):
         return False
-    gone = session.events_of(RankGone, cursor_ns)
+    gone = at.events_of(RankGone)
     key = process.host, process.pid
     return any((event.writer.host, event.pid) == key and event.unix_ns >= since_ns for event in gone)
 
 
-def find_last_exception(session: Session, cursor_ns: int) -> Traceback | None:
+def find_last_exception(at: At) -> Traceback | None:
     """Return the last exception that a job printed before any of its ranks was known; None without any."""
-    tracebacks = read_printed_ends(session, cursor_ns).tracebacks
+    tracebacks = read_printed_ends(at).tracebacks
     return tracebacks[-1] if tracebacks else None
 
 
-def find_output_file(session: Session, process: RankProcess, cursor_ns: int) -> str | None:
+def find_output_file(at: At, process: RankProcess) -> str | None:
     """Return the file with the last output of a rank; None if it wrote to no file, as far as known."""
-    noted = [
-        event
-        for event in session.events_of(OutputFiles, cursor_ns)
-        if (event.writer.host, event.pid) == (process.host, process.pid)
-    ]
+    noted = [event for event in at.events_of(OutputFiles) if (event.writer.host, event.pid) == (process.host, process.pid)]
     return noted[-1].stderr or noted[-1].stdout if noted else None

@@ -10,7 +10,9 @@ from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_latest, find_table, identify_process
+from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import find_latest
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
 
@@ -43,7 +45,7 @@ class StandstillReader:
         first_ns = min((found[0].time_ns for found in known.values() if found), default=None)
         if first_ns is None:
             return None
-        ends = {end.process: end for end in find_ends(self._session, self._sources, time_ns)}
+        ends = {end.process: end for end in find_ends(self._session.at(time_ns), self._sources)}
         alive = {process: found for process, found in known.items() if process not in ends}
         is_late = time_ns >= first_ns + _NO_STACKS_NS
         if confirmed and not all(_stands_still(found) or (is_late and not found) for found in alive.values()):
@@ -81,8 +83,8 @@ class StandstillFinder:
         session = self._session
         if not any(session.events_of(name, cursor_ns) for name in (events.Stacks, events.RankStacks)):
             return None
-        sources = find_latest(session, cursor_ns)
-        since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
+        sources = find_latest(session.at(cursor_ns))
+        since_ns = max((_find_last_sign(session.at(cursor_ns), identify_process(source)) for source in sources), default=0)
         known = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
         key = since_ns, known, cursor_ns // _NO_STACKS_NS
         if key != self._key:
@@ -93,9 +95,9 @@ class StandstillFinder:
         events_of = self._session.events_of
         ends = [*events_of(events.StopSent, cursor_ns), *events_of(events.JobEnded, cursor_ns)]
         until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
-        last_ns = find_last_stacks(self._session, until_ns)
-        if not {identify_process(source) for source in sources}.issuperset(list_processes(self._session, last_ns)):
-            start = find_standstill(self._session, last_ns)
+        last_ns = find_last_stacks(self._session.at(until_ns))
+        if not {identify_process(source) for source in sources}.issuperset(list_processes(self._session.at(last_ns))):
+            start = find_standstill(self._session.at(last_ns))
             # While a rank is idle its stacks are read again, each time after twice as long.
             is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
             return Stillness(*start) if start is not None and not is_over else None
@@ -104,10 +106,10 @@ class StandstillFinder:
         return Stillness(standstill, since_ns) if standstill is not None else None
 
 
-def _find_last_sign(session: Session, process: RankProcess, cursor_ns: int) -> int:
+def _find_last_sign(at: At, process: RankProcess) -> int:
     """Return when a rank last began or ended a phase (unix time); 0 if never."""
-    tables = [find_table(session, name, process, cursor_ns) for name in ("begins", "spans")]
-    return max((_find_last_time(source, cursor_ns) for source in tables if source is not None), default=0)
+    tables = [at.find_table(name, process) for name in ("begins", "spans")]
+    return max((_find_last_time(source, at.cursor_ns) for source in tables if source is not None), default=0)
 
 
 def _find_last_time(source: Source, cursor_ns: int) -> int:

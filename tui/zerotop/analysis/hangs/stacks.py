@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.events.event_files import select_events
+from zerotop.session.keys import RankProcess
 from zerotop.session.reader import Session
 from zerotop_probe.recording import event_values
 from zerotop_probe.recording.events import CollectiveCall, CollectiveReport, RankStacks, Stacks

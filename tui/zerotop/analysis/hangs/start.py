@@ -8,8 +8,8 @@ from typing import NamedTuple
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.waits import FOR_OTHERS, LONG_WORK, find_wait
-from zerotop.analysis.processes.alive_ranks import RankProcess
-from zerotop.session.reader import Session
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 
 # The least time between two stacks of a stuck rank: a rank that loads or compiles may be in one line for long.
@@ -27,10 +27,10 @@ class Start(NamedTuple):
     since_ns: int
 
 
-def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
+def list_processes(at: At) -> list[RankProcess]:
     """Return the processes of the ranks that run at a time, by rank, also of those that have not written anything."""
-    found = (*session.events_of(events.RankFound, time_ns), *session.events_of(events.RankStacks, time_ns))
-    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in session.events_of(events.RankGone, time_ns)}
+    found = (*at.events_of(events.RankFound), *at.events_of(events.RankStacks))
+    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in at.events_of(events.RankGone)}
     last = {(event.writer.host, event.pid): (event.rank, event.unix_ns) for event in found}
     return sorted(
         (
@@ -42,26 +42,26 @@ def list_processes(session: Session, time_ns: int) -> list[RankProcess]:
     )
 
 
-def find_last_stacks(session: Session, time_ns: int) -> int:
+def find_last_stacks(at: At) -> int:
     """Return when the last stacks up to a time were written; 0 without any."""
-    last = (*session.events_of(events.RankStacks, time_ns)[-1:], *session.events_of(events.Stacks, time_ns)[-1:])
+    last = (*at.events_of(events.RankStacks)[-1:], *at.events_of(events.Stacks)[-1:])
     return max((event.unix_ns for event in last), default=0)
 
 
-def find_standstill(session: Session, time_ns: int) -> Start | None:
+def find_standstill(at: At) -> Start | None:
     """Return the stuck ranks at a time, if the last stacks of each of them end in the same line of the job's own."""
-    known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
-    is_attached = bool(session.events_of(events.Attached, time_ns))
+    known = {process: read_silent_stacks(at.session, process, 0, at.cursor_ns) for process in list_processes(at)}
+    is_attached = bool(at.events_of(events.Attached))
     if not known or not all(_stands_still(found, is_attached=is_attached) for found in known.values()):
         return None
     since_ns = max(_find_begin(found) for found in known.values())
     return Start(group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {}), since_ns)
 
 
-def find_awaited(session: Session, time_ns: int) -> Start | None:
+def find_awaited(at: At) -> Start | None:
     """Return the ranks of a job that was attached to, if some have waited idly for long for others that go on working."""
-    known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
-    if not session.events_of(events.Attached, time_ns) or not all(known.values()):
+    known = {process: read_silent_stacks(at.session, process, 0, at.cursor_ns) for process in list_processes(at)}
+    if not at.events_of(events.Attached) or not all(known.values()):
         return None
     standstill = group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {})
     waiting = [stacks for group in standstill.groups if group.awaits_others for stacks in group.stacks]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
 from zerotop.analysis.memory.phase_peaks import read_peaks
-from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.analysis.processes.phases import find_phase_name
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_dtype import has_phases
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.reader import Source
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_dtype import has_phases
 from zerotop_probe.recording.events import Hello
 
 _MOST_FLUSHES = 100
@@ -77,26 +78,22 @@ class AllocatorHealth:
     settings: AllocatorSettings
 
 
-def read_allocator_health(
-    session: Session, cursor_ns: int, steps: NDArray[Any] | None = None
-) -> tuple[AllocatorHealth, ...]:
+def read_allocator_health(at: At, steps: NDArray[Any] | None = None) -> tuple[AllocatorHealth, ...]:
     """Return the health of every rank process with an allocator, gone or not, by rank.
 
     ``steps``: the finished steps of all ranks (``analysis.steps.step_table``), for the cost of flushes.
     """
-    all_health = (read_rank_health(session, source, cursor_ns, steps) for source in session.sources["allocator"])
+    all_health = (read_rank_health(at, source, steps) for source in at.sources["allocator"])
     return tuple(sorted((health for health in all_health if health is not None), key=lambda health: health.rank))
 
 
-def read_rank_health(
-    session: Session, source: Source, cursor_ns: int, steps: NDArray[Any] | None = None
-) -> AllocatorHealth | None:
+def read_rank_health(at: At, source: Source, steps: NDArray[Any] | None = None) -> AllocatorHealth | None:
     """Return the health of one allocator's table; None before its first reading."""
-    readings = source.until(cursor_ns)
+    readings = source.until(at.cursor_ns)
     if not len(readings):
         return None
     last = readings[-1]
-    hello = read_events(session, Hello, identify_process(source), cursor_ns)
+    hello = at.process_events(Hello, identify_process(source))
     flushes = _find_flushes(source, readings, steps[steps["rank"] == source.rank] if steps is not None else None)
     costs = {flush.step: flush.extra_s for flush in flushes if flush.extra_s is not None}
     # Older recordings have no count of segments, nor has another kind of allocator.
@@ -109,7 +106,7 @@ def read_rank_health(
         ooms=max(0, int(last["ooms"])),
         flushes=flushes,
         extra_s=sum(costs.values()) if costs else None,
-        at_peak=_read_fragmentation(session, source, cursor_ns),
+        at_peak=_read_fragmentation(at, source),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
         segments=segments if segments >= 0 else None,
         settings=read_settings(hello[-1] if hello else None),
@@ -147,8 +144,8 @@ def _measure_usual_seconds(flushed_steps: NDArray[Any], steps: NDArray[Any] | No
     return float(np.median(quiet["iteration_s"])) if len(quiet) else None
 
 
-def _read_fragmentation(session: Session, source: Source, cursor_ns: int) -> Fragmentation | None:
-    peak = read_peaks(session, source, cursor_ns).reserved
+def _read_fragmentation(at: At, source: Source) -> Fragmentation | None:
+    peak = read_peaks(at, source).reserved
     if peak is None:
         return None
     row = source.array[peak.place]

@@ -11,9 +11,10 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, name_function
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.analysis.processes.phases import OTHER, find_innermost, find_phase_name
-from zerotop.session.reader import Event, Session
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
+from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import CREEP, EVALUATION
 from zerotop_probe.recording.tables import PHASES
@@ -95,16 +96,16 @@ class Look:
         return Text(f"{self.description}, by line: {', '.join(parts)}.", values)
 
 
-def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:
+def read_last_look(at: At, process: RankProcess) -> Look | None:
     """Return the last look of a process up to a cursor; None without any."""
-    found = read_events(session, events.MemoryLines, process, cursor_ns)
-    return read_look(session, found[-1]) if found else None
+    found = at.process_events(events.MemoryLines, process)
+    return read_look(at, found[-1]) if found else None
 
 
-def read_look(session: Session, event: events.MemoryLines) -> Look:
+def read_look(at: At, event: events.MemoryLines) -> Look:
     """Return the look that a ``memory_lines`` event describes."""
     process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
-    spans = find_table(session, "spans", process, event.unix_ns)
+    spans = at.at(event.unix_ns).find_table("spans", process)
     offset_ns = spans.offset_ns if spans is not None else 0
     sizes: dict[CodeLine | None, dict[int, int]] = {}
     first_ns: dict[CodeLine | None, int] = {}
@@ -113,7 +114,7 @@ def read_look(session: Session, event: events.MemoryLines) -> Look:
         of_line = sizes.setdefault(line, {})
         of_line[stack.size_bytes] = of_line.get(stack.size_bytes, 0) + stack.count
         first_ns.setdefault(line, 1000 * (stack.unix_us or 0))
-    phases = _find_phases(session, event, list(first_ns.values()))
+    phases = _find_phases(at, event, list(first_ns.values()))
     blocks = [
         LineBlocks(line, phase, tuple(of_line.items())) for (line, of_line), phase in zip(sizes.items(), phases, strict=True)
     ]
@@ -129,10 +130,10 @@ def read_look(session: Session, event: events.MemoryLines) -> Look:
     )
 
 
-def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> list[str]:
+def _find_phases(at: At, event: Event, times_ns: Sequence[int]) -> list[str]:
     """Return the name of the innermost phase of a rank at each time."""
     process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
-    begins, spans = (find_table(session, name, process, event.unix_ns) for name in ("begins", "spans"))
+    begins, spans = (at.at(event.unix_ns).find_table(name, process) for name in ("begins", "spans"))
     if begins is None or not times_ns:
         return [PHASES[OTHER]] * len(times_ns)
     moments, back = np.unique(np.array(times_ns, np.int64), return_inverse=True)

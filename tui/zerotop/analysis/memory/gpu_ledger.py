@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.device_rows import build_device_rows
-from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
     ALLOCATED,
@@ -42,8 +41,10 @@ from zerotop.analysis.memory.ledger_rows import (
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
-from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
-from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.session.keys import GpuKey, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Engine, EngineDevice, Left, Node
 
@@ -82,39 +83,36 @@ _RELEASED_NOTE = (
 _MIG_NOTE = "This is a MIG instance of a GPU: all figures are the instance's."
 
 
-def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None = None) -> tuple[GpuLedger, ...]:
+def read_ledgers(at: At, gpu_keys: Collection[GpuKey] | None = None) -> tuple[GpuLedger, ...]:
     """Return the ledgers of the job's nodes at the cursor by host and index, of ``gpu_keys`` or of all GPUs."""
-    holders = find_holders(session, cursor_ns, gpu_keys)
-    known = _find_gpu_keys(session, cursor_ns, gpu_keys) | set(holders)
+    holders = find_holders(at, gpu_keys)
+    known = _find_gpu_keys(at, gpu_keys) | set(holders)
     keys = known if gpu_keys is None else known & set(gpu_keys)
     engines: dict[str, list[Engine]] = {}
-    for engine in session.events_of(Engine, cursor_ns):
+    for engine in at.events_of(Engine):
         engines.setdefault(engine.writer.host, []).append(engine)
-    return tuple(
-        build_ledger(session, key, cursor_ns, holders.get(key, []), engines.get(key[0], [])) for key in sorted(keys)
-    )
+    return tuple(build_ledger(at, key, holders.get(key, []), engines.get(key[0], [])) for key in sorted(keys))
 
 
-def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[GpuHolder]) -> GpuLedger | None:
+def read_ledger(at: At, gpu_key: GpuKey, holders: Sequence[GpuHolder]) -> GpuLedger | None:
     """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
-    if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
+    if not holders and gpu_key not in _find_gpu_keys(at, [gpu_key]):
         return None
-    engines = [engine for engine in session.events_of(Engine, cursor_ns) if engine.writer.host == gpu_key[0]]
-    return build_ledger(session, gpu_key, cursor_ns, holders, engines)
+    engines = [engine for engine in at.events_of(Engine) if engine.writer.host == gpu_key[0]]
+    return build_ledger(at, gpu_key, holders, engines)
 
 
-def _find_gpu_keys(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None) -> set[GpuKey]:
+def _find_gpu_keys(at: At, gpu_keys: Collection[GpuKey] | None) -> set[GpuKey]:
     """Return the GPUs that NVML showed on the nodes of ``gpu_keys``, or on all nodes."""
     hosts = None if gpu_keys is None else {host for host, _ in gpu_keys}
-    sources = (source for source in session.sources["gpus"] if hosts is None or source.host in hosts)
-    ticks = ranks_and_hosts.find_last_ticks(sources, cursor_ns)
+    sources = (source for source in at.sources["gpus"] if hosts is None or source.host in hosts)
+    ticks = ranks_and_hosts.find_last_ticks(sources, at.cursor_ns)
     return {(host, int(index)) for host, (_, tick) in ticks.items() for index in np.unique(tick["gpu"])}
 
 
 def build_ledger(
-    session: Session,
+    at: At,
     gpu_key: GpuKey,
-    time_ns: int,
     holders: Sequence[GpuHolder],
     engines: Sequence[Engine],
     *,
@@ -129,7 +127,7 @@ def build_ledger(
     """
     host, index = gpu_key
     allocators = [holder.source for holder in holders]
-    device = read_device_memory(session, gpu_key, time_ns, find_pids(session, host, time_ns), allocators)
+    device = read_device_memory(at, gpu_key, find_pids(at, host), allocators)
     ranks = tuple(sorted(holder.process.rank for holder in holders))
     has_released = device is not None and device.has_given_back and not at_peak
     if has_released:
@@ -139,7 +137,7 @@ def build_ledger(
     total = device.total_bytes if device is not None else _find_capacity(devices, reserved)
     rows = build_device_rows(device, total, reserved, allocators_read=bool(holders))
     if device is not None and device.by_other_ranks and any(row.key == OTHER_RANKS for row in rows):
-        note = _describe_contexts(session, host, device)
+        note = _describe_contexts(at.session, host, device)
         rows = [replace(row, note=note) if row.key == OTHER_RANKS else row for row in rows]
     if holders:
         rows += _build_unallocated_rows(holders, reserved - allocated, at_peak=at_peak)
@@ -147,11 +145,11 @@ def build_ledger(
     notes = [_RELEASED_NOTE] if has_released else []
     notes += _iter_notes(device, holders, devices)
     if not at_peak:
-        notes += _iter_blind_spots(session, gpu_key, time_ns, engines)
+        notes += _iter_blind_spots(at, gpu_key, engines)
     return GpuLedger(
         host=host,
         index=index,
-        name=_find_gpu_name(session, gpu_key, time_ns),
+        name=_find_gpu_name(at, gpu_key),
         ranks=ranks,
         total_bytes=total,
         rows=tuple(rows),
@@ -177,16 +175,16 @@ def _describe_contexts(session: Session, host: str, device: DeviceMemory) -> Tex
 # --- the device ----------------------------------------------------------------------------------------------------------
 
 
-def find_pids(session: Session, host: str, cursor_ns: int) -> set[int]:
+def find_pids(at: At, host: str) -> set[int]:
     """Return the process ids of the job on a node: its ranks, and the launchers that were sampled."""
-    pids = {source.pid for table in ("begins", "allocator") for source in session.host_sources(table, host)}
-    for _, tick in ranks_and_hosts.find_last_ticks(session.host_sources("processes", host), cursor_ns).values():
+    pids = {source.pid for table in ("begins", "allocator") for source in at.host_sources(table, host)}
+    for _, tick in ranks_and_hosts.find_last_ticks(at.host_sources("processes", host), at.cursor_ns).values():
         pids.update(np.unique(tick["pid"]).tolist())
     return pids
 
 
-def _find_gpu_name(session: Session, gpu_key: GpuKey, cursor_ns: int) -> str:
-    for event in reversed(session.events_of(Node, cursor_ns)):
+def _find_gpu_name(at: At, gpu_key: GpuKey) -> str:
+    for event in reversed(at.events_of(Node)):
         for gpu in event.gpus or [] if event.writer.host == gpu_key[0] else []:
             if gpu.index == gpu_key[1]:
                 return gpu.name or "GPU"
@@ -326,21 +324,20 @@ def _iter_notes(device: DeviceMemory | None, holders: Sequence[GpuHolder], devic
         yield _MIG_NOTE
 
 
-def _iter_blind_spots(session: Session, gpu_key: GpuKey, cursor_ns: int, engines: Sequence[Engine]) -> Iterator[str]:
+def _iter_blind_spots(at: At, gpu_key: GpuKey, engines: Sequence[Engine]) -> Iterator[str]:
     """Yield a note where a living rank's allocator has no counters, and where its probe was removed."""
     if any(engine.allocator == "pluggable" for engine in engines):
-        alive = {(process.host, process.pid) for process in find_alive_processes(session, cursor_ns)}
-        gpus = find_engine_gpus(session, cursor_ns, "pluggable")
+        alive = {(process.host, process.pid) for process in find_alive_processes(at)}
+        gpus = find_engine_gpus(at, "pluggable")
         if any(key == gpu_key and process in alive for process, key in gpus.items()):
             yield _NO_COUNTERS_NOTE
-    left = session.events_of(Left, cursor_ns)
+    left = at.events_of(Left)
     if not left:
         return
     exits = ProcessExits(left)
-    by_index = read_gpu_by_allocator(session, cursor_ns)
-    tables = [session.sources["allocator"][index] for index, key in by_index.items() if key == gpu_key]
+    tables = [source for source, key in locate_allocators(at).items() if key == gpu_key]
     recording = {identify_process(source) for source in tables if exits.reported_until(source) is None}
     silent = {*map(identify_process, tables)} - recording
-    ranks = sorted(process.rank for process in find_alive_processes(session, cursor_ns) if process in silent)
+    ranks = sorted(process.rank for process in find_alive_processes(at) if process in silent)
     if ranks:
         yield _PROBE_REMOVED_NOTE.format(who=f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks")

@@ -27,8 +27,9 @@ from zerotop.analysis.memory.tensor_inventory import (
     TensorInventory,
     read_inventory,
 )
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, read_events
-from zerotop.session.reader import Session
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop_probe.recording.events import Engine
 
 PINNED_SPARE, FILES, REST, NOT_RESIDENT, WORKERS = "pinned_spare", "files", "rest", "not_resident", "workers"
@@ -95,19 +96,19 @@ class HostLedger:
         return sum(row.bytes for row in self.rows if row.key in keys)
 
 
-def read_host_ledgers(session: Session, cursor_ns: int) -> tuple[HostLedger, ...]:
+def read_host_ledgers(at: At) -> tuple[HostLedger, ...]:
     """Return the ledgers of all living ranks that were sampled, in order of rank."""
-    ledgers = (read_host_ledger(session, process, cursor_ns) for process in find_alive_processes(session, cursor_ns))
+    ledgers = (read_host_ledger(at, process) for process in find_alive_processes(at))
     return tuple(ledger for ledger in ledgers if ledger is not None)
 
 
-def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> HostLedger | None:
+def read_host_ledger(at: At, process: RankProcess) -> HostLedger | None:
     """Return one rank's ledger; None if it was not sampled."""
-    sample = _find_last_sample(session, process, cursor_ns)
+    sample = _find_last_sample(at, process)
     if sample is None:
         return None
-    inventory = read_inventory(session, process, cursor_ns)
-    updated = _count_updated_parameters(session, process, cursor_ns)
+    inventory = read_inventory(at, process)
+    updated = _count_updated_parameters(at, process)
     pinned = _measure_pinned(inventory) if inventory is not None else None
     return HostLedger(
         rank=process.rank,
@@ -159,10 +160,10 @@ def _measure_pinned(inventory: TensorInventory) -> PinnedMemory | None:
     return PinnedMemory(held, inventory.pinned_allocator.get("active_bytes", held), sum(inventory.host_pinned.values()))
 
 
-def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
+def _count_updated_parameters(at: At, process: RankProcess) -> int | None:
     """Return how many parameters a rank's optimizers update: from stage 1 on each rank has a share of them."""
     total = 0
-    for engine in keep_latest(read_events(session, Engine, process, cursor_ns)):
+    for engine in keep_latest(at.process_events(Engine, process)):
         count, ranks = engine.trainable_parameters, engine.data_parallel or 1
         if count is None:
             return None
@@ -171,12 +172,12 @@ def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns:
     return total or None
 
 
-def _find_last_sample(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int] | None:
+def _find_last_sample(at: At, process: RankProcess) -> dict[str, int] | None:
     """Return the process's last record of PROCESSES, whichever sampler took it; unknown figures are 0."""
     best: tuple[int, dict[str, int]] | None = None
     names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes", "held_bytes", "loader_private_bytes")
-    for source in session.host_sources("processes", process.host):
-        tail = source.until(cursor_ns)[-_TAIL:]
+    for source in at.host_sources("processes", process.host):
+        tail = source.until(at.cursor_ns)[-_TAIL:]
         indices = np.flatnonzero(tail["pid"] == process.pid)
         if len(indices):
             row = tail[indices[-1]]

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table
 from zerotop.analysis.processes.phases import find_innermost, find_phase_name
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
+from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Microscope
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
 
@@ -59,32 +61,21 @@ class AllocationTrace:
     snapshot: str | None  # PyTorch's own file beside the recording
 
 
-def read_traces(session: Session, cursor_ns: int) -> tuple[AllocationTrace, ...]:
+def read_traces(at: At) -> tuple[AllocationTrace, ...]:
     """Return all traces that were recorded by the cursor, by request and rank."""
-    traces = [_build_trace(session, event) for event in session.events_of(Microscope, cursor_ns)]
+    traces = [_build_trace(at, event) for event in at.events_of(Microscope)]
     return tuple(sorted(traces, key=lambda trace: (trace.request, trace.rank)))
 
 
-class AllocationTraces:
-    """The latest trace of a rank at any cursor; the last one is cached."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._cached: tuple[Microscope, AllocationTrace] | None = None
-
-    def trace_at(self, cursor_ns: int, rank: int) -> AllocationTrace | None:
-        """Return the latest trace; None before the first."""
-        events = [event for event in self._session.events_of(Microscope, cursor_ns) if event.writer.rank == rank]
-        if not events:
-            return None
-        last = max(events, key=lambda event: (event.request, event.unix_ns))
-        if self._cached is None or self._cached[0] != last:
-            self._cached = last, _build_trace(self._session, last)
-        return self._cached[1]
+def read_last_trace(at: At, rank: int) -> AllocationTrace | None:
+    """Return the latest trace of a rank; None before the first."""
+    events = [event for event in at.events_of(Microscope) if event.writer.rank == rank]
+    return _build_trace(at, max(events, key=lambda event: (event.request, event.unix_ns))) if events else None
 
 
-def _build_trace(session: Session, event: Microscope) -> AllocationTrace:
-    source = _find_table(session, "history", event)
+@at_event()
+def _build_trace(at: At, event: Microscope) -> AllocationTrace:
+    source = _find_table(at, "history", event)
     offset_ns = source.offset_ns if source is not None else 0
     begin_ns, end_ns = (time_ns + offset_ns for time_ns in (event.begin_ns, event.end_ns))
     rows = _read_rows(source, event.request)
@@ -92,8 +83,8 @@ def _build_trace(session: Session, event: Microscope) -> AllocationTrace:
     curve = event.baseline.get("requested_bytes", 0) + np.cumsum(signed_sizes, dtype=np.int64)
     peak = int(np.argmax(curve)) if len(curve) else None
     times_ns = rows["time_ns"] + offset_ns
-    phases = _find_phases(session, event, times_ns) if len(rows) else np.empty(0, np.int16)
-    changes_ns = _find_phase_changes(session, event, begin_ns, end_ns)
+    phases = _find_phases(at, event, times_ns) if len(rows) else np.empty(0, np.int16)
+    changes_ns = _find_phase_changes(at, event, begin_ns, end_ns)
     alive = _find_alive(rows, peak) if peak is not None else []
     largest = sorted(alive, key=lambda index: -int(rows["size_bytes"][index]))[:_LARGEST]
     return AllocationTrace(
@@ -109,7 +100,7 @@ def _build_trace(session: Session, event: Microscope) -> AllocationTrace:
         curve_bytes=curve,
         phases=phases,
         changes_ns=changes_ns,
-        changed_to=_find_phases(session, event, changes_ns),
+        changed_to=_find_phases(at, event, changes_ns),
         peak_bytes=int(curve[peak]) if peak is not None else 0,
         peak_ns=int(times_ns[peak]) if peak is not None else 0,
         peak_phase=find_phase_name(int(phases[peak])) if peak is not None else "",
@@ -124,8 +115,8 @@ def _build_trace(session: Session, event: Microscope) -> AllocationTrace:
     )
 
 
-def _find_table(session: Session, name: str, event: Microscope) -> Source | None:
-    return find_table(session, name, RankProcess(event.writer.host, event.writer.pid, event.writer.rank), event.unix_ns)
+def _find_table(at: At, name: str, event: Microscope) -> Source | None:
+    return at.at(event.unix_ns).find_table(name, RankProcess(event.writer.host, event.writer.pid, event.writer.rank))
 
 
 def _read_rows(source: Source | None, request: int) -> NDArray[Any]:
@@ -137,25 +128,25 @@ def _read_rows(source: Source | None, request: int) -> NDArray[Any]:
     return rows
 
 
-def _find_phase_changes(session: Session, event: Microscope, begin_ns: int, end_ns: int) -> Ints:
+def _find_phase_changes(at: At, event: Microscope, begin_ns: int, end_ns: int) -> Ints:
     """Return the begin of a period, and the times in it at which the event's process began or ended a phase."""
-    times = np.unique(np.concatenate([np.array([begin_ns], np.int64), *_iter_edges(session, event, begin_ns, end_ns)]))
+    times = np.unique(np.concatenate([np.array([begin_ns], np.int64), *_iter_edges(at, event, begin_ns, end_ns)]))
     return times[(times >= begin_ns) & (times < end_ns)]
 
 
-def _iter_edges(session: Session, event: Microscope, begin_ns: int, end_ns: int) -> Iterator[Ints]:
+def _iter_edges(at: At, event: Microscope, begin_ns: int, end_ns: int) -> Iterator[Ints]:
     for table, columns in (("spans", ("begin_ns", "end_ns")), ("begins", ("time_ns",))):
-        source = _find_table(session, table, event)
+        source = _find_table(at, table, event)
         if source is not None:
             rows = source.between(begin_ns, end_ns)
             yield from (rows[column].astype(np.int64) + source.offset_ns for column in columns)
 
 
-def _find_phases(session: Session, event: Microscope, times_ns: Ints) -> NDArray[np.int16]:
-    begins = _find_table(session, "begins", event)
+def _find_phases(at: At, event: Microscope, times_ns: Ints) -> NDArray[np.int16]:
+    begins = _find_table(at, "begins", event)
     if begins is None:
         return np.zeros(len(times_ns), np.int16)
-    return np.maximum(find_innermost(begins, _find_table(session, "spans", event), times_ns, event.unix_ns), 0)
+    return np.maximum(find_innermost(begins, _find_table(at, "spans", event), times_ns, event.unix_ns), 0)
 
 
 def _find_alive(rows: NDArray[Any], peak: int) -> list[int]:

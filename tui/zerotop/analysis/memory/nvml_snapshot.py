@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.keys import GpuKey
+from zerotop.session.keys import GpuKey
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
@@ -45,9 +46,7 @@ class DeviceMemory:
     has_given_back: bool = False  # the job uses less than its allocators held at their last, outdated reading
 
 
-def read_device_memory(
-    session: Session, gpu_key: GpuKey, cursor_ns: int, pids: set[int], allocators: Sequence[Source]
-) -> DeviceMemory | None:
+def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source]) -> DeviceMemory | None:
     """Return a GPU's figures at the cursor; None where NVML was not available.
 
     Args:
@@ -55,32 +54,32 @@ def read_device_memory(
         allocators: the allocator tables with this GPU.
     """
     host, gpu = gpu_key
-    readings = _find_latest_source(session, "gpus", host, cursor_ns)
-    now = _find_gpu_row(readings, gpu, cursor_ns) if readings is not None else None
+    readings = _find_latest_source(at, "gpus", host)
+    now = _find_gpu_row(readings, gpu, at.cursor_ns) if readings is not None else None
     if readings is None or now is None or int(now["used_bytes"]) == UNKNOWN:
         return None
     total, used = int(now["total_bytes"]), int(now["used_bytes"])
-    processes = _find_latest_source(session, "gpu_processes", host, cursor_ns)
-    ticks = _iter_process_ticks(processes, cursor_ns, gpu) if processes is not None else iter(())
+    processes = _find_latest_source(at, "gpu_processes", host)
+    ticks = _iter_process_ticks(processes, at.cursor_ns, gpu) if processes is not None else iter(())
     latest = next(ticks, None)
     job = _sum_used(latest, pids) if latest is not None else 0
     if allocators and not job:
-        before = _read_used_before(session, gpu_key, min(source.created_ns for source in allocators))
+        before = _read_used_before(at.session, gpu_key, min(source.created_ns for source in allocators))
         if before is None:
             return DeviceMemory(total, used, None, 0, 0, None, None, False)
-        beyond = _iter_use_beyond(readings, gpu, before, cursor_ns)
-        outside, is_exact = _measure_outside(beyond, allocators, cursor_ns)
+        beyond = _iter_use_beyond(readings, gpu, before, at.cursor_ns)
+        outside, is_exact = _measure_outside(beyond, allocators, at.cursor_ns)
         return DeviceMemory(total, used, None, 0, 0, before, outside, is_exact)
     if processes is None or latest is None:
         return DeviceMemory(total, used, 0, 0, used, None, None, True)
     listed_ns = int(latest["time_ns"][0])
     then = _find_gpu_row(readings, gpu, listed_ns + readings.offset_ns)
     used_then = int(then["used_bytes"]) if then is not None else used
-    unchanged = _find_unchanged_times(readings, gpu, listed_ns + processes.offset_ns, cursor_ns)
+    unchanged = _find_unchanged_times(readings, gpu, listed_ns + processes.offset_ns, at.cursor_ns)
     earlier = ((int(tick["time_ns"][0]) + processes.offset_ns, _sum_used(tick, pids)) for tick in chain((latest,), ticks))
-    outside, is_exact = _measure_outside(chain(((time_ns, job) for time_ns in unchanged), earlier), allocators, cursor_ns)
+    outside, is_exact = _measure_outside(chain(((time_ns, job) for time_ns in unchanged), earlier), allocators, at.cursor_ns)
     others, job_now = _sum_used(latest, None) - job, job + used - used_then
-    has_given_back = _has_given_back(allocators, cursor_ns, job_now, int(now["time_ns"]) + readings.offset_ns)
+    has_given_back = _has_given_back(allocators, at.cursor_ns, job_now, int(now["time_ns"]) + readings.offset_ns)
     by_other_ranks = _list_other_ranks(latest, pids, allocators)
     rest = used_then - others - job
     return DeviceMemory(total, used, job_now, others, rest, None, outside, is_exact, by_other_ranks, has_given_back)
@@ -159,10 +158,10 @@ def _read_reserved(source: Source, time_ns: int, count: int) -> tuple[int | None
     return int(sizes[0]), len(sizes) == 2 and sizes[0] == sizes[1]
 
 
-def _find_latest_source(session: Session, table: str, host: str, cursor_ns: int) -> Source | None:
+def _find_latest_source(at: At, table: str, host: str) -> Source | None:
     """Return the table of the host's sampler that wrote last: a sampler may have been restarted."""
-    sources = [source for source in session.host_sources(table, host) if source.count_until(cursor_ns)]
-    return max(sources, key=lambda s: int(s.array["time_ns"][s.count_until(cursor_ns) - 1]) + s.offset_ns, default=None)
+    sources = [source for source in at.host_sources(table, host) if source.count_until(at.cursor_ns)]
+    return max(sources, key=lambda s: int(s.array["time_ns"][s.count_until(at.cursor_ns) - 1]) + s.offset_ns, default=None)
 
 
 def _find_gpu_row(readings: Source, gpu: int, time_ns: int) -> Any:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.memory.gpu_holders import GpuHolder, read_gpu_by_allocator, read_holder
+from zerotop.analysis.memory.gpu_holders import GpuHolder, read_holder
 from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
-from zerotop.analysis.processes.alive_ranks import identify_process, read_events
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import GpuKey, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Engine, Entered
 
 
@@ -26,33 +27,29 @@ class PeakLedger:
     before: PhasePeak | None  # a higher peak before the rank was attached to, of which only the size is known
 
 
-def read_peak_ledgers(
-    session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None = None
-) -> tuple[PeakLedger, ...]:
+def read_peak_ledgers(at: At, gpu_keys: Collection[GpuKey] | None = None) -> tuple[PeakLedger, ...]:
     """Return a ledger for each GPU with an allocator, by host and index; with ``gpu_keys`` only for those."""
     by_gpu: dict[GpuKey, list[Source]] = {}
-    for index, key in read_gpu_by_allocator(session, cursor_ns).items():
+    for source, key in locate_allocators(at).items():
         if gpu_keys is None or key in gpu_keys:
-            by_gpu.setdefault(key, []).append(session.sources["allocator"][index])
+            by_gpu.setdefault(key, []).append(source)
     ledgers = []
     for key, sources in sorted(by_gpu.items()):
-        all_peaks = [(source, peaks) for source in sources if (peaks := read_peaks(session, source, cursor_ns)).phases]
+        all_peaks = [(source, peaks) for source in sources if (peaks := read_peaks(at, source)).phases]
         if all_peaks:
             source, peaks = max(all_peaks, key=lambda pair: pair[1].owning_peak.allocated_bytes)
-            ledgers.append(_build_peak_ledger(session, key, source, peaks, sources, cursor_ns))
+            ledgers.append(_build_peak_ledger(at, key, source, peaks, sources))
     return tuple(ledgers)
 
 
-def _build_peak_ledger(
-    session: Session, gpu_key: GpuKey, source: Source, peaks: RankPeaks, sources: list[Source], cursor_ns: int
-) -> PeakLedger:
+def _build_peak_ledger(at: At, gpu_key: GpuKey, source: Source, peaks: RankPeaks, sources: list[Source]) -> PeakLedger:
     peak = peaks.owning_peak
-    holders = [_build_peak_holder(session, source, peak, cursor_ns)]
+    holders = [_build_peak_holder(at, source, peak)]
     for other in _find_other_ranks(source, sources, peak.unix_ns):
-        inventory = read_inventory(session, identify_process(other), peak.unix_ns)
-        holders.append(replace(read_holder(session, other, peak.unix_ns), inventory=inventory))
-    engines = session.events_of(Engine, peak.unix_ns)
-    ledger = build_ledger(session, gpu_key, peak.unix_ns, holders, engines, at_peak=True)
+        inventory = read_inventory(at.at(peak.unix_ns), identify_process(other))
+        holders.append(replace(read_holder(at.at(peak.unix_ns), other), inventory=inventory))
+    engines = at.at(peak.unix_ns).events_of(Engine)
+    ledger = build_ledger(at.at(peak.unix_ns), gpu_key, holders, engines, at_peak=True)
     return PeakLedger(source.rank, peak, ledger, peaks.peak_before_entry)
 
 
@@ -65,15 +62,15 @@ def _find_other_ranks(source: Source, sources: list[Source], time_ns: int) -> li
     return list(last.values())
 
 
-def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor_ns: int) -> GpuHolder:
+def _build_peak_holder(at: At, source: Source, peak: PhasePeak) -> GpuHolder:
     process, reserved = identify_process(source), max(peak.reserved_bytes, peak.allocated_bytes)
     # The peak's window ended with its phase: the inventory must be of the moment before.
-    inventory = read_inventory(session, process, peak.unix_ns - 1)
-    if inventory is None and peak.is_in_step and read_events(session, Entered, process, peak.unix_ns - 1):
+    inventory = read_inventory(at.at(peak.unix_ns - 1), process)
+    if inventory is None and peak.is_in_step and at.at(peak.unix_ns - 1).process_events(Entered, process):
         # Attached in mid-training: permanent tensors were there before the first inventory.
-        inventory = read_inventory(session, process, cursor_ns)
+        inventory = read_inventory(at, process)
     if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):
-        inventory = _add_new_state(inventory, read_inventory(session, process, cursor_ns), peak.allocated_bytes)
+        inventory = _add_new_state(inventory, read_inventory(at, process), peak.allocated_bytes)
     return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory)
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_sibling_table, identify_process, read_events
+from zerotop.session.keys import RankProcess, identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_cursor, find_sibling_table, keep
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.events import Entered
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
@@ -93,29 +94,18 @@ class _PeakCache:
 
     def __init__(self) -> None:
         self.best_until: list[_HighestPeaks] = [_NO_PEAKS]
-        self.last_peaks: tuple[tuple[int, int], RankPeaks] | None = None  # by (cursor, count of records)
 
 
-_CACHES: WeakKeyDictionary[Source, _PeakCache] = WeakKeyDictionary()
-
-
-def read_rank_peaks(session: Session, cursor_ns: int) -> tuple[RankPeaks, ...]:
+def read_rank_peaks(at: At) -> tuple[RankPeaks, ...]:
     """Return the peaks of every rank process with an allocator, gone or not, in order of rank."""
-    all_peaks = (read_peaks(session, source, cursor_ns) for source in session.sources["allocator"])
+    all_peaks = (read_peaks(at, source) for source in at.sources["allocator"])
     return tuple(sorted((peaks for peaks in all_peaks if peaks.phases), key=lambda peaks: peaks.process.rank))
 
 
-def read_peaks(session: Session, source: Source, cursor_ns: int) -> RankPeaks:
+@at_cursor
+def read_peaks(at: At, source: Source) -> RankPeaks:
     """Return the peaks of one allocator's table. Whole blocks are read once; after that any cursor costs one block."""
-    cache = _CACHES.setdefault(source, _PeakCache())
-    count = source.count_until(cursor_ns)
-    # One picture calls this three times.
-    if cache.last_peaks is None or cache.last_peaks[0] != (cursor_ns, count):
-        cache.last_peaks = (cursor_ns, count), _compute_peaks(session, source, cache, count)
-    return cache.last_peaks[1]
-
-
-def _compute_peaks(session: Session, source: Source, cache: _PeakCache, count: int) -> RankPeaks:
+    session, cache, count = at.session, keep(source, _PeakCache), source.count_until(at.cursor_ns)
     for begin in range((len(cache.best_until) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK):
         cache.best_until.append(_merge_range(cache.best_until[-1], session, source, begin, begin + _BLOCK))
     blocks = count // _BLOCK
@@ -183,7 +173,7 @@ def _find_owners(session: Session, source: Source, begin: int, end: int) -> NDAr
     own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE_PHASES)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase of a newer version
     if begin == 0:
-        entered = read_events(session, Entered, identify_process(source), int(ends[0]) + source.offset_ns)
+        entered = session.at(int(ends[0]) + source.offset_ns).process_events(Entered, identify_process(source))
         own[0] = _BEFORE_CODE if entered else PHASE_CODE["init"]
     # A step begins a moment before it is recognized and read.
     mixed = outermost.count_edges(starts + _FRESH_NS, ends - begins * _FRESH_NS) > 0

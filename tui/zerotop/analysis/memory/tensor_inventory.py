@@ -16,8 +16,8 @@ import numpy as np
 
 from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
-from zerotop.session.reader import Session
+from zerotop.session.keys import RankProcess
+from zerotop.session.moments.at import At
 from zerotop_probe.recording.event_values import AGAIN, FAILURE
 from zerotop_probe.recording.events import Engine, HoldingVariable, Tensors
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
@@ -156,24 +156,22 @@ class TensorInventory:
         return f"Optimizer state: {', '.join(texts)}."
 
 
-def read_inventory(
-    session: Session, process: RankProcess, cursor_ns: int, *, at_failure: bool = False
-) -> TensorInventory | None:
+def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) -> TensorInventory | None:
     """Return the inventory that applies at the cursor; None before the first.
 
     ``at_failure``: the cursor is at an out-of-memory error, whose inventory was taken then and there.
     """
-    engines = read_events(session, Engine, process, cursor_ns)
+    engines = at.process_events(Engine, process)
     takeovers = find_takeovers(engines)
     by_engine: dict[int, list[Tensors]] = {}
-    for event in read_events(session, Tensors, process, cursor_ns):
+    for event in at.process_events(Tensors, process):
         number = event.engine or 0
         is_failure = event.when == FAILURE
         if event.unix_ns >= takeovers.get(number, 0) and (at_failure or not is_failure):
             by_engine.setdefault(number, []).append(event)
     if not by_engine:
         return None
-    chosen = [_choose_events(session, process, engine, events, cursor_ns) for engine, events in sorted(by_engine.items())]
+    chosen = [_choose_events(at, process, engine, events) for engine, events in sorted(by_engine.items())]
     loops = any(event.kind == LOOP for event in keep_latest(engines))
     # The engines share one allocator: unclaimed bytes are those of the last inventory less what other engines claim.
     latest = max((static for static, _ in chosen), key=lambda event: event.unix_ns)
@@ -194,7 +192,7 @@ def read_inventory(
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
     for number, events in by_engine.items():
         gathered = next((event for event in events if event.when == BEFORE_BACKWARD), None)
-        if gathered is not None and _is_gathered(session, process, number, cursor_ns):
+        if gathered is not None and _is_gathered(at, process, number):
             for table, sizes in (("device", device), ("host", host)):
                 if UNSHARDED_PARAMETERS in _read_sizes(gathered, table):
                     sizes[UNSHARDED_PARAMETERS] = _read_sizes(gathered, table)[UNSHARDED_PARAMETERS]
@@ -207,7 +205,7 @@ def read_inventory(
         basis=_describe_moment(latest),
         gradients_basis=_describe_moment(max((gradients for _, gradients in chosen), key=lambda event: event.unix_ns)),
         may_free_gradients=loops,
-        has_gradients=any(has_gradients(session, process, engine, cursor_ns) for engine in by_engine),
+        has_gradients=any(has_gradients(at, process, engine) for engine in by_engine),
         gradients_alive=sum(_read_sizes(event, "device").get(GRADIENTS, 0) for event in before_update),
         cublas_bytes=cublas,
         unclaimed_bytes=unclaimed - cublas,
@@ -290,9 +288,7 @@ def _limit_unexplained(by_engine: dict[int, list[Tensors]], unclaimed: int) -> i
     return min([unclaimed, *first])
 
 
-def _choose_events(
-    session: Session, process: RankProcess, engine: int, events: list[Tensors], cursor_ns: int
-) -> tuple[Tensors, Tensors]:
+def _choose_events(at: At, process: RankProcess, engine: int, events: list[Tensors]) -> tuple[Tensors, Tensors]:
     """Return one engine's inventory for permanent tensors, and that for gradients."""
     by_moment = {event.when: event for event in events}
     if FAILURE in by_moment and by_moment[FAILURE] is events[-1]:
@@ -301,38 +297,38 @@ def _choose_events(
     # A loop's gradients are alive after an update, an engine's are not.
     again = by_moment.get(AGAIN)
     newest = again if again is not None and _read_sizes(again, "device").get(GRADIENTS) else None
-    if BEFORE_UPDATE in by_moment and has_gradients(session, process, engine, cursor_ns):
+    if BEFORE_UPDATE in by_moment and has_gradients(at, process, engine):
         return static, newest or by_moment[BEFORE_UPDATE]
-    if NEXT_FORWARD in by_moment and is_in_forward(session, process, engine, cursor_ns):
+    if NEXT_FORWARD in by_moment and is_in_forward(at, process, engine):
         is_kept = bool(_read_sizes(by_moment[NEXT_FORWARD], "device").get(GRADIENTS))
         return static, newest if newest is not None and is_kept else by_moment[NEXT_FORWARD]
     return static, newest or by_moment.get(AFTER_UPDATE, by_moment.get(INIT, static))
 
 
-def _is_gathered(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:
+def _is_gathered(at: At, process: RankProcess, engine: int) -> bool:
     """Return whether the cursor is between a step's first forward and the end of its first backward."""
-    has_begun = is_in_forward(session, process, engine, cursor_ns)
-    return has_begun and not has_gradients(session, process, engine, cursor_ns)
+    has_begun = is_in_forward(at, process, engine)
+    return has_begun and not has_gradients(at, process, engine)
 
 
-def has_gradients(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:
+def has_gradients(at: At, process: RankProcess, engine: int) -> bool:
     """Return whether a backward has ended since the engine's last update."""
-    spans = find_table(session, "spans", process, cursor_ns)
+    spans = at.find_table("spans", process)
     if spans is None:
         return False
-    tail = spans.until(cursor_ns)[-_TAIL:]
+    tail = spans.until(at.cursor_ns)[-_TAIL:]
     update = (tail["phase"] == _STEP) & (tail["flags"] & BOUNDARY != 0)
     either = (update | (tail["phase"] == _BACKWARD)) & (tail["flags"] & (EVAL | FAILED) == 0) & (tail["engine"] == engine)
     indices = np.flatnonzero(either)
     return len(indices) > 0 and not update[indices[-1]]
 
 
-def is_in_forward(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:
+def is_in_forward(at: At, process: RankProcess, engine: int) -> bool:
     """Return whether a forward has begun since the engine's last update."""
-    begins, spans = (find_table(session, name, process, cursor_ns) for name in ("begins", "spans"))
+    begins, spans = (at.find_table(name, process) for name in ("begins", "spans"))
     if begins is None or spans is None:
         return False
-    begun, ended = begins.until(cursor_ns)[-_TAIL:], spans.until(cursor_ns)[-_TAIL:]
+    begun, ended = begins.until(at.cursor_ns)[-_TAIL:], spans.until(at.cursor_ns)[-_TAIL:]
     forwards = begun["time_ns"][(begun["phase"] == _FORWARD) & (begun["engine"] == engine)]
     update = (ended["phase"] == _STEP) & (ended["flags"] & BOUNDARY != 0) & (ended["engine"] == engine)
     return len(forwards) > 0 and int(forwards[-1]) > int(ended["end_ns"][update].max(initial=0))

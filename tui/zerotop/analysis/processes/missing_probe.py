@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop.analysis.formatting import format_count, join_words
-from zerotop.session.reader import Session
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 
 # By the reason, for one process and for several; see the event.
@@ -95,20 +95,20 @@ class MissingProbe:
         return "" if self.are_ranks else f" ({join_words(names[:_MOST_PROGRAMS])})"
 
 
-def find_missing_probes(session: Session, cursor_ns: int) -> list[MissingProbe]:
+def find_missing_probes(at: At) -> list[MissingProbe]:
     """Return the processes without the probe at a moment in unix time, by reason; ranks if there are any.
 
     While a rank reports, processes that no launcher numbered may be anything: they do not count.
     """
-    reported = {(event.writer.host, event.writer.pid) for event in session.events_of(events.Hello, cursor_ns)}
-    found = session.events_of(events.ProbeMissing, cursor_ns)
+    reported = {(event.writer.host, event.writer.pid) for event in at.events_of(events.Hello)}
+    found = at.events_of(events.ProbeMissing)
     latest = {(event.writer.host, event.pid, event.start): event for event in found}
     missing = [event for event in latest.values() if (event.writer.host, event.pid) not in reported]
     ranks = [event for event in missing if event.is_rank]
     if reported:
         ranks = [event for event in ranks if event.rank is not None]
         return _group_events(ranks, are_ranks=True)
-    is_over = bool(session.events_of(events.JobEnded, cursor_ns))
+    is_over = bool(at.events_of(events.JobEnded))
     if ranks or not is_over:
         return _group_events(ranks, are_ranks=True)
     return _group_events(missing, are_ranks=False)
@@ -121,6 +121,6 @@ def _group_events(found: Iterable[events.ProbeMissing], *, are_ranks: bool) -> l
     return [MissingProbe(*key, are_ranks, tuple(members)) for key, members in groups.items()]
 
 
-def describe_missing_probes(session: Session, cursor_ns: int) -> list[str]:
+def describe_missing_probes(at: At) -> list[str]:
     """Return a sentence for each reason for which the probe was not loaded in some processes."""
-    return [f"{missing.sentence}." for missing in find_missing_probes(session, cursor_ns)]
+    return [f"{missing.sentence}." for missing in find_missing_probes(at)]

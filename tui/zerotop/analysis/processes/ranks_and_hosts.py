@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import Host, Rank
 from zerotop.analysis.processes import phases
-from zerotop.analysis.processes.devices import Devices
-from zerotop.analysis.processes.host_memory import read_host_memory
-from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
-from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
-from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.events import Engine, Node
+from zerotop.session.keys import ProcessKey
+from zerotop.session.moments.at import At
+from zerotop.session.moments.host_memory import read_host_memory
+from zerotop.session.moments.process_exits import read_exits
+from zerotop.session.reader import Source
 from zerotop_probe.recording.tables import FRESH_NS
 
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
@@ -58,7 +56,7 @@ def unpack_records(records: NDArray[Any]) -> list[Values]:
     return [dict(zip(names, values, strict=True)) for values in records.tolist()]
 
 
-def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExits, *, ended: bool) -> tuple[Rank, ...]:
+def read_ranks(at: At, *, ended: bool) -> tuple[Rank, ...]:
     """Return the rank processes last sampled, by rank; after the job's end their last state, not alive.
 
     Processes from which the probe was removed have no phase.
@@ -66,22 +64,21 @@ def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExi
     samples: list[Sample] = []
     highest: dict[ProcessKey, int] = {}
     means: dict[ProcessKey, tuple[float, float]] = {}
-    for source in session.sources["processes"]:
-        samples += _read_last_samples(source, cursor_ns)
-        recent = compute_process_means(source, find_window(session, source.host, cursor_ns))
+    for source in at.sources["processes"]:
+        samples += _read_last_samples(source, at.cursor_ns)
+        recent = compute_process_means(source, find_window(at, source.host))
         means |= {(source.host, pid): values for pid, values in recent.items()}
-        _raise_peaks(highest, source, cursor_ns, peaks)
-    busiest = _read_busiest(session, cursor_ns)
+        _raise_peaks(highest, source, at.cursor_ns)
+    busiest, exits = _read_busiest(at), read_exits(at)
     ranks: dict[tuple[str, int], Rank] = {}
     # After a restart the last process of a rank is shown.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begins, spans = (session.find_source(table, *sample.process_key, cursor_ns) for table in ("begins", "spans"))
+        begins, spans = (at.session.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
         phase: tuple[str, float, int | None] = ("", 0.0, None)
-        if begins is not None and not is_thinned_at(session, begins, cursor_ns):
-            phase = phases.find_current(begins, spans, cursor_ns)
-        alive = not ended and cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
-        exit_ns = exits.reported_until(begins) if begins is not None else None
-        silent = ended or (exit_ns is not None and exit_ns <= cursor_ns)
+        if begins is not None and not is_thinned_at(at, begins):
+            phase = phases.find_current(begins, spans, at.cursor_ns)
+        alive = not ended and at.cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
+        silent = ended or (begins is not None and exits.reported_until(begins) is not None)
         rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest, means)
         ranks[sample.host, rank.rank] = rank
     known = [rank for rank in ranks.values() if rank.rank >= 0]
@@ -118,32 +115,30 @@ def _find_last_rows(tail: NDArray[Any]) -> NDArray[Any]:
     return rows
 
 
-def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int, peaks: Peaks) -> None:
+def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int) -> None:
     """Raise ``highest`` to the highest resident memory of each process in one table."""
-    for pid, (rss_bytes,) in peaks.peaks_until(source, ("rss_bytes",), cursor_ns, by="pid").items():
+    for pid, (rss_bytes,) in find_peaks(source, ("rss_bytes",), cursor_ns, by="pid").items():
         process = source.host, pid
         highest[process] = max(rss_bytes, highest.get(process, 0))
 
 
-def _read_busiest(session: Session, cursor_ns: int) -> dict[ProcessKey, list[tuple[str, float]]]:
+def _read_busiest(at: At) -> dict[ProcessKey, list[tuple[str, float]]]:
     """Return (name, cores) of each process's busiest threads, busiest first."""
     busiest_threads: dict[ProcessKey, list[tuple[str, float]]] = {}
-    ticks = find_last_ticks(session.sources["threads"], cursor_ns, cursor_ns - FRESH_NS)
+    ticks = find_last_ticks(at.sources["threads"], at.cursor_ns, at.cursor_ns - FRESH_NS)
     for host, (source, tick) in ticks.items():
         for pid, threads in _load_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
             busiest_threads[host, pid] = threads
     return busiest_threads
 
 
-_LAST_TICKS: WeakKeyDictionary[Source, tuple[tuple[int, int], dict[int, list[tuple[str, float]]]]] = WeakKeyDictionary()
-
-
 def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
     """Return the busiest threads in one tick of a sampler, cached: several frames show the same tick."""
-    cached = _LAST_TICKS.get(source)
-    if cached is None or cached[0] != (time_ns, count):
-        cached = _LAST_TICKS[source] = (time_ns, count), _read_tick(source, time_ns, count)
-    return cached[1]
+    known, tick = source.kept.get(_load_tick, (None, {}))
+    if known != (time_ns, count):
+        known, tick = source.kept[_load_tick] = (time_ns, count), _read_tick(source, time_ns, count)
+    threads: dict[int, list[tuple[str, float]]] = tick
+    return threads
 
 
 def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
@@ -189,12 +184,11 @@ def _clip_unknown(value: Any) -> int:
     return max(0, int(value))
 
 
-def read_hosts(session: Session, cursor_ns: int) -> tuple[Host, ...]:
+def read_hosts(at: At) -> tuple[Host, ...]:
     """Return each node as last sampled, with the cores used on average over the window that ranks have, too."""
-    ticks = find_last_ticks(session.sources["hosts"], cursor_ns)
+    ticks = find_last_ticks(at.sources["hosts"], at.cursor_ns)
     return tuple(
-        _build_host(name, tick[-1], source.between(*find_window(session, name, cursor_ns)))
-        for name, (source, tick) in ticks.items()
+        _build_host(name, tick[-1], source.between(*find_window(at, name))) for name, (source, tick) in ticks.items()
     )
 
 
@@ -208,25 +202,3 @@ def _build_host(name: str, row: Any, recent: NDArray[Any]) -> Host:
         memory_used_bytes=memory.used_bytes,
         swap_used_bytes=_clip_unknown(row["swap_used_bytes"]),
     )
-
-
-def find_gpu_by_allocator(session: Session, nodes: Iterable[Node], engines: Iterable[Engine]) -> dict[int, GpuKey]:
-    """Map each allocator table, by its index in the session, to the GPU of its last record."""
-    devices = Devices(nodes, engines)
-    return {
-        index: devices.find_gpu(source.host, source.pid, int(source.array["device"][-1]))
-        for index, source in enumerate(session.sources["allocator"])
-        if len(source.array)
-    }
-
-
-def locate_engines(nodes: Iterable[Node], engines: Iterable[Engine]) -> list[tuple[ProcessKey, GpuKey]]:
-    """Return the process and GPU of each device of these engines."""
-    engines = list(engines)
-    devices = Devices(nodes, engines)
-    return [
-        ((host, pid), devices.find_gpu(host, pid, device.ordinal or 0))
-        for engine in engines
-        for host, pid in [(engine.writer.host, engine.writer.pid)]
-        for device in engine.devices or []
-    ]

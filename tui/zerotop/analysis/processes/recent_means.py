@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.session.reader import Session, Source
+from zerotop.session.moments.at import At
+from zerotop.session.reader import Source
 
 WINDOW_NS = 1_000_000_000
 _JITTER_NS = 50_000_000  # a sample so little after the window's begin covers the time before it
@@ -23,13 +24,13 @@ class RecentWindow(NamedTuple):
     end_ns: int
 
 
-def find_window(session: Session, host: str, cursor_ns: int) -> RecentWindow:
+def find_window(at: At, host: str) -> RecentWindow:
     """Return the window before a cursor on one host; without a recent sample of the host it ends at the cursor."""
     times = []
-    for source in session.host_sources("hosts", host):
-        tick = source.read_last_tick(cursor_ns, cursor_ns - WINDOW_NS)
+    for source in at.host_sources("hosts", host):
+        tick = source.read_last_tick(at.cursor_ns, at.cursor_ns - WINDOW_NS)
         times += [int(tick["time_ns"][-1]) + source.offset_ns] if len(tick) else []
-    end_ns = max(times, default=cursor_ns)
+    end_ns = max(times, default=at.cursor_ns)
     return RecentWindow(end_ns - WINDOW_NS + _JITTER_NS, end_ns)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.reader import Source
+from zerotop.session.moments.moment import keep
+from zerotop.session.table_files import Source
 
 _BLOCK_ROWS = 4096  # records between cached maxima: the most that a cursor anywhere has to read
 _FEW_ROWS = 32  # up to which a plain loop is faster
@@ -16,28 +17,32 @@ _FEW_ROWS = 32  # up to which a plain loop is faster
 _Highest = Mapping[int, tuple[int, ...]]
 
 
-class Peaks:
-    """Running maxima of columns. After one pass, any cursor reads one block, and an advancing one only new records."""
+class _Maxima:
+    """The maxima up to each whole block of a table's records, and up to the last cursor, by columns."""
 
     def __init__(self) -> None:
-        self._block_peaks: dict[tuple[Source, tuple[str, ...]], list[_Highest]] = {}
-        self._last_peaks: dict[tuple[Source, tuple[str, ...]], tuple[int, _Highest]] = {}
+        self.block_peaks: dict[tuple[str, ...], list[_Highest]] = {}
+        self.last_peaks: dict[tuple[str, ...], tuple[int, _Highest]] = {}
 
-    def peaks_until(self, source: Source, columns: tuple[str, ...], cursor_ns: int, *, by: str) -> _Highest:
-        """Return the highest values of integer columns up to the cursor, for each value of the column ``by``."""
-        count = source.count_until(cursor_ns)
-        before = self._block_peaks.setdefault((source, columns), [{}])
-        fresh = range((len(before) - 1) * _BLOCK_ROWS, count - _BLOCK_ROWS + 1, _BLOCK_ROWS)
-        for begin in fresh:
-            before.append(_raise_peaks(before[-1], source.array[begin : begin + _BLOCK_ROWS], columns, by))
-        if len(fresh) > 1:
-            source.release_memory()
-        begin, highest = self._last_peaks.get((source, columns), (0, {}))
-        if not count - _BLOCK_ROWS < begin <= count:
-            begin, highest = count // _BLOCK_ROWS * _BLOCK_ROWS, before[count // _BLOCK_ROWS]
-        highest = _raise_peaks(highest, source.array[begin:count], columns, by) if begin < count else highest
-        self._last_peaks[source, columns] = count, highest
-        return highest
+
+def find_peaks(source: Source, columns: tuple[str, ...], cursor_ns: int, *, by: str) -> _Highest:
+    """Return the highest values of integer columns up to the cursor, for each value of the column ``by``.
+
+    After one pass, any cursor reads one block, and an advancing one only new records.
+    """
+    count, maxima = source.count_until(cursor_ns), keep(source, _Maxima)
+    before = maxima.block_peaks.setdefault(columns, [{}])
+    fresh = range((len(before) - 1) * _BLOCK_ROWS, count - _BLOCK_ROWS + 1, _BLOCK_ROWS)
+    for begin in fresh:
+        before.append(_raise_peaks(before[-1], source.array[begin : begin + _BLOCK_ROWS], columns, by))
+    if len(fresh) > 1:
+        source.release_memory()
+    begin, highest = maxima.last_peaks.get(columns, (0, {}))
+    if not count - _BLOCK_ROWS < begin <= count:
+        begin, highest = count // _BLOCK_ROWS * _BLOCK_ROWS, before[count // _BLOCK_ROWS]
+    highest = _raise_peaks(highest, source.array[begin:count], columns, by) if begin < count else highest
+    maxima.last_peaks[columns] = count, highest
+    return highest
 
 
 def _raise_peaks(highest: _Highest, rows: NDArray[Any], columns: tuple[str, ...], by: str) -> _Highest:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import keep
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Rows
+from zerotop.session.samples import Ints
 
 _NONE = np.empty((0, 2), np.int64)
-# Deletions before a table was opened do not change; later ones do not affect mapped files.
-_TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()  # by the table of folded steps
 
 
 def find_thinned_times(session: Session, source: Source) -> Ints:
@@ -20,10 +18,7 @@ def find_thinned_times(session: Session, source: Source) -> Ints:
     folded, spans = (session.find_sibling(name, source) for name in ("folded", "spans"))
     if folded is None or spans is None or not len(folded.array):
         return _NONE
-    times = _TIMES.get(folded)
-    if times is None:
-        times = _TIMES[folded] = _compute_times(folded.array, mask_thinned(folded, spans)) + folded.offset_ns
-    return times
+    return keep(folded, _compute_times, folded, spans)
 
 
 def mask_thinned(folded: Source, spans: Source) -> NDArray[np.bool_]:
@@ -37,18 +32,20 @@ def mask_thinned(folded: Source, spans: Source) -> NDArray[np.bool_]:
     return thinned
 
 
-def _compute_times(folded: Rows, thinned: NDArray[np.bool_]) -> Ints:
+# Once for each table: deletions before it was opened do not change, and later ones do not affect mapped files.
+def _compute_times(source: Source, spans: Source) -> Ints:
+    folded, thinned = source.array, mask_thinned(source, spans)
     edges = np.flatnonzero(np.diff(thinned, prepend=False, append=False))
     firsts, lasts = edges[::2], edges[1::2] - 1
     begins = np.where(firsts > 0, folded["end_ns"][firsts - 1], folded["begin_ns"][firsts])
-    return np.stack([begins, folded["end_ns"][lasts]], axis=1)
+    return np.stack([begins, folded["end_ns"][lasts]], axis=1) + source.offset_ns
 
 
-def is_thinned_at(session: Session, source: Source, time_ns: int) -> bool:
+def is_thinned_at(at: At, source: Source) -> bool:
     """Whether the records of a rank's table at a unix time were deleted."""
-    times = find_thinned_times(session, source)
-    index = int(np.searchsorted(times[:, 1], time_ns))
-    return index < len(times) and bool(times[index, 0] < time_ns)
+    times = find_thinned_times(at.session, source)
+    index = int(np.searchsorted(times[:, 1], at.cursor_ns))
+    return index < len(times) and bool(times[index, 0] < at.cursor_ns)
 
 
 def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.bool_]:
@@ -61,7 +58,7 @@ def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.
     return thinned
 
 
-def find_folded_peak(session: Session, source: Source, column: str, cursor_ns: int) -> int:
+def find_folded_peak(at: At, source: Source, column: str) -> int:
     """Return the highest value of a column of FOLDED up to the cursor, of the rank that wrote a table; 0 without any."""
-    folded = session.find_sibling("folded", source)
-    return 0 if folded is None else int(folded.until(cursor_ns)[column].max(initial=0))
+    folded = at.find_sibling("folded", source)
+    return 0 if folded is None else int(folded.until(at.cursor_ns)[column].max(initial=0))

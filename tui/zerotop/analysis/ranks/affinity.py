@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotop.analysis.keys import ProcessKey
 from zerotop.analysis.processes.cores import NO_CORES, Cores, parse_cores
+from zerotop.session.keys import ProcessKey
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Affinity, Node
 

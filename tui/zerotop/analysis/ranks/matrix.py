@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.samples import Ints
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_table import RankSteps
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
-RECENT_STEPS = 64  # steps at most that a rank's figures are medians of
+RECENT_STEPS = 64  # steps at most that a rank's figures are of
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
@@ -42,7 +42,7 @@ class Metric(Enum):
     CORES = "cores"  # mean
 
 
-_OWN_METRICS = (Metric.WAIT, Metric.DATA, Metric.OTHER)
+_SAMPLED_METRICS = (Metric.PEAK, Metric.FREE, Metric.CORES)
 _RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
 
 
@@ -58,17 +58,17 @@ class RankMatrix:
     counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
     skipped: NDArray[np.bool_]  # of each step: fp16 overflowed, and a rank made no update
     times: dict[Metric, Matrix]
-    recent_count: int = 0  # number of newest steps that belong together; figures are their medians
+    recent_count: int = 0  # number of newest steps that belong together; figures are of them
     is_delayed: bool = False  # they are the steps since a rank began to delay the others
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
 
     @property
     def recent_steps(self) -> Ints:
-        """Numbers of the steps that figures are medians of."""
+        """Numbers of the steps that figures are of."""
         return self.steps[len(self.steps) - self.recent_count :]
 
     def cut_recent(self, values: Matrix) -> Matrix:
-        """Return the columns of the steps that figures are medians of; ``values`` ends with the newest step."""
+        """Return the columns of the steps that figures are of; ``values`` ends with the newest step."""
         return values[:, max(0, values.shape[1] - self.recent_count) :]
 
     @cached_property
@@ -82,7 +82,23 @@ class RankMatrix:
     @cached_property
     def usual_times(self) -> dict[Metric, Matrix]:
         """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
-        return {metric: compute_usual(metric, self.cut_recent(values)) for metric, values in self.times.items()}
+        return {metric: self.compute_usual_time(metric) for metric in self.times}
+
+    def compute_usual_time(self, metric: Metric, onset: int = 0) -> Matrix:
+        """Return the usual time of each rank, (ranks,), in its recent steps from index ``onset`` on.
+
+        Iterations are those whose phases are known, if there are any, so that phases add up to them.
+        """
+        values, phased = (self.cut_recent(self.times[name])[:, onset:] for name in (metric, Metric.OTHER))
+        if metric is Metric.ITERATION and not np.isnan(phased).all():
+            values = np.where(np.isnan(phased), np.nan, values)
+        return compute_usual(metric, values)
+
+    @property
+    def figured_steps(self) -> int:
+        """The most steps of a rank that its usual times are means of."""
+        phased = ~np.isnan(self.cut_recent(self.times[Metric.OTHER])) if self.times else np.empty((0, 0))
+        return int(phased.sum(axis=1).max(initial=0)) or self.recent_count
 
 
 EMPTY_MATRIX = RankMatrix(
@@ -218,11 +234,11 @@ def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
 
 
 def compute_usual(metric: Metric, values: Matrix) -> Matrix:
-    """Return the usual time of each rank, (ranks,): the median, or the mean of time that a rank spends alone.
+    """Return the usual value of each rank, (ranks,): the mean of times, the median of sampled values.
 
-    Others wait for each of its pauses, however rare they are.
+    Means of phases add up, and others wait for each pause of a rank, however rare they are.
     """
-    if metric not in _OWN_METRICS:
+    if metric in _SAMPLED_METRICS:
         return compute_median(values, 1)
     known = ~np.isnan(values)
     count = known.sum(axis=1)

@@ -137,7 +137,7 @@ def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
 
 def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> Skew:
     recent = matrix.cut_recent(matrix.times[metric])
-    own = compute_usual(metric, recent[:, onset:])
+    own = matrix.compute_usual_time(metric, onset)
     iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[Metric.ITERATION])[:, onset:]))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
     steps = recent.shape[1] - onset
@@ -165,7 +165,7 @@ class RankComparison:
 
 
 def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
-    """Compare the median of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
+    """Compare the usual value of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
     medians = (
         matrix.usual_times[metric] if metric in matrix.usual_times else compute_usual(metric, matrix.cut_recent(values))
     )

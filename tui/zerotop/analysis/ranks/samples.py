@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.keys import GpuKey, ProcessKey
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
-from zerotop.analysis.steps.step_memory import add_allocator
+from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
-from zerotop_probe.recording.events import Engine, Node
+from zerotop.session.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.session.steps.step_memory import add_allocator
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
@@ -73,10 +72,8 @@ class RankSamples:
             values[row, missing[row]] = _mask_unknown(steps["allocated_peak_bytes"])
 
     def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
-        nodes, engines = self._session.events_of(Node), self._session.events_of(Engine)
-        gpu_by_allocator = find_gpu_by_allocator(self._session, nodes, engines)
-        allocators = self._session.sources["allocator"]
-        gpu_by_process = {(allocators[index].host, allocators[index].pid): gpu for index, gpu in gpu_by_allocator.items()}
+        located = locate_allocators(self._session.at())
+        gpu_by_process = {(source.host, source.pid): gpu for source, gpu in located.items()}
         samples = self._read_samples("gpus", "gpu", matrix, missing)
         for row in rows:
             source = matrix.processes[row].source

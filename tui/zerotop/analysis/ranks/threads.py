@@ -182,7 +182,7 @@ class ThreadTable:
         with np.errstate(invalid="ignore", divide="ignore"):
             cores = sums / np.bincount(tick_cell, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
-        window = find_window(self._session, rank.host, cursor_ns)
+        window = find_window(self._session.at(cursor_ns), rank.host)
         recent_ticks = int(np.count_nonzero((ticks > window.begin_ns) & (ticks <= window.end_ns)))
         threads = []
         for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):

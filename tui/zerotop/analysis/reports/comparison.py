@@ -11,11 +11,11 @@ import numpy as np
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import Floats, JobState
 from zerotop.analysis.memory.allocator_settings import read_settings
-from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.job_pace import find_usual
 from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.session.moments.process_exits import describe_exit_code
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -140,6 +140,9 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     section = "Time, median without skipped steps"
     times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side, side.view.iterations.iteration_s)}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
+    if any("unknown" in side.view.iterations.phase_s for side in sides):
+        # Phases add up to the time of the steps in which they were recorded.
+        yield Measure(section, "steps with phases", Unit.SECONDS, tuple(map(_compute_phased, sides)))
     names = dict.fromkeys(side.view.job.outside_text for side in sides)
     outside = next(iter(names)) if len(names) == 1 else "outside the phases"
     for phase in ("data", "forward", "backward", "step", "other"):
@@ -161,6 +164,13 @@ def _compute_median(side: RecordedRun, values: Floats | None) -> float | None:
         return None
     usual = values[find_usual(side.view.iterations.iteration_s, side.view.iterations.skipped)]
     return float(np.nanmedian(usual)) if not np.isnan(usual).all() else None
+
+
+def _compute_phased(side: RecordedRun) -> float | None:
+    """Return the median over the usual iterations with phases."""
+    iterations = side.view.iterations
+    seconds = iterations.iteration_s
+    return _compute_median(side, np.where(np.isnan(iterations.phase_s["forward"]), np.nan, seconds))
 
 
 def _find_slowest(side: RecordedRun) -> float | None:

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import link_findings
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import read_rank_steps
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000

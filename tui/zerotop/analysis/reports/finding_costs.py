@@ -32,6 +32,7 @@ class FindingCost:
     on_host: bool = False  # whether the bytes are host memory
     cause: Annotation | None = None  # the finding that explains it
     unfinished_s: float = 0.0  # seconds in a step that never ended
+    score: tuple[bool, bool, float, float] = (True, True, 0.0, 0.0)  # the costliest finding has the least
 
     @property
     def seconds_text(self) -> str:
@@ -46,8 +47,8 @@ class FindingCost:
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
     """Return the findings, the costliest first: failures, warnings, explanations; each after its cause.
 
-    ``steps``: the steps of the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the
-    recording ended.
+    This is the order of the line under the header, of lists by cost, of the summary and of reports. ``steps``: the steps of
+    the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the recording ended, or a cursor.
     """
     total_s = measure_training_s(steps) or 1.0
     events: dict[tuple[str, int | None], list[FindingCost]] = {}
@@ -55,14 +56,16 @@ def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> t
         events.setdefault((finding.name, finding.step), []).append(_compute_cost(finding, findings, steps, end_ns))
     largest = max((cost.bytes or 0 for costs in events.values() for cost in costs), default=0) or 1
 
-    def score_cost(cost: FindingCost) -> tuple[bool, bool, float]:
+    def score_cost(cost: FindingCost) -> tuple[bool, bool, float, float]:
         kind = cost.finding.severity
-        share = (cost.seconds or 0.0) / total_s
+        # Memory that grows puts all of the time at risk.
+        share = cost.finding.cost if cost.finding.name in GROWING else (cost.seconds or 0.0) / total_s
         # A job is paid for by the hour, so time counts first. Memory decides between findings that cost little time.
-        memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
-        return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
+        lost = share + 0.01 * (cost.bytes or 0) / largest
+        return kind is not Severity.ERROR, kind is Severity.INFO, -lost, -cost.finding.cost
 
-    ranked = sorted((_join_costs(costs) for costs in events.values()), key=score_cost)
+    joined = [_join_costs(costs) for costs in events.values()]
+    ranked = sorted((replace(cost, score=score_cost(cost)) for cost in joined), key=lambda cost: cost.score)
     by_finding = {id(cost.finding): cost for cost in ranked}
     linked = order_by_cause([cost.finding for cost in ranked])
     return tuple(replace(by_finding[id(finding)], cause=cause) for finding, cause, _ in linked)

@@ -9,10 +9,10 @@ import numpy as np
 
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.views.watching_cost import describe_share
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps
 
 
 def summarize_session(session: Session) -> str:

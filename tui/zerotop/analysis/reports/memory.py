@@ -26,13 +26,14 @@ from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.analysis.processes.alive_ranks import find_alive_processes, read_events
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
-from zerotop.analysis.steps.step_table import read_steps
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder, find_last_alive
+from zerotop.analysis.views.memory_view import MemoryView, find_last_alive, read_memory_view
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.moments.at import At
+from zerotop.session.moments.process_exits import find_alive_processes
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts
 
@@ -68,68 +69,59 @@ def read_report(session: Session, at_step: int | None = None) -> MemoryReport | 
     if unix_ns is None:
         if at_step is not None:
             return None
-        unix_ns, step = find_last_alive(session, session.last_written_ns, None), None
+        unix_ns, step = find_last_alive(session.at(session.last_written_ns), None), None
     until_ns = unix_ns if at_step is not None else session.last_written_ns
-    post_mortem, failure = find_post_mortem(session, until_ns), find_failure(session, until_ns)
+    post_mortem, failure = find_post_mortem(session.at(until_ns)), find_failure(session.at(until_ns))
     is_fatal = post_mortem is not None and post_mortem.survived is not True
     if at_step is None and post_mortem is not None and post_mortem.unix_ns is not None and is_fatal:
         unix_ns, step = post_mortem.unix_ns, None
-    return _build_report(session, unix_ns, step, post_mortem, failure and replace(failure, memory=None))
+    return _build_report(session.at(unix_ns), step, post_mortem, failure and replace(failure, memory=None))
 
 
-def _build_report(
-    session: Session, unix_ns: int, step: int | None, post_mortem: PostMortem | None, failure: Failure | None
-) -> MemoryReport:
-    view = MemoryViewBuilder(session).view_at(unix_ns, most=_ALL)
-    unix_ns = view.moment_ns
-    processes = find_alive_processes(session, unix_ns)
-    engines = keep_latest(read_events(session, events.Engine, processes[0], unix_ns)) if processes else []
+def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, failure: Failure | None) -> MemoryReport:
+    view = read_memory_view(at.session.at(at.cursor_ns), most=_ALL)
+    at = at.at(view.moment_ns)
+    processes = find_alive_processes(at)
+    engines = keep_latest(at.process_events(events.Engine, processes[0])) if processes else []
     setups = parse_setups(engines)
     expected = sum_expected(setups)
     # The same order as parse_setups: engines that train first.
     first = min(engines, key=lambda event: not event.optimizer, default=None)
-    peaks = read_rank_peaks(session, unix_ns)
+    peaks = read_rank_peaks(at)
     by_process = {rank_peaks.process: rank_peaks for rank_peaks in peaks}
-    inventories = {process: read_inventory(session, process, unix_ns) for process in processes if process in by_process}
+    inventories = {process: read_inventory(at, process) for process in processes if process in by_process}
 
     def compare(ledger: GpuLedger | HostLedger) -> tuple[Difference, ...]:
         return compare_ledger(ledger, expected) if expected is not None else ()
 
+    session = at.session
+    notices = [*describe_damage(session), *describe_thinning(session.at()), describe_missing_steps(session)]
     return MemoryReport(
-        session=session.name,
+        session=at.session.name,
         step=step,
-        notices=tuple(
-            filter(
-                None,
-                [
-                    *describe_damage(session),
-                    *describe_thinning(session, session.end_ns),
-                    describe_missing_steps(session),
-                ],
-            )
-        ),
+        notices=tuple(filter(None, notices)),
         view=view,
         engine=EngineSummary(**parse_engine(first if first is not None else EngineFacts({}))),
         engines=len(setups),
         gpu_differences=tuple(compare(gpu) if gpu.ranks else () for gpu in view.gpus),
         host_differences=tuple(map(compare, view.hosts)),
         peaks=peaks,
-        at_peak=read_peak_ledgers(session, unix_ns),
+        at_peak=read_peak_ledgers(at),
         rules={
             process.rank: compute_rule_of_thumb(inventory, by_process[process])
             for process, inventory in inventories.items()
             if inventory is not None
         },
-        allocators=read_allocator_health(session, unix_ns, read_steps(session)),
-        updates=_measure_updates(session, unix_ns),
+        allocators=read_allocator_health(at, read_steps(at.session)),
+        updates=_measure_updates(at),
         post_mortem=post_mortem,
         failure=failure,
     )
 
 
-def _measure_updates(session: Session, unix_ns: int) -> dict[int, dict[str, float]]:
-    rows = read_step_parts(session)
-    rows = rows[rows["begin_unix_ns"] < unix_ns]
+def _measure_updates(at: At) -> dict[int, dict[str, float]]:
+    rows = read_step_parts(at.session)
+    rows = rows[rows["begin_unix_ns"] < at.cursor_ns]
     return {int(rank): compute_medians(rows[rows["rank"] == rank]) for rank in np.unique(rows["rank"])}
 
 

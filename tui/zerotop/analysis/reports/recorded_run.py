@@ -26,7 +26,7 @@ class RecordedRun:
         self.source = RecordingSource(session, memory=memory, price=price)
         self.view: LiveView = self.source.view_at(None)
         self.hello = read_lowest_rank(session, events.Hello)
-        self.engine = read_first_engine(session)
+        self.engine = read_first_engine(session.at())
 
     @cached_property
     def findings(self) -> tuple[Annotation, ...]:

@@ -10,15 +10,15 @@ import numpy as np
 
 from zerotop.analysis.engine import EngineSummary, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.processes.process_exits import find_signal_name, read_launcher
 from zerotop.analysis.steps.job_pace import measure_iteration
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
 from zerotop.session.events.event_files import E
+from zerotop.session.moments.process_exits import find_signal_name, read_launcher
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import StepTable
 from zerotop_probe.recording import events
 
 PIECES = 96
@@ -81,7 +81,7 @@ def build_overview(session: Session) -> Overview:
     peak, on_host = _find_peak(session)
     command = session.info.get("command")
     end = read_ending(session)
-    engine, planned = read_first_engine(session), _find_last(session, events.TotalSteps)
+    engine, planned = read_first_engine(session.at()), _find_last(session, events.TotalSteps)
     return Overview(
         name=session.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
@@ -154,7 +154,7 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
     """Return the cause of a failure in two or three words, or DETACHED; "" after success."""
     end = _find_last(session, events.JobEnded)
     if end is None:
-        return DETACHED if is_left_running(session) else ""
+        return DETACHED if is_left_running(session.at()) else ""
     if exit_code == 0:
         return ""
     if session.events_of(events.OutOfMemory):
@@ -163,7 +163,7 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
         return OUT_OF_HOST_MEMORY
     if session.events_of(events.StopSent):
         return "stopped"
-    name = find_signal_name(exit_code, read_launcher(session)) if exit_code is not None else None
+    name = find_signal_name(exit_code, read_launcher(session.at())) if exit_code is not None else None
     return end.signal or name or ""
 
 

@@ -15,7 +15,7 @@ from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.verdict import Verdict, build_verdict
 from zerotop.analysis.timeline.metrics import LONGEST_BASE_NS
 from zerotop.analysis.timeline.timeline import Timeline, TimelineBuilder, Window
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -74,7 +74,7 @@ def read_session_report(session: Session, price: HourlyPrice | None = None) -> S
                 (
                     *view.job.notices,
                     *describe_damage(session),
-                    *describe_thinning(session, source.end_ns),
+                    *describe_thinning(session.at(source.end_ns)),
                     describe_missing_steps(session),
                 ),
             )
@@ -87,13 +87,13 @@ def _read_memory(source: RecordingSource) -> MemoryView:
     """Return the view at the failure, or at the end of the last step, of the rank whose GPU was the fullest."""
     session = source.session
     moment_ns = source.find_step_end(source.last_step) if source.last_step is not None else None
-    if moment_ns is None or find_failure(session, source.end_ns) is not None:
+    if moment_ns is None or find_failure(session.at(source.end_ns)) is not None:
         moment_ns = source.end_ns
     fullest = max(source.view_at(None).gpus, key=lambda gpu: gpu.reserved_peak_bytes or 0, default=None)
     timelines = TimelineBuilder(session, lambda: source.rank_steps)
     gpus = {rank: timelines.find_gpu_key(rank, host) for rank, host in timelines.find_rank_hosts().items()}
     on_fullest = (rank for rank, key in gpus.items() if fullest is not None and key == (fullest.host, fullest.index))
-    return MemoryViewBuilder(session).view_at(moment_ns, next(on_fullest, None))
+    return read_memory_view(session.at(moment_ns), next(on_fullest, None))
 
 
 def _build_timelines(source: RecordingSource, findings: Sequence[FindingCost], fullest: int | None) -> dict[int, Timeline]:

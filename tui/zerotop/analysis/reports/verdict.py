@@ -21,11 +21,11 @@ from zerotop.analysis.formatting import (
     format_seconds,
 )
 from zerotop.analysis.live_view import JobState, LiveView
-from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.moments.process_exits import describe_exit_code
 from zerotop.session.samples import Ints, Rows
 
 # Findings that cost less of the training time are not worth a line at the top.

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import RankSteps
-from zerotop.session.reader import Session, Source
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.reader import Source
 from zerotop.session.samples import Rows
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_table import RankSteps
 from zerotop_probe.recording import events
 
 
@@ -48,46 +50,46 @@ def _build_gap(first: Rows, last: Rows) -> Gap:
     return Gap(*numbers, int(first["begin_unix_ns"]), int(last["end_unix_ns"]))
 
 
-def find_final_gap(session: Session, process: RankSteps, cursor_ns: int) -> Gap | None:
+def find_final_gap(at: At, process: RankSteps) -> Gap | None:
     """Return the steps that a process counted until its end, and that are missing after its last recorded step."""
     rows, source = process.step_rows, process.source
-    end = find_end(session, source, cursor_ns)
+    end = find_end(at, source)
     last_step = end.step if end is not None else None
     if end is None or not len(rows) or last_step is None or last_step <= rows["step"][-1]:
         return None
     return Gap(source.rank, int(rows["step"][-1]) + 1, last_step, int(rows["end_unix_ns"][-1]), end.unix_ns)
 
 
-def find_end(session: Session, source: Source, cursor_ns: int) -> events.LossEvent | None:
+def find_end(at: At, source: Source) -> events.LossEvent | None:
     """Return the event of a process that it, or the probe in it, ended up to the cursor."""
     ends = [
         event
         for kind in (events.Goodbye, events.Left)
-        for event in session.process_events(kind, source.host, source.pid, source.rank, cursor_ns)
+        for event in at.process_events(kind, identify_process(source))
         if event.unix_ns >= source.created_ns
     ]
     return min(ends, key=lambda event: event.unix_ns, default=None)
 
 
-def find_loss_reason(session: Session, source: Source, gap: Gap, cursor_ns: int) -> str | None:
+def find_loss_reason(at: At, source: Source, gap: Gap) -> str | None:
     """Return why spans of a process could not be written in a gap, as the operating system says it."""
-    for event in session.process_events(events.RecordsLost, source.host, source.pid, source.rank, cursor_ns):
+    for event in at.process_events(events.RecordsLost, identify_process(source)):
         if gap.begin_ns <= event.unix_ns <= gap.end_ns and event.why:
             return event.why
     return None
 
 
-def describe_gaps(session: Session, processes: Iterable[RankSteps], cursor_ns: int) -> str:
+def describe_gaps(at: At, processes: Iterable[RankSteps]) -> str:
     """Return one sentence about the steps of all ranks that are missing or incomplete at the cursor; "" without any."""
     gaps: list[Gap] = []
     reasons: list[str] = []
     for process in processes:
         rows = process.step_rows
-        own = find_gaps(rows[rows["end_unix_ns"] <= cursor_ns]) if len(process.recorded_steps) < len(rows) else []
-        final = find_final_gap(session, process, cursor_ns)
-        own += [final] if final is not None and rows["end_unix_ns"][-1] <= cursor_ns else []
+        own = find_gaps(rows[rows["end_unix_ns"] <= at.cursor_ns]) if len(process.recorded_steps) < len(rows) else []
+        final = find_final_gap(at, process)
+        own += [final] if final is not None and rows["end_unix_ns"][-1] <= at.cursor_ns else []
         gaps += own
-        reasons += filter(None, (find_loss_reason(session, process.source, gap, cursor_ns) for gap in own))
+        reasons += filter(None, (find_loss_reason(at, process.source, gap) for gap in own))
     if not gaps:
         return ""
     merged = merge_gaps(gaps)

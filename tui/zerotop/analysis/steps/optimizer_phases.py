@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import find_sibling_table
+from zerotop.session.moments.moment import find_sibling_table
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, LIGHT, PHASE_CODE, SKIPPED
 

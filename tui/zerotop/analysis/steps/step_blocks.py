@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded
-from zerotop.analysis.steps.span_sums import DURATION_COLUMNS
-from zerotop.analysis.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 from zerotop.session.samples import Rows
+from zerotop.session.steps.missing_steps import erase_measures, find_recorded
+from zerotop.session.steps.span_sums import DURATION_COLUMNS, STAGES_COLUMN
+from zerotop.session.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 
 _MEANS = ("iteration_s", *DURATION_COLUMNS, *COUNT_COLUMNS, "skipped")
 
@@ -51,7 +51,7 @@ def merge_before(rows: Rows, end: int, size: int) -> Rows:
         sums = np.add.reduceat(np.where(known, rows[name][:count], 0) * weights, firsts)
         means = sums / np.maximum(np.add.reduceat(weights, firsts), 1)
         merged[name] = means > 0.5 if name == "skipped" else means if rows[name].dtype.kind == "f" else np.rint(means)
-    merged["iteration_s"][counts == 0] = np.nan
+    merged["iteration_s"][counts == 0] = merged[STAGES_COLUMN] = np.nan
     for name in MEMORY_COLUMNS:
         merged[name] = np.maximum.reduceat(rows[name][:count], firsts)
     merged["begin_unix_ns"] = rows["begin_unix_ns"][firsts]

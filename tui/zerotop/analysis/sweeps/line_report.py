@@ -42,7 +42,7 @@ def _compare_line(sweep: Sweep, line: SeriesMemory, shape: ModelShape | None) ->
     setup = None
     for point in reversed(line.series.points):
         if (session := _open_session(sweep.path, point)) is not None:
-            setup = parse_setup(read_first_engine(session))
+            setup = parse_setup(read_first_engine(session.at()))
             break
     if setup is not None and line.measurement == ALLOCATED:
         formula = sum(compute_expected(setup).gpu.values())

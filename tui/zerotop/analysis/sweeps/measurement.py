@@ -16,12 +16,12 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows, iter_samples, split_samples
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -52,7 +52,7 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
 
 def measure_shortage(session: Session) -> dict[str, int]:
     """Return the fields of a ``sweeps.Result`` about the end of a job that ran out of GPU memory; none if it did not."""
-    found = find_post_mortem(session, session.end_ns)
+    found = find_post_mortem(session.at(session.end_ns))
     if found is None or found.kind != CUDA or found.requested_bytes is None or found.allocated_bytes is None:
         return {}
     is_too_small = (found.largest_free_block_bytes or 0) < found.requested_bytes
@@ -67,7 +67,7 @@ def judge_outcome(session: Session, exit_code: int, *, is_hung: bool) -> tuple[s
     if exit_code == 0:
         ending = read_ending(session)
         return OK, Losses(ending.lost_records, ending.lost_output_bytes).loss_sentence
-    failure = find_failure(session, session.end_ns)
+    failure = find_failure(session.at(session.end_ns))
     if failure is None:
         return CRASHED, read_ending(session).text or f"The exit code is {exit_code}."
     sentence = " ".join(filter(None, (failure.what, failure.why)))
@@ -78,13 +78,13 @@ def judge_outcome(session: Session, exit_code: int, *, is_hung: bool) -> tuple[s
 
 
 def _read_last_line(session: Session) -> str:
-    lines = read_output_tail(session, session.end_ns, _LINE_BYTES).decode("utf-8", "replace").split("\n")
+    lines = read_output_tail(session.at(session.end_ns), _LINE_BYTES).decode("utf-8", "replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _judge_hung(session: Session) -> tuple[str, str]:
     """A rank that ran out of memory lets the others wait for it."""
-    post_mortem = find_post_mortem(session, session.end_ns)
+    post_mortem = find_post_mortem(session.at(session.end_ns))
     if post_mortem is not None and post_mortem.survived is not True:
         return OUT_OF_MEMORY, post_mortem.cause
     for finding in find_annotations(session, session.end_ns):

@@ -96,7 +96,8 @@ class LargestSearch:
     smallest_failing: int = -1  # index; -1 while none is known to fail
     _measured: dict[int, float] = field(default_factory=dict)  # bytes by value
     _shortages: dict[int, SearchShortage] = field(default_factory=dict)  # by value
-    _edges: int = 0  # tries in a row that were just above the largest that fits or just below the smallest that does not
+    _width: int = 0  # values that were left when half of them had last been ruled out
+    _tries: int = 0  # since then
 
     def note_fitting(self, value: int, size: float | None) -> None:
         """Note that a value fits, with the memory that it took."""
@@ -176,17 +177,17 @@ class LargestSearch:
         return self.values[index]
 
     def _choose_index(self, low: int, high: int) -> int:
+        """Return the index that is predicted, or the middle one after two tries that did not rule out half of the values."""
+        if 2 * (high - low + 1) <= self._width or not self._width:
+            self._width, self._tries = high - low + 1, 0
+        self._tries += 1
         middle, predicted, line = (low + high) // 2, self.predict_largest(), self.line
-        if predicted is None or self._edges >= 2:
-            self._edges = 0
+        if predicted is None or self._tries > 2:
             return middle
         wanted = bisect_right(self.values, predicted) - 1
         has_failed = self.smallest_failing >= 0
         if has_failed and (line is None or self._is_contradicted(line)):
-            return max(low, min(middle, wanted))  # the value at which memory is full is less than predicted
-        if has_failed and wanted > high > low and self.fit is None:
+            wanted = min(middle, wanted)  # the value at which memory is full is less than predicted
+        elif has_failed and wanted > high > low and self.fit is None:
             return middle  # the prediction has failed, and nothing better is known
-        index = max(low, min(high, wanted))
-        is_edge = (index == low and low > 0) or (index == high and has_failed)
-        self._edges = self._edges + 1 if is_edge else 0
-        return index
+        return max(low, min(high, wanted))

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.devices import FASTEST_LINK
-from zerotop.analysis.processes.host_memory import measure_used_bytes
-from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.resample import (
     LONGEST_NS,
@@ -24,6 +20,10 @@ from zerotop.analysis.timeline.resample import (
     merge_times,
     sum_series,
 )
+from zerotop.session.keys import GpuKey
+from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
+from zerotop.session.moments.host_memory import measure_used_bytes
+from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows, iter_samples, sum_ticks
 from zerotop_probe.recording.tables import UNKNOWN
@@ -80,7 +80,7 @@ class HostTableColumns(SampleColumns):
             longest_ns = LONGEST_NS + source.period_ns
             window = begin_ns - longest_ns - 1, end_ns + longest_ns
             for samples in iter_samples([source], *window, *self._selection):
-                yield from self._make_series(*samples, longest_ns)
+                yield from self._make_series(samples.times, samples.rows, longest_ns)
 
     @abstractmethod
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
@@ -143,17 +143,16 @@ class AllocatorColumns(SampleColumns):
 
     names = ("allocated", "reserved", "peak")
 
-    def __init__(self, session: Session, gpu_key: GpuKey, gpu_by_allocator: Mapping[int, GpuKey]) -> None:
-        """``gpu_by_allocator``: see :func:`zerotop.analysis.processes.ranks_and_hosts.find_gpu_by_allocator`."""
+    def __init__(self, session: Session, gpu_key: GpuKey) -> None:
         self._session = session
-        self._sources = [session.sources["allocator"][index] for index, key in gpu_by_allocator.items() if key == gpu_key]
+        self._sources = [source for source, key in locate_allocators(session.at()).items() if key == gpu_key]
 
     def list_sources(self) -> Sequence[Source]:
         return self._sources
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
         """Return sums over allocators. Each holds its last sample's memory until its process exits."""
-        exits, held, peaks = read_exits(self._session), [], []
+        exits, held, peaks = read_exits(self._session.at()), [], []
         for source in self._sources:
             rows = source.between(begin_ns, end_ns, rows_before=1, rows_after=1)
             if len(rows):

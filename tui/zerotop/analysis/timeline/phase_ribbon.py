@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes import phases
-from zerotop.analysis.processes.alive_ranks import find_sibling_table
-from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.metrics import FOREVER_NS
 from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
+from zerotop.session.moments.moment import find_sibling_table
+from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
@@ -104,7 +104,7 @@ class RankPhases:
         return np.maximum(0.0, seconds)
 
     def _measure_spans(self, edges: Ints) -> Floats:
-        exits = read_exits(self._session)
+        exits = read_exits(self._session.at())
         seconds = self.make_blank(len(edges) - 1)
         for begins in sorted(self._find_sources("begins"), key=lambda source: source.created_ns):
             exit_ns = exits.reported_until(begins) or FOREVER_NS

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.timeline.metrics import (
     AllocatorColumns,
     GpuColumns,
@@ -28,9 +25,11 @@ from zerotop.analysis.timeline.phase_ribbon import RankPhases
 from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
+from zerotop.session.keys import GpuKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints
-from zerotop_probe.recording.events import Engine, Node
+from zerotop.session.steps.step_table import RankSteps
 
 # How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000
@@ -93,7 +92,6 @@ class TimelineBuilder:
         self._lanes: dict[LaneSubject, Lanes] = {}
         self._ribbons: dict[int, tuple[RankPhases, ColumnCache]] = {}
         self._probed_ranks: tuple[int, dict[int, str]] = (-1, {})
-        self._gpu_by_allocator: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
         self._last: tuple[object, Timeline] | None = None
 
     @property
@@ -132,20 +130,12 @@ class TimelineBuilder:
 
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
         """Return the GPU of a rank's allocator; if it has none, the first GPU sampled on its host."""
-        gpu_by_allocator = self._locate_allocators()
-        for index, source in reversed(list(enumerate(self._session.sources["allocator"]))):
-            if source.rank == rank and index in gpu_by_allocator:
-                return gpu_by_allocator[index]
+        located = [key for source, key in locate_allocators(self._session.at()).items() if source.rank == rank]
+        if located:
+            return located[-1]
         sampled = [source.array["gpu"][:64] for source in self._session.host_sources("gpus", host)]
         lowest = [int(gpus.min()) for gpus in sampled if len(gpus)]
         return (host, min(lowest)) if lowest else None
-
-    def _locate_allocators(self) -> dict[int, GpuKey]:
-        known = len(self._session.events), sum(len(source.array) > 0 for source in self._session.sources["allocator"])
-        if known != self._gpu_by_allocator[0]:
-            nodes, engines = self._session.events_of(Node), self._session.events_of(Engine)
-            self._gpu_by_allocator = known, find_gpu_by_allocator(self._session, nodes, engines)
-        return self._gpu_by_allocator[1]
 
     def build_timeline(
         self, window: Window, subject: LaneSubject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
@@ -191,9 +181,7 @@ class TimelineBuilder:
 
     def get_lanes(self, subject: LaneSubject) -> Lanes:
         """Return a subject's lanes; the last few are cached."""
-        lanes = self._lanes.pop(subject, None) or Lanes(
-            self._session, subject, self._locate_allocators(), self.get_step_times(subject.rank)
-        )
+        lanes = self._lanes.pop(subject, None) or Lanes(self._session, subject, self.get_step_times(subject.rank))
         self._lanes[subject] = lanes
         while len(self._lanes) > 4:
             del self._lanes[next(iter(self._lanes))]
@@ -228,16 +216,14 @@ class TimelineBuilder:
 class Lanes:
     """The values of one subject."""
 
-    def __init__(
-        self, session: Session, subject: LaneSubject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
-    ) -> None:
+    def __init__(self, session: Session, subject: LaneSubject, steps: Sequence[StepTimes]) -> None:
         # The fastest first: the time for others may run out.
         recorded: list[SampleColumns] = [HostColumns(session, subject.host)]
         if subject.gpu is not None:
             recorded += [GpuColumns(session, *subject.gpu), GpuProcessColumns(session, *subject.gpu)]
         recorded.append(ProcessColumns(session, subject.host, subject.rank))
         if subject.gpu is not None:
-            recorded.append(AllocatorColumns(session, subject.gpu, gpu_by_allocator))
+            recorded.append(AllocatorColumns(session, subject.gpu))
         self.column_sources: list[SampleColumns | IterationColumns] = [IterationColumns(steps), *recorded]
         self.column_caches = [ColumnCache(source, session.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()

@@ -23,7 +23,7 @@ def list_findings(session: Session) -> tuple[Annotation, ...]:
 
 def has_ended(session: Session) -> bool:
     """Whether the job runs no more, as far as known: recording ended, and not by detaching from it."""
-    return not session.is_live and not is_left_running(session)
+    return not session.is_live and not is_left_running(session.at())
 
 
 class SearchResult(NamedTuple):

@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
-from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.stats.rounding import round_count_up
+from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.process_exits import ProcessExits, read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
@@ -96,39 +98,29 @@ class Histories:
     """The history of a session at any cursor."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
         self._rank_windows: dict[ProcessKey, RollingWindow] = {}
         self._gpu_windows: dict[GpuKey, RollingWindow] = {}
         self._last: tuple[object, History] | None = None
 
-    def history_at(
-        self,
-        cursor_ns: int,
-        ranks: Sequence[Rank],
-        gpus: Iterable[GpuKey],
-        gpu_by_allocator: dict[int, GpuKey],
-        exits: ProcessExits,
-    ) -> History:
-        """Return the history of these ranks and GPUs; the same object until the next piece is over.
-
-        ``gpu_by_allocator``: see :func:`zerotop.analysis.processes.ranks_and_hosts.find_gpu_by_allocator`.
-        """
-        end, keys = cursor_ns // PIECE_NS, tuple(gpus)
-        known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(gpu_by_allocator))
+    def history_at(self, at: At, ranks: Sequence[Rank], gpus: Iterable[GpuKey]) -> History:
+        """Return the history of these ranks and GPUs; the same object until the next piece is over."""
+        end, keys, allocators, exits = at.cursor_ns // PIECE_NS, tuple(gpus), locate_allocators(at), read_exits(at)
+        known = (end, tuple((rank.host, rank.pid) for rank in ranks), keys, len(allocators))
         if self._last is None or self._last[0] != known:
             processes = {rank.rank: rank for rank in ranks}
-            allocators: dict[GpuKey, list[int]] = {}
-            for index, key in gpu_by_allocator.items():
-                allocators.setdefault(key, []).append(index)
+            by_gpu: dict[GpuKey, list[Source]] = {}
+            for source, key in allocators.items():
+                by_gpu.setdefault(key, []).append(source)
             process_tables = self._map_hosts(_PROCESSES, known[1], end)
             gpu_tables = self._map_hosts(_GPUS, keys, end)
             history = History(
                 piece_s=PIECE_NS / 1e9,
                 end_s=end * PIECE_NS / 1e9,
                 ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], process_tables, end, exits)),
-                gpus=LazyMapping(keys, lambda key: self._build_gpu(key, gpu_tables, end, allocators.get(key, ()), exits)),
-                length=round_count_up(max(1, end - self._session.begin_ns // PIECE_NS)),
+                gpus=LazyMapping(keys, lambda key: self._build_gpu(key, gpu_tables, end, by_gpu.get(key, ()), exits)),
+                length=round_count_up(max(1, end - self.session.begin_ns // PIECE_NS)),
             )
             self._last = (known, history)
         return self._last[1]
@@ -150,7 +142,7 @@ class Histories:
         begin, key_array = window.first_missing(end), np.array(keys)
         count, columns = (end - begin) * len(keys), len(layout.highest_columns) + 1
         fresh = np.full((count, columns), np.nan)
-        for source in self._session.host_sources(layout.table, host):
+        for source in self.session.host_sources(layout.table, host):
             rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1)
             indices = key_array.searchsorted(rows[layout.key_column])
             pieces = source.unix_times(rows) // PIECE_NS - begin
@@ -172,12 +164,12 @@ class Histories:
         cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
         window = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
         begin = window.first_missing(end)
-        tables = (self._session.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
+        tables = (self.session.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
         begins, spans = tables
         exit_ns = exits.reported_until(begins) if begins is not None else None
         fresh = vote_phases(begins, spans, range(begin, end), PIECE_NS, _VOTES_PER_PIECE, end * PIECE_NS, exit_ns)
         if begins is not None:
-            fresh[mask_moments(self._session, begins, np.arange(begin, end) * PIECE_NS)] = NOT_YET
+            fresh[mask_moments(self.session, begins, np.arange(begin, end) * PIECE_NS)] = NOT_YET
         codes = window.extend_pieces(begin, fresh)
         phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
@@ -187,16 +179,14 @@ class Histories:
         gpu_key: GpuKey,
         sampled: LazyMapping[str, dict[int, Table]],
         end: int,
-        allocators: Iterable[int],
+        allocators: Iterable[Source],
         exits: ProcessExits,
     ) -> GpuHistory:
-        """``allocators``: indices of its allocators' tables in the session."""
         window = self._gpu_windows.setdefault(gpu_key, RollingWindow())
         begin = window.first_missing(end)
         held = np.full((end - begin, 2), np.nan)
-        for index in allocators:
-            source = self._session.sources["allocator"][index]
-            thinned = mask_moments(self._session, source, np.arange(begin, end) * PIECE_NS)
+        for source in allocators:
+            thinned = mask_moments(self.session, source, np.arange(begin, end) * PIECE_NS)
             self._add_allocator(source, held, begin, end, exits.reported_until(source), thinned)
         return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *window.extend_pieces(begin, held).T)
 

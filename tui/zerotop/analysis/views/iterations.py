@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
-from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.views.restarts import AttemptMember
 from zerotop.session.samples import Rows
+from zerotop.session.steps.growable_array import GrowingArray
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_dtype import STEP_DTYPE
 
 _PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 
@@ -133,6 +133,8 @@ def _find_end(members: Sequence[AttemptMember]) -> int:
 def _build_iterations(rows: Rows) -> Iterations:
     total: Floats = rows["iteration_s"]
     phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASE_COLUMNS.items()}
+    if (stages := np.nan_to_num(rows["stages_s"])).any():
+        phases["stages"] = stages
     phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
     if rows["counted"].any():
         phases["unknown"] = np.where(rows["counted"], total, 0.0)

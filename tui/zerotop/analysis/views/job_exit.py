@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.keys import ProcessKey
 from zerotop.session.events.event_index import get_event_time
+from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
+    from zerotop.session.moments.at import At
     from zerotop.session.reader import Session
 
 UNSEEN_END = "Exit status unknown: the job's end was not recorded."
@@ -45,28 +46,28 @@ def read_ending(session: Session) -> Ending:
     """Read how the job ended, and the losses that samplers and ranks reported."""
     ends = session.events_of(events.JobEnded)
     code, text = (ends[-1].exit_code, ends[-1].text or UNSEEN_END) if ends else (None, "")
-    return Ending(code, text, *count_losses(session))
+    return Ending(code, text, *count_losses(session.at()))
 
 
-def is_left_running(session: Session, cursor_ns: int | None = None) -> bool:
+def is_left_running(at: At) -> bool:
     """Whether the recording was detached from a running job, and not attached again up to the cursor."""
-    states = [event for kind in _STATE_EVENTS for event in session.events_of(kind, cursor_ns)[-1:]]
+    states = [event for kind in _STATE_EVENTS for event in at.events_of(kind)[-1:]]
     return bool(states) and isinstance(max(states, key=get_event_time), events.Detached)
 
 
-def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
-    """Count the records that ranks and samplers could not write, by their reports up to the cursor; None is the end.
+def count_losses(at: At) -> Losses:
+    """Count the records that ranks and samplers could not write, by their reports.
 
     On a full disk a rank's table ``probe`` stops growing too; its last event has the rest.
     """
     counted: dict[ProcessKey, int] = {}
-    for source in session.sources["probe"]:
-        lost = sum((source.array if cursor_ns is None else source.until(cursor_ns))["lost"][-1:].tolist())
+    for source in at.sources["probe"]:
+        lost = sum((source.array if at.cursor_ns is None else source.until(at.cursor_ns))["lost"][-1:].tolist())
         counted[source.host, source.pid] = counted.get((source.host, source.pid), 0) + lost
     reported: dict[ProcessKey, int] = {}
-    for event in (*session.events_of(events.Left, cursor_ns), *session.events_of(events.Goodbye, cursor_ns)):
+    for event in (*at.events_of(events.Left), *at.events_of(events.Goodbye)):
         key = event.writer.host, event.writer.pid
         reported[key] = reported.get(key, 0) + (event.lost or 0)
     by_ranks = sum(max(counted.get(key, 0), reported.get(key, 0)) for key in {*counted, *reported})
-    ends = session.events_of(events.SamplerEnded, cursor_ns)
+    ends = at.events_of(events.SamplerEnded)
     return Losses(by_ranks + sum(end.lost_records or 0 for end in ends), sum(end.lost_output_bytes or 0 for end in ends))

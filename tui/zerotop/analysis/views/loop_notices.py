@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.engine import LOOP, read_first_engine
 from zerotop.analysis.formatting import join_words, pluralize
-from zerotop.session.reader import Session
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -25,40 +25,40 @@ _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 _NO_OPTIMIZER = "This loop has no optimizer of PyTorch: its forwards and backwards are shown, but no steps."
 
 
-def describe_training(session: Session, cursor_ns: int) -> list[str]:
+def describe_training(at: At) -> list[str]:
     """Return the sentences that hold at a moment in unix time."""
-    engine = read_first_engine(session, cursor_ns)
+    engine = read_first_engine(at)
     if not engine:
-        is_known = _has_ended_untrained(session, cursor_ns) and not session.events_of(events.ProbeMissing, cursor_ns)
+        is_known = _has_ended_untrained(at) and not at.events_of(events.ProbeMissing)
         return [_TRAINED_NOTHING] if is_known else []
     if engine.kind != LOOP:
         return []
     if not engine.optimizer:
         return [_NO_OPTIMIZER]
-    if (backwards := _count_backwards_without_step(session, cursor_ns)) >= _MANY_BACKWARDS:
+    if (backwards := _count_backwards_without_step(at)) >= _MANY_BACKWARDS:
         return [
             f"None of {backwards:,} backwards was followed by a step of {engine.optimizer} so far:"
             " without steps there are no iterations."
         ]
-    reported = session.events_of(events.Optimizers, cursor_ns)
+    reported = at.events_of(events.Optimizers)
     return _describe_rule(min(reversed(reported), key=lambda event: event.writer.rank).optimizers) if reported else []
 
 
-def _count_backwards_without_step(session: Session, cursor_ns: int) -> int:
+def _count_backwards_without_step(at: At) -> int:
     """Return the backwards of the loop's first rank until a moment, or among its first records; 0 with a step."""
-    if not session.sources["spans"]:
+    if not at.sources["spans"]:
         return 0
-    source = session.sources["spans"][0]
+    source = at.sources["spans"][0]
     spans = source.array[:_FIRST_SPANS]
-    phases = spans["phase"][spans["end_ns"] + source.offset_ns <= cursor_ns]
+    phases = spans["phase"][spans["end_ns"] + source.offset_ns <= at.cursor_ns]
     return 0 if np.any(phases == _STEP) else int(np.count_nonzero(phases == _BACKWARD))
 
 
-def _has_ended_untrained(session: Session, cursor_ns: int) -> bool:
+def _has_ended_untrained(at: At) -> bool:
     """Return whether a job that zerotop started has ended without a report of any rank."""
-    if not session.events_of(events.JobStarted, cursor_ns) or session.events_of(events.Hello, cursor_ns):
+    if not at.events_of(events.JobStarted) or at.events_of(events.Hello):
         return False
-    return bool(session.events_of(events.JobEnded, cursor_ns))
+    return bool(at.events_of(events.JobEnded))
 
 
 def _describe_rule(optimizers: Sequence[events.SteppedOptimizer]) -> list[str]:

@@ -10,11 +10,12 @@ from zerotop.analysis.formatting import format_bytes, format_ranks
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.events.event_index import get_event_time
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
 from zerotop_probe.recording.events import (
@@ -34,62 +35,62 @@ MUCH_HELD_BYTES = MAX_BYTES // 10
 """Deleted detail that an open screen may keep on the disk: a tenth of a recording's usual largest size."""
 
 
-def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
+def describe_notices(at: At, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
     """Return the notices at a moment in unix time, one sentence each."""
-    notices = [event.gpu_notice for event in session.events_of(Node, cursor_ns) if event.gpu_notice]
-    notices += [f"Rank {event.rank}: {event.why}" for event in session.events_of(RankSilent, cursor_ns)]
-    notices += describe_missing_probes(session, cursor_ns)
-    notices += [str(event.text) for event in session.events_of(Attached, cursor_ns)]
-    notices += _describe_not_reached(session, cursor_ns)
-    notices += _describe_not_entered(session, cursor_ns)
-    notices += describe_training(session, cursor_ns)
-    notices += _describe_uncounted(session, cursor_ns)
-    notices += _describe_unknown_sharding(session, cursor_ns)
-    notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
-    notices += _describe_late(session, cursor_ns)
-    notices += describe_thinning(session, cursor_ns)
-    if session.held_bytes > MUCH_HELD_BYTES:
-        held = format_bytes(session.held_bytes)
+    notices = [event.gpu_notice for event in at.events_of(Node) if event.gpu_notice]
+    notices += [f"Rank {event.rank}: {event.why}" for event in at.events_of(RankSilent)]
+    notices += describe_missing_probes(at)
+    notices += [str(event.text) for event in at.events_of(Attached)]
+    notices += _describe_not_reached(at)
+    notices += _describe_not_entered(at)
+    notices += describe_training(at)
+    notices += _describe_uncounted(at)
+    notices += _describe_unknown_sharding(at)
+    notices += filter(None, [losses.loss_sentence, describe_gaps(at, processes)])
+    notices += _describe_late(at)
+    notices += describe_thinning(at)
+    if at.session.held_bytes > MUCH_HELD_BYTES:
+        held = format_bytes(at.session.held_bytes)
         notices.append(
             f"This screen keeps {held} of deleted detail on the disk. Go to the end of the recording, and it is freed soon."
         )
-    for event in (*session.events_of(ProbeError, cursor_ns), *session.events_of(SamplerError, cursor_ns)):
+    for event in (*at.events_of(ProbeError), *at.events_of(SamplerError)):
         notices.append(f"Recording is partial: {event.where}: {event.error}")
-    return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
+    return tuple(dict.fromkeys([*notices, *describe_damage(at.session)]))
 
 
-def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
+def _describe_uncounted(at: At) -> list[str]:
     """Return a sentence if ranks hold pinned memory that their version of PyTorch does not count."""
-    counted = session.events_of(events.Tensors, cursor_ns)
+    counted = at.events_of(events.Tensors)
     pins = any(event.host_pinned and event.facts.get("pinned_allocator", {}) is None for event in counted)
-    versions = {str(event.torch) for event in session.events_of(events.Hello, cursor_ns)}
+    versions = {str(event.torch) for event in at.events_of(events.Hello)}
     if not pins or len(versions) != 1:
         return []
     return [f"PyTorch {versions.pop()} does not count pinned memory: what it holds beyond tensors is not shown."]
 
 
-def _describe_unknown_sharding(session: Session, cursor_ns: int) -> list[str]:
+def _describe_unknown_sharding(at: At) -> list[str]:
     """Return a sentence if the probe does not know how the ranks' version of PyTorch keeps FSDP's shards."""
-    if not any("sharding" in (event.unread or {}) for event in session.events_of(events.Engine, cursor_ns)):
+    if not any("sharding" in (event.unread or {}) for event in at.events_of(events.Engine)):
         return []
-    versions = {str(event.torch) for event in session.events_of(events.Hello, cursor_ns)}
+    versions = {str(event.torch) for event in at.events_of(events.Hello)}
     which = f"PyTorch {versions.pop()}" if len(versions) == 1 else "This version of PyTorch"
     return [f"{which} keeps FSDP's parameters in a way that zerotop does not know: gathered ones count as activations."]
 
 
-def describe_thinning(session: Session, cursor_ns: int) -> list[str]:
+def describe_thinning(at: At) -> list[str]:
     """Return a sentence for each way in which the records of old steps are incomplete, judged by one rank."""
-    tables = [source for source in session.sources["folded"] if source.count_until(cursor_ns)]
+    tables = [source for source in at.sources["folded"] if source.count_until(at.cursor_ns)]
     folded = min(tables, key=lambda source: (source.rank, -source.created_ns), default=None)
-    spans = session.find_sibling("spans", folded) if folded is not None else None
+    spans = at.find_sibling("spans", folded) if folded is not None else None
     if folded is None or spans is None:
         return []
-    rows = folded.until(cursor_ns)
+    rows = folded.until(at.cursor_ns)
     gone = np.flatnonzero(mask_thinned(folded, spans)[: len(rows)])
     if not len(gone):
         return []
     sentences = []
-    if is_thinned_at(session, spans, cursor_ns):
+    if is_thinned_at(at, spans):
         sentences.append("Here only the times, peaks and counts of steps are known: older detail was thinned out.")
     steps = int(rows["steps"][gone].sum())
     first, last = int(rows["step"][gone[0]] - rows["steps"][gone[0]]) + 1, int(rows["step"][gone[-1]])
@@ -121,16 +122,16 @@ def describe_damage(session: Session) -> list[str]:
 
 def describe_missing_steps(session: Session) -> str:
     """Return a sentence about steps that are missing from a recording; "" without any."""
-    if not count_losses(session).records:
+    if not count_losses(session.at()).records:
         return ""
     table = StepTable(session, memory=False)
     table.update()
-    return describe_gaps(session, table.rank_steps, session.last_written_ns)
+    return describe_gaps(session.at(session.last_written_ns), table.rank_steps)
 
 
-def _describe_late(session: Session, cursor_ns: int) -> list[str]:
+def _describe_late(at: At) -> list[str]:
     """Describe the longest time for which records of ranks could not be written; none of them was lost by that."""
-    late = [event for event in session.events_of(RecordsLate, cursor_ns) if event.seconds]
+    late = [event for event in at.events_of(RecordsLate) if event.seconds]
     if not late:
         return []
     seconds, why = max(((event.seconds or 0.0, event.why) for event in late), key=lambda one: one[0])
@@ -139,17 +140,17 @@ def _describe_late(session: Session, cursor_ns: int) -> list[str]:
     return [f"Records of {whose} were written up to {seconds:.0f} s late, but none were lost: {why}."]
 
 
-def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:
+def _describe_not_reached(at: At) -> list[str]:
     """Describe the nodes whose latest event reports that they could not be reached."""
-    reports: list[NotReached | Reached] = [*session.events_of(NotReached, cursor_ns), *session.events_of(Reached, cursor_ns)]
+    reports: list[NotReached | Reached] = [*at.events_of(NotReached), *at.events_of(Reached)]
     last = {event.name: event for event in sorted(reports, key=get_event_time)}
     return [f"{name} takes no part: {event.why}." for name, event in last.items() if isinstance(event, NotReached)]
 
 
-def _describe_not_entered(session: Session, cursor_ns: int) -> list[str]:
+def _describe_not_entered(at: At) -> list[str]:
     """Describe the processes that the probe could not enter, then or later."""
-    last = {(event.writer.host, event.pid): event for event in session.events_of(NotEntered, cursor_ns)}
-    for entered in session.events_of(Entered, cursor_ns):
+    last = {(event.writer.host, event.pid): event for event in at.events_of(NotEntered)}
+    for entered in at.events_of(Entered):
         last.pop((entered.writer.host, entered.writer.pid), None)
     sentences = []
     for (_, pid), event in last.items():

@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
+from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
-from zerotop.analysis.processes.process_exits import read_exits, read_launcher
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
-from zerotop.analysis.processes.running_max import Peaks
+from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
-from zerotop.analysis.steps.step_dtype import STEP_DTYPE
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
@@ -30,10 +27,13 @@ from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.analysis.views.watching_cost import measure_cost
+from zerotop.session.moments.process_exits import read_exits, read_launcher
 from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
-from zerotop_probe.recording.events import Attached, Engine, JobEnded, Node, TotalSteps
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop_probe.recording.events import Attached, JobEnded, TotalSteps
 
 # Iterations that a rate is taken over.
 _RATE_STEPS = 10
@@ -77,7 +77,6 @@ class RecordingSource:
         self.session = session
         self._price = price or read_price(session.info)
         self._steps = StepTable(session, memory=memory)
-        self._peaks = Peaks()
         self._histories = Histories(session)
         self._iterations = IterationTable()
         self._rhythm = RhythmInference(session)
@@ -87,7 +86,7 @@ class RecordingSource:
         self._is_end_view = False  # and whether it is of the end
         refreshed_ns = time.time_ns()
         self._steps.update()
-        self._exits = read_exits(session)
+        self._exits = read_exits(session.at())
         self._extent = _Extent(False, False, 0, self._iterations.rows["step"], self._iterations.known_ns, 0)
         self._update_extent(refreshed_ns)
         self._join_steps()
@@ -159,7 +158,7 @@ class RecordingSource:
         if not fresh:
             self._is_end_view &= not self.is_live  # the end of one that is live has moved on
             return False
-        exits = read_exits(self.session)
+        exits = read_exits(self.session.at())
         if finished or not (was_live and self.is_live) or exits is not self._exits:
             self._exits = exits
             self._join_steps()
@@ -214,42 +213,41 @@ class RecordingSource:
 
     def _build_view(self, cursor: int) -> LiveView:
         count = self._iterations.count_until(cursor)
-        nodes, engines = self.session.events_of(Node, cursor), self.session.events_of(Engine, cursor)
-        lost = count_losses(self.session, cursor)
+        at = self.session.at(cursor)
+        lost = count_losses(self.session.at(cursor))
         job = self._build_job(cursor, lost)
-        gpu_by_allocator = find_gpu_by_allocator(self.session, nodes, engines)
-        gpus = read_gpus(self.session, cursor, nodes, gpu_by_allocator, self._peaks, self._exits)
-        ranks = read_ranks(self.session, cursor, self._peaks, self._exits, ended=job.state is JobState.ENDED)
+        gpus, ranks = read_gpus(at), read_ranks(at, ended=job.state is JobState.ENDED)
         gpu_keys = [(gpu.host, gpu.index) for gpu in gpus]
         return LiveView(
             cursor_ns=cursor,
             job=job,
             progress=self._measure_progress(cursor, count, job),
             gpus=gpus,
-            hosts=read_hosts(self.session, cursor),
+            hosts=read_hosts(self.session.at(cursor)),
             ranks=ranks,
             iterations=self._iterations.first_iterations(count),
-            cost=measure_cost(self.session, cursor, lost),
+            cost=measure_cost(self.session.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
-            history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
+            history=self._histories.history_at(at, ranks, gpu_keys),
         )
 
     def _build_job(self, cursor: int, losses: Losses) -> Job:
-        facts = read_first_engine(self.session, cursor)
+        facts = read_first_engine(self.session.at(cursor))
         state, code, text = self._find_state(cursor, bool(facts))
         info = self.session.info
         return Job(
             name=self.session.name,
             command=_shorten_command(info.get("command") or ()),
-            launcher=read_launcher(self.session, cursor),
+            launcher=read_launcher(self.session.at(cursor)),
             state=state,
             exit_code=code,
             exit_text=text,
             **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
-            notices=describe_notices(self.session, cursor, losses, self._steps.rank_steps),
+            notices=describe_notices(self.session.at(cursor), losses, self._steps.rank_steps),
             prints_here=not self.session.events_of(Attached, cursor),
             price=self._price,
+            rank_files=describe_rank_files(self.session, cursor),
         )
 
     def _find_lead_steps(self, cursor: int) -> Rows:
@@ -265,11 +263,11 @@ class RecordingSource:
         if not self.is_live and cursor >= self.end_ns:
             return (
                 (JobState.DETACHED, None, _DETACHED)
-                if is_left_running(self.session, cursor)
+                if is_left_running(self.session.at(cursor))
                 else (JobState.LOST, None, _LOST)
             )
         if not has_engine and not self.session.events_of(Attached, cursor):
-            return JobState.STARTING, None, describe_wait(self.session, cursor)
+            return JobState.STARTING, None, describe_wait(self.session.at(cursor))
         return JobState.RUNNING, None, ""
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:

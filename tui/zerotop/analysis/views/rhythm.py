@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerotop.analysis.live_view import Floats, Inferred
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Samples, iter_samples, split_samples
 
@@ -55,15 +56,15 @@ class RhythmInference:
         """Return the iteration time at the last multiple of _REFRESH_S before the cursor."""
         piece = cursor_ns // int(_REFRESH_S * 1e9)
         if piece not in self._inferred:
-            self._inferred = {piece: infer_iteration(self._session, piece * int(_REFRESH_S * 1e9))}
+            self._inferred = {piece: infer_iteration(self._session.at(piece * int(_REFRESH_S * 1e9)))}
         return self._inferred[piece]
 
 
-def infer_iteration(session: Session, cursor_ns: int) -> Inferred | None:
+def infer_iteration(at: At) -> Inferred | None:
     """Infer the iteration time from the last windows before the cursor; None where no window shows it."""
     for window_s in _WINDOWS_S:
-        begin_ns = cursor_ns - int(window_s * 1e9)
-        signals, piece_s = _read_signals(session, begin_ns, cursor_ns)
+        begin_ns = at.cursor_ns - int(window_s * 1e9)
+        signals, piece_s = _read_signals(at.session, begin_ns, at.cursor_ns)
         whole = _find_rhythm(signals, piece_s)
         if whole is None or whole[0] * _FEWEST_PERIODS > window_s:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotop.analysis.formatting import format_long_time
 from zerotop.analysis.processes.missing_probe import find_missing_probes
-from zerotop.session.reader import Session
+from zerotop.session.moments.at import At
 from zerotop_probe.recording import events
 
 _ENGINE = "Waiting for the training to begin."
@@ -21,17 +21,17 @@ _LOCK = (
 )
 
 
-def describe_wait(session: Session, cursor_ns: int) -> str:
+def describe_wait(at: At) -> str:
     """Return a sentence, by the latest event."""
-    if missing := find_missing_probes(session, cursor_ns):
+    if missing := find_missing_probes(at):
         pid = missing[0].events[0].pid
         return " ".join(f"{one.sentence}." for one in missing) + _ENTER.format(pid=pid)
-    compiling, locked = session.events_of(events.Compiling, cursor_ns), session.events_of(events.BuildLocked, cursor_ns)
+    compiling, locked = at.events_of(events.Compiling), at.events_of(events.BuildLocked)
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
         paths = list(dict.fromkeys(event.path for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
     if not compiling:
-        passed_s = (cursor_ns - session.begin_ns) / 1e9
+        passed_s = (at.cursor_ns - at.session.begin_ns) / 1e9
         return _ENGINE if passed_s < _UNTRAINED_S else _UNTRAINED.format(duration=format_long_time(passed_s))
-    duration = format_long_time((cursor_ns - compiling[0].unix_ns) / 1e9)
+    duration = format_long_time((at.cursor_ns - compiling[0].unix_ns) / 1e9)
     return _COMPILERS.format(what=compiling[-1].extension or _OPERATORS, duration=duration)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from zerotop.analysis.live_view import Cost
 from zerotop.analysis.views.job_exit import Losses
-from zerotop.session.reader import Session
+from zerotop.session.moments.at import At
 
 # What the probe's work delays otherwise, as by its use of the processor's caches, is not in its measurement.
 _LEAST_SHARE = 0.001
@@ -20,11 +20,11 @@ def describe_share(share: float) -> str:
     return f"{share * 100:.2f} % of the time"
 
 
-def measure_cost(session: Session, cursor: int, losses: Losses) -> Cost:
+def measure_cost(at: At, losses: Losses) -> Cost:
     """Return the cost at a cursor in unix time."""
     shares, once_s, errors = [], [], 0
-    for source in session.sources["probe"]:
-        known = source.count_until(cursor)
+    for source in at.sources["probe"]:
+        known = source.count_until(at.cursor_ns)
         if known:
             first, last = source.array[max(0, known - 100)], source.array[known - 1]
             errors += int(last["errors"])
@@ -38,7 +38,7 @@ def measure_cost(session: Session, cursor: int, losses: Losses) -> Cost:
         one_time_s=max(once_s, default=math.nan),
         lost_records=losses.records,
         errors=errors,
-        records=sum(source.count_written(cursor) for sources in session.sources.values() for source in sources),
+        records=sum(source.count_written(at.cursor_ns) for sources in at.sources.values() for source in sources),
     )
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import ShiftFinder
-from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.session.reader import Source
 from zerotop.session.samples import Floats, Ints, Rows
+from zerotop.session.steps.missing_steps import find_recorded
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
 # Most iterations folded by default, and searched for the last change of level.
@@ -24,6 +24,8 @@ MOST_ITERATIONS = 1000
 _LATEST = 3
 # Iterations longer than this many medians are left out: the first ones compile, others pause for unrecorded reasons.
 _LONG = 1.5
+# So many last ones that each take this many medians are a level of their own, though too few to be found as one.
+_FAR_STEPS, _FAR = 2, 10.0
 # Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
 _ALIKE = 0.7
 _OUTER = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
@@ -73,7 +75,11 @@ def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
 def _find_level_begin(seconds: Floats, fit: Ints) -> int:
     """Return the index into ``fit`` at which the last change of level begins."""
     firsts = [shift.first for shift in ShiftFinder().find_shifts(seconds[fit])]
-    return firsts[-1] if firsts else 0
+    begin = firsts[-1] if firsts else 0
+    level = seconds[fit[begin:]]
+    usual = np.flatnonzero(level <= _FAR * np.median(level)) if len(level) else np.empty(0, np.int64)
+    far = len(level) - 1 - int(usual[-1]) if len(usual) else 0
+    return begin + len(level) - far if far >= _FAR_STEPS else begin
 
 
 @dataclass(frozen=True, eq=False)

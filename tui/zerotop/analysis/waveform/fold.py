@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.steps.missing_steps import find_recorded
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.waveform.alignment import AlignedIterations, ChosenIterations, PhaseStretch, align_iterations
 from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
 from zerotop.analysis.waveform.signals import RenewalDelays, Signal, SignalFolder
 from zerotop.session.reader import Session
+from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.session.steps.step_table import RankSteps
 
 # Most ranks whose GPUs are folded together; of more, evenly spread ones are chosen.
 MOST_RANKS = 8

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.waveform.alignment import MOST_ITERATIONS, ChosenIterations, choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_rank_processes, fold_iterations
 from zerotop.analysis.waveform.signals import RenewalDelays
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps, StepTable
 
 # Numbers of iterations to choose from, besides all since the last change of level.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
+from zerotop.session.moments.moment import find_sibling_table
 from zerotop.session.reader import Session
 from zerotop.session.samples import Floats
 

@@ -9,8 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.keys import GpuKey, ProcessKey
-from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.analysis.waveform import samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
 from zerotop.analysis.waveform.deconvolution import (
@@ -23,9 +21,11 @@ from zerotop.analysis.waveform.deconvolution import (
     unfold,
 )
 from zerotop.analysis.waveform.samples import SampleWindows
+from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats
-from zerotop_probe.recording.events import Engine, Node
+from zerotop_probe.recording.events import Node
 
 # Most samples of a signal, of all ranks together: more do not improve the median.
 _MOST_SAMPLES = 20_000
@@ -106,10 +106,8 @@ class SignalFolder:
         """Return all recorded signals, in display order."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
-        nodes, engines = (self._session.events_of(Node, self._cursor_ns), self._session.events_of(Engine, self._cursor_ns))
-        allocators = self._session.sources["allocator"]
-        for index, gpu_key in find_gpu_by_allocator(self._session, nodes, engines).items():
-            self._allocators[allocators[index].host, allocators[index].pid] = allocators[index], gpu_key
+        for source, gpu_key in locate_allocators(self._session.at(self._cursor_ns)).items():
+            self._allocators[source.host, source.pid] = source, gpu_key
         for part in self._parts:
             for name, windows in self._read_rank_windows(part).items():
                 parts[name].append(self._fold_windows(part, windows))

@@ -42,7 +42,7 @@ def describe_rank_losses(path: str) -> list[str]:
         session = Session.open(Path(path))
     except SessionError:
         return []
-    return [text for text in (count_losses(session).loss_sentence, describe_missing_steps(session)) if text]
+    return [text for text in (count_losses(session.at()).loss_sentence, describe_missing_steps(session)) if text]
 
 
 def describe_missing_probe(path: str) -> list[str]:
@@ -57,7 +57,7 @@ def describe_missing_probe(path: str) -> list[str]:
         session = Session.open(Path(path))
     except SessionError:
         return []
-    return describe_missing_probes(session, session.last_written_ns)
+    return describe_missing_probes(session.at(session.last_written_ns))
 
 
 def _read_bytes(file: Path) -> bytes:

@@ -17,5 +17,5 @@ def open_named(name: str) -> Iterator[Session]:
     session = Session.open(catalog.find_session(name))
     yield session
     # Records are checked when they are read.
-    for sentence in (*describe_damage(session), *describe_thinning(session, session.end_ns)):
+    for sentence in (*describe_damage(session), *describe_thinning(session.at(session.end_ns))):
         print(f"zerotop: {sentence}", file=sys.stderr)

@@ -43,9 +43,12 @@ def report_job(session: str, report: str) -> None:
         write_messages(f"No report was written: {error}")
 
 
-def describe_worst_finding(session: str) -> list[str]:
-    """Return a line about the error or warning that matters most; none without any, and for a job without ranks."""
-    if not any(Path(session).glob("events-rank*")):
+def describe_worst_finding(session: str, *, has_failed: bool = False) -> list[str]:
+    """Return a line about the error or warning that matters most; none without any.
+
+    The recording of a job without ranks, such as any command that does not train, is only read if it ``has_failed``.
+    """
+    if not has_failed and not any(Path(session).glob("events-rank*")):
         return []
     from zerotop.analysis.annotations import Severity
     from zerotop.analysis.formatting import Text
@@ -58,7 +61,8 @@ def describe_worst_finding(session: str) -> list[str]:
         findings = run.findings
     except SessionError:
         return []
-    worst = next(iter(rank_findings(findings, run.source.job_steps, run.source.end_ns)), None)
+    ranked = rank_findings(findings, run.source.job_steps, run.source.end_ns)
+    worst = next((one for one in ranked if one.finding.name != "probe_missing"), None)  # that has a line of its own
     if worst is None or worst.finding.severity is Severity.INFO:
         return []
     count = "it" if len(findings) == 1 else f"all {len(findings)} findings"

@@ -113,8 +113,11 @@ def _create_elsewhere(command: Sequence[str], facts: dict[str, Any], why: NotRec
 
 
 def _discard_session(session: Path, *, keep_folder: bool) -> None:
+    """Remove the session; one without records needs no file descriptor for it: there may be none left."""
     with suppress(OSError):
-        if keep_folder:
-            (session / directory.SESSION_FILE).unlink()
-        else:
-            shutil.rmtree(session)
+        (session / directory.SESSION_FILE).unlink()
+        if not keep_folder:
+            try:
+                session.rmdir()
+            except OSError:
+                shutil.rmtree(session)

@@ -15,7 +15,7 @@ from zerotop.commands.common import deletion
 from zerotop.commands.common.errors import Problem, describe_error
 from zerotop.commands.sessions import open_overviews
 from zerotop.session import catalog
-from zerotop.session.packing import SUFFIX
+from zerotop.session.packed.packing import SUFFIX
 from zerotop.session.reader import Session, SessionError
 from zerotop.ui.base.start_interfaces import LibraryItem, OpenedRecording, RefusedError, RunningJob
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.session.moments.at import At
 from zerotop.session.output.missing_output import group_segments
 from zerotop.session.output.transcript import read_lines
-from zerotop.session.reader import Session, Source
+from zerotop.session.reader import Source
 
 # Enough for the messages of schedulers and launchers and a few tracebacks.
 _READ_BYTES = 1 << 18
@@ -23,11 +24,11 @@ class PrintedLine(NamedTuple):
     text: str
 
 
-def read_last_lines(session: Session, cursor_ns: int) -> list[list[PrintedLine]]:
+def read_last_lines(at: At) -> list[list[PrintedLine]]:
     """Return the finished lines in about the last ``_READ_BYTES`` of each stream up to the cursor, one list a stream."""
     streams = []
-    for source in session.sources["output"]:
-        count = source.count_until(cursor_ns)
+    for source in at.sources["output"]:
+        count = source.count_until(at.cursor_ns)
         if not count:
             continue
         ends = source.array["offset"][:count] + source.array["length"][:count]
@@ -51,14 +52,14 @@ def _clean_line(line: bytes, time_ns: int) -> PrintedLine:
     return PrintedLine(time_ns, _ESCAPE.sub("", text))
 
 
-def read_output_tail(session: Session, cursor_ns: int, size: int = 32768) -> bytes:
+def read_output_tail(at: At, size: int = 32768) -> bytes:
     """Return the last ``size`` bytes of output up to the cursor of each node, one node after another."""
-    sources = session.sources["output"]
+    sources = at.sources["output"]
     tails: list[bytes] = []
     for indices in group_segments(sources):
         tail = b""
         for index in reversed(indices):
-            tail = _read_tail(sources[index], cursor_ns, size - len(tail)) + tail
+            tail = _read_tail(sources[index], at.cursor_ns, size - len(tail)) + tail
             if len(tail) >= size:
                 break
         tails.append(tail)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from zerotop.analysis.annotations import Annotation, link_findings
-from zerotop.analysis.failures.diagnosis import FailureFinder
+from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
+from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
@@ -40,7 +44,7 @@ class FrameBuilder:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
-        self._failures = FailureFinder(source.session)
+        self._ranking, self._all_ranking = _Ranking(), _Ranking()
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
 
     def build_frame(self, request: FrameRequest) -> Frame:
@@ -56,7 +60,7 @@ class FrameBuilder:
         split = delays[-1].rank if delays and request.rank is None else rank
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
-        headline = request.finding or choose_finding(findings, view.cursor_ns)
+        headline = request.finding or choose_finding(self._ranking.rank(findings, source, view.cursor_ns), view.cursor_ns)
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
             view,
@@ -67,10 +71,11 @@ class FrameBuilder:
             headline,
             next((linked.cause for linked in link_findings(findings) if linked.finding is headline), None),
             known,
+            self._all_ranking.rank(known, source, source.end_ns),
             tabs=TABS,
             rank=rank,
             is_rank_chosen=request.rank is not None,
-            failure=self._failures.failure_at(view.cursor_ns),
+            failure=find_known_failure(source.session.at(view.cursor_ns)),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
@@ -87,6 +92,23 @@ class FrameBuilder:
         """Scroll the live screen's output, see :class:`Scrollback`."""
         self._scrollback.follow_seeks(seek_count)
         self._scrollback.scroll_lines(lines, room, cursor_ns)
+
+
+class _Ranking:
+    """Findings by their cost, computed again with other findings or when the steps are a tenth more or fewer."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[tuple[Annotation, ...], int], tuple[FindingCost, ...]] = ((), -1), ()
+
+    def rank(self, findings: tuple[Annotation, ...], source: RecordingSource, cursor_ns: int) -> tuple[FindingCost, ...]:
+        if not findings:
+            return ()
+        steps = source.job_steps
+        count = int(np.searchsorted(steps["end_unix_ns"], cursor_ns, "right"))
+        key = findings, round(math.log(count + 1, 1.1))
+        if key != self._last[0]:
+            self._last = key, rank_findings(findings, steps[:count], cursor_ns)
+        return self._last[1]
 
 
 def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, link_findings
+from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity
+from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cell_width, sanitize, wrap_text
@@ -65,40 +66,51 @@ def describe_advice(finding: Annotation) -> str:
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 
-def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
-    """Return the finding for the line under the header: the most severe one, then the costliest, then the latest.
+def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int) -> Annotation | None:
+    """Return the finding for the line under the header: the costliest one; of equal ones the latest.
 
     A cause takes precedence over its effects, unless an effect is more severe.
     """
     shown = [
-        finding
-        for finding, cause, _ in link_findings(findings)
-        if finding.confidence >= MIN_CONFIDENCE
-        and not (finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9)
-        and (cause is None or _WEIGHTS[cause.severity] < _WEIGHTS[finding.severity] or cause.confidence < MIN_CONFIDENCE)
+        cost
+        for cost in ranked
+        if _is_certain(cost.finding)
+        and not (cost.finding.severity is Severity.INFO and cursor_ns - cost.finding.known_ns > INFO_SHOWN_S * 1e9)
+        and (cost.cause is None or _is_milder(cost.cause, cost.finding) or not _is_certain(cost.cause))
     ]
-    # Of several equal ones max() returns the first.
-    return max(reversed(shown), key=lambda finding: (_WEIGHTS[finding.severity], finding.cost), default=None)
+    best = min(shown, key=lambda cost: (cost.score, -cost.finding.known_ns), default=None)
+    return best.finding if best is not None else None
 
 
-def order_by_cost(findings: Sequence[LinkedFinding]) -> tuple[LinkedFinding, ...]:
-    """Return findings by severity, then by cost, each one after its cause.
+def _is_certain(finding: Annotation) -> bool:
+    return finding.confidence >= MIN_CONFIDENCE
 
-    Findings that explain each other stay together, at the place of the most severe of them.
+
+def _is_milder(finding: Annotation, other: Annotation) -> bool:
+    return _WEIGHTS[finding.severity] < _WEIGHTS[other.severity]
+
+
+def order_by_cost(findings: Sequence[LinkedFinding], ranked: Sequence[FindingCost]) -> tuple[LinkedFinding, ...]:
+    """Return findings in the order of ``ranked``, each one after its cause.
+
+    Findings that explain each other stay together, at the place of the costliest of them.
     """
+    places = {(cost.finding.name, cost.finding.step): place for place, cost in enumerate(ranked)}
+
+    def find_place(group: list[LinkedFinding]) -> int:
+        return min(places.get((one.finding.name, one.finding.step), len(places)) for one in group)
+
     groups: list[list[LinkedFinding]] = []
     for linked in findings:
         if not linked.depth:
             groups.append([])
         groups[-1].append(linked)
-    groups.sort(key=lambda group: max((_WEIGHTS[one.finding.severity], one.finding.cost) for one in group), reverse=True)
-    return tuple(linked for group in groups for linked in group)
+    return tuple(linked for group in sorted(groups, key=find_place) for linked in group)
 
 
 def choose_most_severe(findings: Iterable[Annotation]) -> Annotation | None:
     """Return the most severe of several findings that are marked at one place; None without any."""
-    shown = (finding for finding in findings if finding.confidence >= MIN_CONFIDENCE)
-    return max(shown, key=lambda finding: _WEIGHTS[finding.severity], default=None)
+    return max(filter(_is_certain, findings), key=lambda finding: _WEIGHTS[finding.severity], default=None)
 
 
 def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:

@@ -8,6 +8,7 @@ from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.end_summary import EndSummary
+from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.ui.base.bars.footer import CursorState, Tab
 from zerotop.ui.base.bars.header import Notice, build_notices
 
@@ -34,6 +35,7 @@ class Frame:
     headline: Annotation | None = None  # the one shown under the header,
     headline_cause: Annotation | None = None  # and the one that explains it
     all_findings: tuple[Annotation, ...] = ()  # of the whole recording: places to go to
+    ranked: tuple[FindingCost, ...] = ()  # the same, the costliest first
     tabs: tuple[Tab, ...] = ()  # all screens
     rank: int | None = None  # the chosen rank, else the first one
     is_rank_chosen: bool = False  # by the user

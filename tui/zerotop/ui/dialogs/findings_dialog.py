@@ -59,6 +59,7 @@ class FindingsDialog(Dialog[Annotation]):
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
         super().__init__("Findings", glyphs, page=True)
         self.all_findings = order_by_cause(frame.all_findings)
+        self.by_cost = findings.order_by_cost(self.all_findings, frame.ranked)
         self.is_by_cost = False
         self.shown_findings = self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
@@ -127,7 +128,7 @@ class FindingsDialog(Dialog[Annotation]):
     def _list_findings(self, index: int) -> None:
         """List the findings with the searched words again, and highlight one of them."""
         words = self.query_one(Input).value.lower().split()
-        ordered = findings.order_by_cost(self.all_findings) if self.is_by_cost else self.all_findings
+        ordered = self.by_cost if self.is_by_cost else self.all_findings
         self.shown_findings = tuple(one for one in ordered if all(word in _join_texts(one) for word in words))
         listed = self.query_one(OptionList)
         listed.clear_options()

@@ -7,13 +7,13 @@ import math
 from zerotop.analysis.engine import DEVICE_NAMES
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
-from zerotop.analysis.processes.process_exits import find_signal_name
+from zerotop.session.moments.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
 # Drawing order, from the bottom of a column up.
-ITERATION_PHASES = ("data", "forward", "backward", "step", "other", "unknown")
+ITERATION_PHASES = ("data", "forward", "backward", "step", "stages", "other", "unknown")
 
 # Worth mentioning: other processes use at least these cores, and this share of the hosts' cores.
 _MIN_OTHER_CORES, _MIN_OTHER_SHARE = 0.5, 0.03
@@ -37,6 +37,7 @@ _PHASE_STYLES = {
     "allgather": "phase-communication",
     "stage_wait": "phase-communication",
     "stage_send": "phase-communication",
+    "stages": "phase-communication",
     "step": "phase-step",
     "optimizer": "phase-step",
     "cpu_optimizer": "phase-step",

@@ -15,7 +15,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import read_last_fold
 from zerotop.session.headers import SessionError
-from zerotop.session.packing import SUFFIX
+from zerotop.session.packed.packing import SUFFIX
 from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings

@@ -54,6 +54,10 @@ TERMS: tuple[tuple[str, str], ...] = (
         "For loops without DeepSpeed it is called outside PyTorch, in narrow columns outside.",
     ),
     (
+        "between stages",
+        "In a pipeline: waiting for other stages, and exchanging activations and gradients with them.",
+    ),
+    (
         "cores, runnable",
         "Cores in use, and threads that ran or were ready to run but had no core: means over the last second.\n"
         "Where runnable exceeds cores, threads compete for cores.",

@@ -13,7 +13,7 @@ from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_time_s
 from zerotop.ui.charts.canvas import SPACE
 from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases
+from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases, phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
@@ -118,7 +118,7 @@ def _plot_steps(
     column_width = step_width - (step_width > 2)
     drawn = np.arange(step_width) < column_width  # of the cells of a step; the last one may be a gap
     layers = [
-        (f"phase-{name}", np.where(drawn, seconds[:, None], 0.0).ravel())
+        (phase_style(name), np.where(drawn, seconds[:, None], 0.0).ravel())
         for name, seconds in _list_phases(iterations, shown).items()
     ]
     plot_stack(plot, layers, top=scale.highest)
@@ -154,7 +154,8 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     iterations = view.iterations
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
     place = int(places[0]) if len(places) else _find_last(iterations)
-    words = {"other": view.job.outside_text if width >= _WIDE_LEGEND else "outside"}
+    is_wide = width >= _WIDE_LEGEND
+    words = {"other": view.job.outside_text, "stages": "between stages"} if is_wide else {"other": "outside"}
     last = find_phases(iterations, place)
     usual = () if last.get("unknown") else ("forward", "backward", "step")
     names = [name for name in reversed(ITERATION_PHASES) if name in usual or last.get(name, 0.0) > 0]
@@ -165,7 +166,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
         figure = _format_seconds(float(iterations.iteration_s[place]), scale)
         rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
     for name in _choose_longest(names, last, height):
-        style, figure = f"phase-{name}", _format_seconds(last.get(name, math.nan), scale)
+        style, figure = phase_style(name), _format_seconds(last.get(name, math.nan), scale)
         rows.append(
             ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
+from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.memory.ledger_curve import NO_GPU_HINT, REPLAY_HINT, REQUEST_HINT, REQUESTED_HINT
@@ -12,13 +12,13 @@ class MemoryModel:
     """The memory views, and whether to show the host's memory or a GPU's."""
 
     def __init__(self, source: RecordingSource) -> None:
-        self._views = MemoryViewBuilder(source.session)
+        self._session = source.session
         self.last_view: MemoryView | None = None
         self._host_chosen: bool | None = None  # None until the user chooses
 
     def view_at(self, frame: Frame) -> MemoryView:
         """Return the memory at the frame's cursor, for the chosen rank."""
-        self.last_view = self._views.view_at(frame.view.cursor_ns, frame.rank)
+        self.last_view = read_memory_view(self._session.at(frame.view.cursor_ns), frame.rank)
         return self.last_view
 
     def shows_host(self, view: MemoryView) -> bool:

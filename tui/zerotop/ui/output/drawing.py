@@ -53,9 +53,9 @@ class OutputPage:
 
 
 def draw_lines(
-    page: OutputPage, search: SearchState, width: int, height: int, glyphs: Glyphs, empty_text: str = ""
+    page: OutputPage, search: SearchState, width: int, height: int, glyphs: Glyphs, empty_text: str = "", note: str = ""
 ) -> list[Row]:
-    """Draw a title, the lines or ``empty_text``, and a scrollbar at the right."""
+    """Draw a title with a ``note``, the lines or ``empty_text``, and a scrollbar at the right."""
     if height <= 0 or width <= 0:
         return []
     room = count_visible_lines(height)
@@ -65,12 +65,12 @@ def draw_lines(
     shown = [fit_row(row, width - 1, glyphs) for row in (rows + [()] * room)[:room]]
     bar = _draw_scrollbar(page, search, room, glyphs)
     rows = [merge_spans((*row, end)) for row, end in zip(shown, bar, strict=True)]
-    return [draw_rule(_draw_title(page), width, glyphs), *rows] if room < height else rows
+    return [draw_rule(_draw_title(page, sanitize(note, glyphs)), width, glyphs), *rows] if room < height else rows
 
 
-def _draw_title(page: OutputPage) -> Row:
+def _draw_title(page: OutputPage, note: str) -> Row:
     """Return the title, with the position if the page does not follow the cursor."""
-    title = panel_title("Output", False)
+    title = (*panel_title("Output", False), *(((f" {note}", "muted"),) if note else ()))
     if page.follows_cursor or page.is_whole or not page.lines:
         return title
     if not page.has_newer:

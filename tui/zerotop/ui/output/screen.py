@@ -172,7 +172,9 @@ class OutputPanel(Scrollable, FrameWidget):
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         self.reading.move_to(frame.view.cursor_ns, frame.output.seek_count)
         page, search = self._drawn = self.reading.build_page(count_visible_lines(height)), self.reading.describe_search()
-        return draw_lines(page, search, width, height, self.glyphs, describe_no_output(frame.view.job))
+        job = frame.view.job
+        note = "" if job.state.is_over else job.rank_files
+        return draw_lines(page, search, width, height, self.glyphs, describe_no_output(job), note)
 
     def copy_text(self) -> str:
         """Return the visible lines in full."""

@@ -23,9 +23,9 @@ from zerotop.analysis.ranks.outliers import (
     order_outliers,
 )
 from zerotop.analysis.ranks.samples import METRIC_TABLES, RankSamples
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
+from zerotop.session.steps.step_table import RankSteps
 from zerotop.ui.base.frame import Frame
 from zerotop_probe.recording.events import JobStarted
 
@@ -287,7 +287,7 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobS
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    if missing := describe_missing_probes(session, session.last_written_ns):
+    if missing := describe_missing_probes(session.at(session.last_written_ns)):
         return " ".join(missing)
     is_outside = not session.events_of(JobStarted) and state is not JobState.STARTING
     if is_outside and any(len(source.array) for source in session.sources["processes"]):

@@ -149,8 +149,9 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
-            "stopped skipping steps. Beside them are those of the median rank, of two ranks the other's.",
+            "Times are means of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
+            "stopped skipping steps; where some were only counted, of the others. Memory and cores are medians. Beside\n"
+            "them are those of the median rank, of two ranks the other's.",
         ),
         LEFT_OUT_TERM,
     )

@@ -80,5 +80,7 @@ def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> l
     if room < 1:
         return []
     first, last = (int(picture.matrix.recent_steps[place]) for place in (0, -1))
-    text = f"  medians of steps {first}–{last}" if first < last else f"  step {last}"
+    figured, count = picture.matrix.figured_steps, picture.matrix.recent_count
+    of = f"{figured} of steps" if figured < count else "steps"
+    text = f"  means of {of} {first}–{last}" if first < last else f"  step {last}"
     return [fit_row(((fit_text(glyphs.to_plain(text), width, glyphs), "muted"),), width, glyphs)]

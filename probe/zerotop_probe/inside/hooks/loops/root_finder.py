@@ -21,6 +21,7 @@ from zerotop_probe.inside.guard import (
     BeforeHook,
     CostMeter,
     Guard,
+    call_from_c,
     make_failure_note,
     on_removal,
     wrap_function,
@@ -136,7 +137,8 @@ class RootFinder:
         self.hooks = (before, after)
         self.meter = meter
         self._guard = Guard("modules", meter)
-        self._call_module = self._make_call()
+        self._python_call = self._make_call()
+        self._call_module = call_from_c(self._python_call)
 
     def _make_call(self) -> Callable[..., Any]:
         def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +154,7 @@ class RootFinder:
 
     def install_hooks(self) -> None:
         """Follow ``module.compile()``, which replaces the attribute of a module."""
-        hide_from_compiler(self._call_module, with_callees=False)
+        hide_from_compiler(self._python_call, with_callees=False)
         hide_from_compiler(self._add_root)
         wrap_method(_find_module_class(), "compile", self._begin_compile, self._end_compile, self.meter)
         on_removal(self.remove_hooks)

@@ -6,7 +6,7 @@ import sys
 import weakref
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.guard import now, wrap_method
+from zerotop_probe.inside.guard import NEVER_COUNTED, now, wrap_method
 from zerotop_probe.inside.hooks.loops.loss_scale import LossScale
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
 from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
@@ -46,8 +46,8 @@ class ScalerHooks:
         for module_name, class_name in _SCALERS:
             scaler_class = getattr(sys.modules.get(module_name), class_name, None)
             if scaler_class is not None:
-                wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter)
-                wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter)
+                wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter, NEVER_COUNTED)
+                wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter, NEVER_COUNTED)
                 wrap_method(scaler_class, "load_state_dict", self._begin_load, self._end_load, meter)
 
     def _begin_scaled(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> _ScaledStep | None:

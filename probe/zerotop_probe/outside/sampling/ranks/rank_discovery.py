@@ -60,10 +60,12 @@ class RankFinder:
         *,
         inherited: Mapping[str, str] = os.environ,
         attached_ranks: Sequence[Process] | None = None,
+        recorded: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         """``inherited`` is the environment that the job was started from.
 
         ``attached_ranks``: the ranks of a job that was attached to. They are expected to be silent.
+        ``recorded``: device and inode of files that are recorded already, as the job's own output.
         """
         self.rank_by_pid: dict[int, SeenRank] = {}
         self._session = session
@@ -79,7 +81,7 @@ class RankFinder:
         self._probeless = ProbelessProcesses(session)
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
-        self._files = RankFiles(session, self._note_files)
+        self._files = RankFiles(session, self._note_files, recorded)
         # A program may have ended before its name can be read.
         command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)

@@ -9,7 +9,7 @@ import glob
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -60,13 +60,20 @@ class OutputFile(NamedTuple):
 class RankFiles:
     """Follows the output files of ranks."""
 
-    def __init__(self, session: str, note: Callable[[Process, int, str | None, str | None], None]) -> None:
+    def __init__(
+        self,
+        session: str,
+        note: Callable[[Process, int, str | None, str | None], None],
+        recorded: Collection[tuple[int, int]] = (),
+    ) -> None:
         """``note`` gets a rank's process, its number, and its files of stdout and stderr when they are known.
 
-        It is called again when the rank has ended, with None for files without any output.
+        It is called again when the rank has ended, with None for files without any output. Files in ``recorded`` (device
+        and inode) are left out.
         """
         self._session = session
         self._note = note
+        self._recorded = recorded
         info = read_session_info(session)
         self._redacts = bool(info.get("redact_output"))
         self._records = info.get(OUTPUT_SETTING) is not False
@@ -76,7 +83,7 @@ class RankFiles:
 
     def follow(self, process: Process, rank: int) -> None:
         """Look where a living rank writes to: its script may change that."""
-        files = find_output_files(process.pid)
+        files = tuple(file for file in find_output_files(process.pid) if file.key not in self._recorded)
         if files and files != self._files.get(process):
             self._files[process], self._ranks[process] = files, rank
             self._note(process, rank, *_list_paths(files))

@@ -14,7 +14,7 @@ _IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
 _ATTACHED_IDLE_S = 3.0
 # One that computes is due at these times: it may wait for others in a busy loop.
 _BUSY_S, _ATTACHED_BUSY_S = (60.0, 120.0, 240.0), (5.0, 15.0, 60.0)
-# A rank computes if it and its children use this many cores.
+# A rank computes if it and its children use this many cores, or would if they had one.
 _BUSY_CORES = 0.05
 _WAITS_FOR_DISK = "D"
 # The main thread of a rank that may train in steps of little work moves if it went to sleep so often since the last check.
@@ -44,23 +44,23 @@ class _Start:
         self.idle_since_s = self._checked_s = now_s
         self._first_idle_s = self._next_idle_s = _IDLE_S if is_new else _ATTACHED_IDLE_S
         self._busy_s = [now_s + seconds for seconds in (_BUSY_S if is_new else _ATTACHED_BUSY_S)]
-        self._ticks: dict[int, int] = {}
+        self._wanted_s: dict[int, float] = {}  # by process: seconds on a core, and runnable without one
         self._is_new = is_new
         self._switches = -1  # of the main thread; -1 before a check, and after a look, which stops the thread
 
     def check(self, family: Sequence[int], now_s: float) -> None:
         """Note whether its processes have done anything since the last time."""
         stats = {pid: stat for pid in family if (stat := procfs.read_stat(pid)) is not None}
-        ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
-        used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
-        is_busy = used > _BUSY_CORES * procfs.TICKS_PER_S * (now_s - self._checked_s)
+        wanted_s = {pid: stat.cpu_ticks / procfs.TICKS_PER_S + _read_waiting_s(pid) for pid, stat in stats.items()}
+        grown_s = sum(max(0.0, seconds - self._wanted_s.get(pid, 0.0)) for pid, seconds in wanted_s.items())
+        is_busy = grown_s > _BUSY_CORES * (now_s - self._checked_s)
         if (
             is_busy
             or (not self._is_new and self._has_moved(family[0]))
             or any(stat.state == _WAITS_FOR_DISK for stat in stats.values())
         ):
             self.idle_since_s, self._next_idle_s = now_s, self._first_idle_s
-        self._ticks, self._checked_s = ticks, now_s
+        self._wanted_s, self._checked_s = wanted_s, now_s
 
     def _has_moved(self, pid: int) -> bool:
         found = _SWITCHES.search(procfs.read_file(f"/proc/{pid}/task/{pid}/status", 1 << 13))
@@ -78,6 +78,12 @@ class _Start:
         if is_idle or is_late:
             self._switches = -1
         return is_idle or is_late
+
+
+def _read_waiting_s(pid: int) -> float:
+    """Return for how long a process's main thread has been runnable without a core; 0 where the kernel does not count it."""
+    fields = procfs.read_file(f"/proc/{pid}/schedstat", 100).split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 class StartWatch:

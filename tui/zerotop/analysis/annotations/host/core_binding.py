@@ -53,7 +53,7 @@ def _check_host(recording: Evidence, group: Group, host: str) -> Annotation | No
     processes = group.processes_on(host)
     known_ns = max(int(process.steps["end_unix_ns"][0]) for process in processes)
     bound = {process.rank: cpus for process in processes if (cpus := _find_cpus(recording, process, known_ns))}
-    cores, nodes = recording.count_cores(host), _find_numa_nodes(recording, host)
+    cores, nodes = recording.at.count_cores(host), _find_numa_nodes(recording, host)
     # A rank is not bound if it may run on all cores.
     if cores is None or len(bound) < len(processes) or any(len(cpus) >= cores for cpus in bound.values()):
         return None

@@ -47,10 +47,10 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 
 def _check_host(recording: Evidence, group: Group, host: str, state: _State) -> Annotation | None:
-    ends, cores = group.lead.steps["end_unix_ns"], recording.count_cores(host)
+    ends, cores = group.lead.steps["end_unix_ns"], recording.at.count_cores(host)
     # Only between the first and the last finished step: at other times a shortage of cores does not matter.
     state.last_ns = state.last_ns or int(ends[0])
-    samples = recording.get_records("hosts", host).read_window(state.last_ns, int(ends[-1]))
+    samples = recording.at.records("hosts", host).read_window(state.last_ns, int(ends[-1]))
     if cores is None or not len(samples):
         return None
     used, edges = samples.rows["cores_used"], np.concatenate([[state.last_ns], samples.times])

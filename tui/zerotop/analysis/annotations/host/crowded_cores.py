@@ -65,7 +65,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, after training has begun."""
     for group in recording.groups:
         for host in group.hosts if len(group.lead.steps) else ():
-            cores = recording.count_cores(host)
+            cores = recording.at.count_cores(host)
             if cores is not None and (_KIND.name, host) not in group.reported:
                 yield _check_host(group, host, cores, group.get_state(_State, host))
 
@@ -75,11 +75,11 @@ def _check_host(group: Group, host: str, cores: int, state: _State) -> Annotatio
     begin_ns = int(group.lead.steps["begin_unix_ns"][0])
     state.last_ns = state.last_ns or begin_ns
     processes = group.processes_on(host)
-    records = group.lead.recording.get_records("processes", host)
+    records = group.lead.at.records("processes", host)
     samples = group.read_new(records, f"{_KIND.name} {host}").clip_window(begin_ns, _FOREVER)
     if not len(samples):
         return None
-    samples = samples.select_rows(np.isin(samples.rows["pid"], [process.source.pid for process in processes]))
+    samples = samples.select(np.isin(samples.rows["pid"], [process.source.pid for process in processes]))
     times, ticks = np.unique(samples.times, return_inverse=True)
     runnable = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
     used = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"]))
@@ -136,7 +136,7 @@ def _find_started(lead: Process, begin_ns: int, ticks: list[int]) -> tuple[Start
 
 def _find_phase(lead: Process, ticks: Ints) -> str | None:
     """The phase in which a rank was at most of these times; None if it is unknown."""
-    begun = lead.begins.read_window(int(ticks[0]) - _LOOK_BACK_NS, int(ticks[-1]))
+    begun = lead.records("begins").read_window(int(ticks[0]) - _LOOK_BACK_NS, int(ticks[-1]))
     last = np.searchsorted(begun.times, ticks, "right") - 1
     last = last[last >= 0]
     if not len(last):

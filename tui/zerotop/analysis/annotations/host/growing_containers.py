@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
 _DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
 
 
-# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget.
-_PATIENCE_NS = 10_000_000_000
+# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
+# the cores, most steps are only counted, and memory is read between them.
+_PATIENCE_NS = 30_000_000_000
 
 
 class GrowingContainer(NamedTuple):
@@ -45,7 +46,7 @@ class FoundContainer(NamedTuple):
 def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
     """Return the container that has grown most since ``begin_ns``; None while the probe may still write its event."""
     deadline_ns = known_ns
-    if process.recording.session.info.get(STACKS_SETTING) is True:
+    if process.at.session.info.get(STACKS_SETTING) is True:
         deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
     last = None
     for event in process.events_of(events.GrowingContainers):
@@ -55,7 +56,7 @@ def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundCont
             last = event
     if last is not None:
         return FoundContainer(_read_container(last), max(known_ns, last.unix_ns))
-    return FoundContainer(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    return FoundContainer(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
 
 
 def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:

@@ -14,11 +14,11 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
+from zerotop.session.samples import read_column
 
 _KIND = FindingKind(
     name="host_growth",
@@ -116,7 +116,7 @@ def _is_memory_new(process: Process, rise: Rise) -> bool:
     shared = _measure_shared(process, rise)
     if shared <= (rise.high - rise.low) / 2:
         return True
-    records = process.recording.get_records("hosts", process.host)
+    records = process.at.records("hosts", process.host)
     begin_ns, end_ns = int(process.steps["end_unix_ns"][rise.begin]), _find_end(process, rise)
     rows = records.read_window(begin_ns, end_ns).rows
     sizes = read_column(rows, "shared_bytes")

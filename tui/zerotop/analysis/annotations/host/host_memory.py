@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
-from zerotop.analysis.processes.host_memory import measure_held_bytes, measure_limit_bytes, measure_used_bytes
+from zerotop.session.moments.host_memory import measure_held_bytes, measure_limit_bytes, measure_used_bytes
 
 _SHORT = FindingKind(
     name="host_memory_short",
@@ -54,7 +54,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each kind at most once for each attempt and node."""
     for group in recording.groups:
         for host in group.hosts:
-            state, records = group.get_state(_State, host), recording.get_records("hosts", host)
+            state, records = group.get_state(_State, host), recording.at.records("hosts", host)
             samples = group.read_new(records, f"{_SHORT.name} {host}")
             samples = samples.clip_window(group.lead.source.created_ns - 1, recording.cursor_ns)
             if not len(samples):
@@ -63,7 +63,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _check_full(group, host, state, samples)
 
 
-def _check_full(group: Group, host: str, state: _State, samples: WindowSamples) -> Annotation | None:
+def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Annotation | None:
     if (_SHORT.name, host) in group.reported:
         return None
     times, limits, used = samples.times, measure_limit_bytes(samples.rows), measure_used_bytes(samples.rows)
@@ -93,7 +93,7 @@ def _check_full(group: Group, host: str, state: _State, samples: WindowSamples) 
     )
 
 
-def _check_swap(group: Group, host: str, state: _State, samples: WindowSamples) -> Annotation | None:
+def _check_swap(group: Group, host: str, state: _State, samples: Samples) -> Annotation | None:
     swapped = samples.rows["swap_used_bytes"]
     # Older pages may return from swap at the same time.
     lowest = np.minimum.accumulate(swapped if state.lowest_swap is None else np.minimum(swapped, state.lowest_swap))

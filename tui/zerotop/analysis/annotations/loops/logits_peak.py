@@ -20,9 +20,9 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
 )
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
-from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.memory.block_lines import Look
+from zerotop.session.moments.rank_records import TRAINER
 from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(

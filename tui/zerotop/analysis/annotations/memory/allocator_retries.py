@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
@@ -46,7 +46,7 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each rank's first retry, and again when their number is ten times as high."""
     for process in recording.processes:
-        samples, state = process.read_new(process.allocator, _KIND.name), process.get_state(_State)
+        samples, state = process.read_new(process.records("allocator"), _KIND.name), process.get_state(_State)
         if not len(samples):
             continue
         retries = samples.rows["retries"]
@@ -58,7 +58,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
         state.last_reading = int(samples.times[-1]), samples.rows[-1].copy()
 
 
-def _build_finding(process: Process, samples: WindowSamples, index: int, last: tuple[int, Any]) -> Annotation:
+def _build_finding(process: Process, samples: Samples, index: int, last: tuple[int, Any]) -> Annotation:
     begin_ns, before = (int(samples.times[index - 1]), samples.rows[index - 1]) if index else last
     row = samples.rows[index]
     evidence = {

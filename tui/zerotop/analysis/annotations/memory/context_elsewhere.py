@@ -55,9 +55,9 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
         allocator
         for other in recording.processes_on_gpu(key)
         if other.source.created_ns <= time_ns
-        for allocator in recording.process_sources("allocator", other.source)
+        for allocator in other.tables("allocator")
     ]
-    memory = read_device_memory(recording.session, key, time_ns, find_pids(recording.session, key[0], time_ns), allocators)
+    memory = read_device_memory(recording.at.at(time_ns), key, find_pids(recording.at.at(time_ns), key[0]), allocators)
     if memory is None or sum(size for _, size in memory.by_other_ranks) < _LEAST_BYTES:
         return None
     process.reported.add(_KIND.name)

@@ -93,7 +93,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 def _check_group(recording: Evidence, group: Group, rows: Rows) -> Annotation | None:
     setup, gpu = parse_setup(group.lead.engine), group.lead.gpu_key
     estimates = [one for one in estimate_job(setup) if is_for_setup(one, setup)] if setup is not None else []
-    ledgers = read_peak_ledgers(recording.session, int(rows["end_unix_ns"][-1]), [gpu]) if gpu is not None else ()
+    ledgers = read_peak_ledgers(recording.at.at(int(rows["end_unix_ns"][-1])), [gpu]) if gpu is not None else ()
     peaks = [one for one in ledgers if group.lead.rank in one.ledger.ranks]
     if not estimates or not peaks:
         return None

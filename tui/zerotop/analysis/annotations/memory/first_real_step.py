@@ -20,7 +20,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 )
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
-from zerotop.analysis.processes.host_memory import measure_held_bytes
+from zerotop.session.moments.host_memory import measure_held_bytes
 from zerotop_probe.recording.events import EngineFacts, Entered
 
 _KIND = FindingKind(
@@ -74,7 +74,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     if not _is_notable(lead, state, known_ns):
         return None
     parameters = lead.engine.trainable_parameters
-    before, after = lead.allocator.read_last(begin_ns), lead.allocator.read_window(begin_ns, known_ns)
+    before, after = lead.records("allocator").read_last(begin_ns), lead.records("allocator").read_window(begin_ns, known_ns)
     is_sampled = before is not None and len(after) > 0
     evidence = {
         **{f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()},

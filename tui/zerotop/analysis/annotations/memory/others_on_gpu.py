@@ -11,7 +11,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.formatting import format_ranks, pluralize
-from zerotop.analysis.keys import GpuKey
+from zerotop.session.keys import GpuKey
 from zerotop_probe.recording.events import Entered, RankFound
 
 _BEFORE = FindingKind(
@@ -96,7 +96,7 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
 def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
     if process.events_of(Entered):
         return None  # it was there before the first sample itself, in a container perhaps under another PID
-    samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
+    samples, allocator = process.gpu_samples.read_first(), process.records("allocator").read_first()
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
@@ -111,11 +111,11 @@ def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other 
 def _find_holders(process: Process, gpu_key: GpuKey) -> list[int]:
     """NVML's PIDs of the processes with memory on the GPU in the first sample."""
     host, gpu = gpu_key
-    first = process.recording.get_records("gpu_processes", host).read_first()
+    first = process.at.records("gpu_processes", host).read_first()
     if not len(first):
         return []
     time_ns = int(first.times[0])
-    rows = process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
+    rows = process.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
     return [int(pid) for pid in np.unique(rows["pid"])] if len(rows) else []
 
 
@@ -125,7 +125,7 @@ def _find_arrivals(
     if process.gpu_key is None:
         return
     host, gpu = process.gpu_key
-    records = recording.get_records("gpu_processes", host, "gpu", gpu)
+    records = recording.at.records("gpu_processes", host, "gpu", gpu)
     samples = process.read_new(records, _ARRIVED.name).clip_window(begin_ns, recording.cursor_ns)
     if not len(samples):
         return
@@ -134,7 +134,7 @@ def _find_arrivals(
     reported: set[int] = process.get_state(set, _ARRIVED.name)
     if not is_own.any() and not reported:
         return
-    first = recording.get_records("gpu_processes", host).read_first()
+    first = recording.at.records("gpu_processes", host).read_first()
     before = first.rows["pid"].tolist() if len(first) else []
     large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
     _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)

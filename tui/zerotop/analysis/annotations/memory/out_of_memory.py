@@ -56,9 +56,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             key = _KIND.name, event.step
             if key not in group.reported:
                 group.reported.add(key)
-                yield _build_finding(
-                    group, event, known.known_ns, explain_at_error(recording.session, event, known.known_ns)
-                )
+                yield _build_finding(group, event, known.known_ns, explain_at_error(recording.at.at(known.known_ns), event))
 
 
 def _read_errors(group: Group) -> Iterator[tuple[Process, OutOfMemory]]:
@@ -77,7 +75,7 @@ def _await_batch(process: Process, event: OutOfMemory) -> _Known | None:
     if event.rows is not None:
         return _Known(event.unix_ns)
     deadline_ns = find_deadline(process, event.unix_ns, _PATIENCE_NS)
-    return _Known(deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    return _Known(deadline_ns) if process.at.cursor_ns >= deadline_ns else None
 
 
 def _build_finding(group: Group, event: OutOfMemory, known_ns: int, post_mortem: PostMortem) -> Annotation:

@@ -55,10 +55,10 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
         allocator
         for other in recording.processes_on_gpu(key)
         if other.source.created_ns <= time_ns
-        for allocator in recording.process_sources("allocator", other.source)
+        for allocator in other.tables("allocator")
     ]
-    pids = find_pids(recording.session, key[0], time_ns)
-    memory = read_device_memory(recording.session, key, time_ns, pids, allocators)
+    pids = find_pids(recording.at.at(time_ns), key[0])
+    memory = read_device_memory(recording.at.at(time_ns), key, pids, allocators)
     if memory is None or memory.outside_bytes is None or not memory.is_exact:
         return None
     each = memory.outside_bytes / max(1, len(allocators))

@@ -21,7 +21,7 @@ from zerotop.analysis.annotations.support.memory.evaluation_batches import (
     measure_batches,
 )
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
-from zerotop.analysis.processes.host_memory import measure_held_bytes
+from zerotop.session.moments.host_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FAILED
 
 _KIND = FindingKind(
@@ -89,7 +89,7 @@ def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
     """Yield each new evaluation as soon as the memory left after it is known."""
     spans = lead.read_rare_phases("eval").skip(state.evaluations_read)
     for begin_ns, end_ns, span in zip(lead.compute_begins(spans).tolist(), spans.times.tolist(), spans.rows, strict=True):
-        after = lead.host_samples.read_window(end_ns, lead.recording.cursor_ns)
+        after = lead.host_samples.read_window(end_ns, lead.at.cursor_ns)
         if len(after) < _AFTER:
             return
         state.evaluations_read += 1

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Samples
 from zerotop.analysis.annotations.support.memory.evaluation_batches import (
     BATCH_ADVICE,
     BATCH_FIX,
@@ -51,9 +51,9 @@ class _State:
     training_peak: int = -1
     evaluations_read: int = 0
 
-    def read_samples(self, lead: Process, end_ns: int) -> WindowSamples:
+    def read_samples(self, lead: Process, end_ns: int) -> Samples:
         """Read on up to ``end_ns``."""
-        samples = lead.allocator.read_window(self.until_ns, end_ns)
+        samples = lead.records("allocator").read_window(self.until_ns, end_ns)
         self.until_ns = max(self.until_ns, end_ns)
         if len(samples):
             self.reserved_peak = max(self.reserved_peak, int(samples.rows["reserved_bytes"].max()))
@@ -80,7 +80,11 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) -> dict[str, float] | None:
     """Return the allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
     state.read_samples(lead, begin_ns)
-    before, reserved_before, training_peak = lead.allocator.read_last(begin_ns), state.reserved_peak, state.training_peak
+    before, reserved_before, training_peak = (
+        lead.records("allocator").read_last(begin_ns),
+        state.reserved_peak,
+        state.training_peak,
+    )
     during = state.read_samples(lead, end_ns)
     if before is None or not len(during):
         return None
@@ -102,7 +106,7 @@ def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) ->
     return {name: float(size) for name, size in sizes.items()}
 
 
-def _measure_left_bytes(lead: Process, before: int, during: WindowSamples) -> int:
+def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
     """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
     left = int(during.rows["allocated_bytes"][-1]) - before
     parameters = lead.engine.parameters

@@ -160,7 +160,7 @@ def _measure_work(group: Group, rows: Rows) -> dict[str, float]:
         return {}
     cores = float(np.median([use.cores for use in uses]))
     threads = float(np.median([use.threads for use in uses]))
-    host_cores = group.lead.recording.count_cores(group.lead.host)
+    host_cores = group.lead.at.count_cores(group.lead.host)
     return {"cores_each": cores, "threads_each": threads} | ({"host_cores": float(host_cores)} if host_cores else {})
 
 

@@ -49,8 +49,8 @@ _WAIT_SHARE = 0.2
 _MOST_DATA, _MOST_BETWEEN, _LEAST_CORES = 0.1, 0.25, 0.6
 # If the mean is larger than the median by this factor, pauses leave the GPU idle, too.
 _PAUSING_TIMES = 1.2
-# Levels that wander: their range, as a share of the median, and how often they cross it.
-_WANDER_SHARE, _CROSSINGS = 0.25, 2
+# Levels that wander: their range, as a share of the median, and how often they cross it: a change that ends does so twice.
+_WANDER_SHARE, _CROSSINGS = 0.25, 3
 # Memory that is left over: a larger micro-batch may fit.
 _ROOM_SHARE = 0.6
 

@@ -95,7 +95,7 @@ def _end_far(group: Group, state: _State) -> Iterator[Annotation]:
         later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
         if len(later) == BLOCK:
             known_ns = max(int(later["end_unix_ns"][-1]), one[1].known_ns)
-            if known_ns > group.lead.recording.cursor_ns:
+            if known_ns > group.lead.at.cursor_ns:
                 continue
             state.open.remove(one)
             if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
@@ -175,7 +175,7 @@ def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
         (held if waits else ready).append((change, found_in))
     for change, found_in in held:
         known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
-        if known_ns <= group.lead.recording.cursor_ns:
+        if known_ns <= group.lead.at.cursor_ns:
             ready.append((replace(change, known_ns=known_ns), found_in))
         else:
             state.waiting.append((change, found_in))

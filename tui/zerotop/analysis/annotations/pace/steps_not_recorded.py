@@ -13,7 +13,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.steps.gaps import Gap, find_end, find_final_gap, find_gaps, find_loss_reason
-from zerotop.analysis.steps.missing_steps import find_recorded
+from zerotop.session.steps.missing_steps import find_recorded
 
 _KIND = FindingKind(
     name="steps_not_recorded",
@@ -56,7 +56,7 @@ def _find_new(recording: Evidence, process: Process) -> Iterator[tuple[int, Gap]
     state = process.get_state(_ProcessState)
     if state.has_ended:
         return
-    end = find_end(recording.session, process.source, recording.cursor_ns)
+    end = find_end(recording.at, process.source)
     rows = process.aligned_steps[state.checked_steps :]
     recorded = np.flatnonzero(find_recorded(rows))
     if end is None:
@@ -70,7 +70,7 @@ def _find_new(recording: Evidence, process: Process) -> Iterator[tuple[int, Gap]
                 yield int(ends[after]), gap
             elif end is not None:
                 yield end.unix_ns, gap
-    final = find_final_gap(recording.session, process.rank_steps, recording.cursor_ns)
+    final = find_final_gap(recording.at, process.rank_steps)
     if final is not None and end is not None:
         yield end.unix_ns, final
 
@@ -92,7 +92,7 @@ def _build_finding(recording: Evidence, group: Group, process: Process, gap: Gap
         concerned=concerned,
         steps_text=gap.steps_text,
         verb="is" if gap.step_count == 1 else "are",
-        why=find_loss_reason(recording.session, process.source, gap, recording.cursor_ns),
+        why=find_loss_reason(recording.at, process.source, gap),
     )
 
 

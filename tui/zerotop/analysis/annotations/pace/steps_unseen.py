@@ -74,7 +74,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 
 def _find_gaps(process: Process, state: _State) -> Iterator[_Gap]:
-    steps, cursor_ns = process.steps, process.recording.cursor_ns
+    steps, cursor_ns = process.steps, process.at.cursor_ns
     first = int(np.searchsorted(steps["end_unix_ns"], state.checked_ns, "right"))
     ends = steps["end_unix_ns"][first:].tolist()
     for index, (end_ns, next_ns) in enumerate(pairwise([*ends, cursor_ns])):
@@ -116,7 +116,7 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
 
 def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
     """Whether an evaluation, a checkpoint or another phase ended after the last step."""
-    return len(process.spans.read_window(gap.begin_ns + 1, gap.known_ns)) > 0
+    return len(process.records("spans").read_window(gap.begin_ns + 1, gap.known_ns)) > 0
 
 
 def _measure_use(process: Process, gap: _Gap) -> float | None:

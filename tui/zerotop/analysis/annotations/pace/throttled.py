@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
 from zerotop.analysis.annotations.support.thresholds import SLOWED_MASK, THROTTLE_REASONS
 
 _KIND = FindingKind(
@@ -63,7 +63,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             yield _build_finding(process, state, samples, int(indices[end]))
 
 
-def _build_finding(process: Process, state: _State, samples: WindowSamples, index: int) -> Annotation:
+def _build_finding(process: Process, state: _State, samples: Samples, index: int) -> Annotation:
     row = samples.rows[index]
     readings = {name: float(row[name]) for name in ("sm_clock_mhz", "temperature_c") if not np.isnan(row[name])}
     evidence = {"throttled_s": (state.last_ns - state.since_ns) / 1e9, "reasons": state.reasons, **readings}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, Samples
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.formatting import GIB
 
@@ -61,7 +61,7 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each node, using the time before a rank on it reported its phases."""
     created = recording.find_first_creations()
-    for host in recording.sampled_hosts:
+    for host in sorted({source.host for source in recording.session.sources["hosts"]}):
         if (_KIND.name, host) not in recording.reported:
             yield _check_host(recording, host, created.get(host))
 
@@ -69,12 +69,12 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Annotation | None:
     state = recording.get_state(_State, host)
     processes, gpus = (
-        recording.read_new(recording.get_records(table, host), f"{_KIND.name} {table} {host}")
+        recording.read_new(recording.at.records(table, host), f"{_KIND.name} {table} {host}")
         for table in ("processes", "gpus")
     )
     if until_ns is not None and len(processes):
-        processes = processes.select_rows(processes.times < until_ns)
-    processes = processes.select_rows(processes.rows["rank"] >= 0) if len(processes) else processes
+        processes = processes.select(processes.times < until_ns)
+    processes = processes.select(processes.rows["rank"] >= 0) if len(processes) else processes
     if not len(processes):
         return None
     times, index, count = np.unique(processes.times, return_inverse=True, return_counts=True)
@@ -93,10 +93,10 @@ def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Annotat
     return None
 
 
-def _measure_utilization(gpus: WindowSamples, times: Ints, state: _State) -> Floats:
+def _measure_utilization(gpus: Samples, times: Ints, state: _State) -> Floats:
     """Return the mean utilization of the GPUs in use at each time, from the last sample before it."""
     if len(gpus):
-        gpus = gpus.select_rows(gpus.rows["used_bytes"] >= UNPROBED_MEMORY_BYTES)
+        gpus = gpus.select(gpus.rows["used_bytes"] >= UNPROBED_MEMORY_BYTES)
     if not len(gpus):
         return np.full(len(times), state.utilization)
     ticks, index, count = np.unique(gpus.times, return_inverse=True, return_counts=True)
@@ -152,7 +152,7 @@ def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_n
         "cores_used": float(np.median([stretch.cores for stretch in cycle[::2]])),
         "cores_else": float(np.median([stretch.cores for stretch in cycle[1::2]])),
         "processes": len(ranks),
-        "host_cores": recording.count_cores(host),
+        "host_cores": recording.at.count_cores(host),
     }
     when = cycle[0].begin_ns, cycle[-1].end_ns
     return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks.tolist()), cost=share)

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, find_output_file, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.processes.host_memory import measure_held_bytes
+from zerotop.session.moments.host_memory import measure_held_bytes
 from zerotop.session.output.tail import read_last_lines
 from zerotop_probe.recording import events
 
@@ -134,7 +134,7 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
         return None
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
-    reports = read_printed_ends(recording.session, until_ns).reports
+    reports = read_printed_ends(recording.at.at(until_ns)).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
     # Other ranks that ended at the same time are known by then too: the first of them counts.
     known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
@@ -151,7 +151,7 @@ def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
 
 def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
     processes = {process.key: process for process in group.processes if process.events_of(events.Hello)}
-    ends = find_ends(recording.session, [process.source for process in processes.values()], known_ns)
+    ends = find_ends(recording.at.at(known_ns), [process.source for process in processes.values()])
     first = next(iter(ends), None)
     if first is None or _is_expected(recording, group, first, known_ns):
         return None
@@ -169,7 +169,7 @@ def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int)
         for ended in recording.events_of(events.JobEnded)
         if ended.signal in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
     ]
-    stopped_ns = read_printed_ends(recording.session, known_ns).stopped_ns
+    stopped_ns = read_printed_ends(recording.at.at(known_ns)).stopped_ns
     if any(stop <= known_ns for stop in stops) or stopped_ns is not None:
         return True
     if end.signal_number is None and _has_run_out_of_memory(group, end, known_ns):
@@ -238,7 +238,7 @@ def _build_finding(
         number=end.signal_number,
         signal=end.signal_name,
         scheduler=scheduler,
-        file=find_output_file(recording.session, end.process, known_ns) if not alongside else None,
+        file=find_output_file(recording.at.at(known_ns), end.process) if not alongside else None,
         **_describe_exception(end),
         **short,
         **(early or {}),
@@ -278,7 +278,7 @@ def _measure_growth(process: Process, ended_ns: int) -> int | None:
 
 def _find_scheduler(recording: Evidence, ended_ns: int, known_ns: int) -> str | None:
     """Return the scheduler that reported too much memory use around the time of a rank's end."""
-    senders = chain.from_iterable(map(find_senders, read_last_lines(recording.session, known_ns)))
+    senders = chain.from_iterable(map(find_senders, read_last_lines(recording.at.at(known_ns))))
     times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
     return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns in times), None)
 
@@ -310,7 +310,7 @@ def _describe_exception(end: RankEnd) -> dict[str, Any]:
 def _count_kills(recording: Evidence, process: Process, ended_ns: int, known_ns: int) -> int | None:
     """Count the processes that the kernel killed for lack of memory since three seconds before; None if unknown."""
     begin_ns = ended_ns - 3 * 10**9
-    samples = recording.get_records("hosts", process.host).read_window(begin_ns, known_ns)
+    samples = recording.at.records("hosts", process.host).read_window(begin_ns, known_ns)
     seen = process.host_samples.read_window(begin_ns, ended_ns).times
     last_ns = int(seen[-1]) + _SAMPLED_NS if len(seen) else ended_ns
     if not len(samples) or samples.rows["cgroup_oom_kills"].min() < 0:

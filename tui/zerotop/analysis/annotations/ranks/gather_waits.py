@@ -146,7 +146,9 @@ def _measure_wait_for_one(group: Group, looks: Looks) -> _Wait:
 
 def _measure_forward(process: Process, rows: Rows) -> float:
     """Return the GPU time of the forwards of a step, in seconds: the median of the last steps that have one."""
-    samples = process.device_times.read_window(int(rows["begin_unix_ns"][0]) - _BEFORE_NS, int(rows["end_unix_ns"][-1]))
+    samples = process.records("device_times").read_window(
+        int(rows["begin_unix_ns"][0]) - _BEFORE_NS, int(rows["end_unix_ns"][-1])
+    )
     if not len(samples):
         return float("nan")
     found = samples.rows

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.session.events.event_files import select_events
-from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankStopped, RecordsLost
+from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(
@@ -105,7 +105,9 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
     state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
     times = []
     for process in group.processes:
-        times += [process.read_new(records, _KIND.name).times for records in (process.begins, process.spans)]
+        times += [
+            process.read_new(records, _KIND.name).times for records in (process.records("begins"), process.records("spans"))
+        ]
     fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
     state.last_heard_ns = int(heard[-1])
@@ -145,8 +147,8 @@ def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: 
 
 def _find_last(process: Process, since_ns: int) -> _Last:
     """Return the phase that a process has begun last."""
-    begins = process.begins.read_window(since_ns - _LOOK_BACK_NS, since_ns)
-    spans = process.spans.read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    begins = process.records("begins").read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    spans = process.records("spans").read_window(since_ns - _LOOK_BACK_NS, since_ns)
     begin_ns = int(begins.times[-1]) if len(begins) else 0
     if len(spans) and spans.rows["flags"][-1] & COUNTED and spans.times[-1] >= begin_ns:
         return _Last(int(spans.times[-1]), _UNKNOWN_PHASE)
@@ -201,8 +203,9 @@ def _find_end(recording: Evidence, group: Group) -> int:
     """Return when the first rank ended normally, or the last rank or the job ended or stopped reporting."""
     created_ns = group.lead.source.created_ns
     ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns > created_ns]
-    if all(process.key in recording.gone_ns for process in group.processes):
-        ends.append(max(recording.gone_ns[process.key] for process in group.processes))
+    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in recording.events_of(RankGone)}
+    if all(process.key in gone_ns for process in group.processes):
+        ends.append(max(gone_ns[process.key] for process in group.processes))
     ends += [
         event.unix_ns
         for process in group.processes
@@ -262,6 +265,6 @@ def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: 
     )
 
 
-def _name_phase(part: WindowSamples) -> str:
+def _name_phase(part: Samples) -> str:
     code = int(part.rows["phase"][-1]) if len(part) else 0
     return PHASES[code] if code < len(PHASES) else "a phase"

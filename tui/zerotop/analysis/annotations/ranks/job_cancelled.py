@@ -56,7 +56,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for at in range(state.read_count, len(ends)):
         state.read_count += 1
         begin_ns, end_ns = ends[at - 1].unix_ns if at else 0, ends[at].unix_ns
-        lines = read_last_lines(recording.session, end_ns)
+        lines = read_last_lines(recording.at.at(end_ns))
         senders = sorted(chain.from_iterable(map(find_senders, lines)), key=lambda sender: sender.time_ns)
         found = [sender for sender in senders if sender.reason in _KINDS and sender.time_ns > begin_ns]
         if found:

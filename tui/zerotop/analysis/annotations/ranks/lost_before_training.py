@@ -24,7 +24,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     if recording.groups or ended[-1].exit_code == 0:
         return
     end_ns = ended[-1].unix_ns
-    traceback = find_last_exception(recording.session, end_ns)
+    traceback = find_last_exception(recording.at.at(end_ns))
     chosen = choose_shortage_kind(
         recording, ended[-1].writer.host, traceback.rank if traceback is not None else None, traceback
     )

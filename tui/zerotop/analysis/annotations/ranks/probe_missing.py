@@ -43,13 +43,13 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     times = [event.unix_ns + _TOGETHER_NS for event in found if event.is_rank]
     ended = [event.unix_ns for event in recording.events_of(events.JobEnded)]
     if state.reported is None and times and min(times) <= min(ended, default=recording.cursor_ns):
-        state.reported = tuple(find_missing_probes(recording.session, min(times)))
+        state.reported = tuple(find_missing_probes(recording.at.at(min(times))))
         for missing in state.reported:
             yield _build_finding(missing, min(times), _KIND)
     if ended:
         state.is_over = True
         reported = state.reported or ()
-        known, last = _list_keys(reported), find_missing_probes(recording.session, ended[0])
+        known, last = _list_keys(reported), find_missing_probes(recording.at.at(ended[0]))
         for missing in reported:
             yield _build_finding(missing, ended[0], _OVER if _list_keys([missing]) & _list_keys(last) else _LOADED_LATE)
         for missing in last:

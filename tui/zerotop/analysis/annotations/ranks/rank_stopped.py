@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.keys import ProcessKey
+from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(

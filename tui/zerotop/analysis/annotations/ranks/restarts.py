@@ -62,7 +62,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     if state.has_ended or not (state.is_due or ended) or not _has_twice(found):
         return
     end_ns = recording.cursor_ns if ended is None else ended.unix_ns
-    attempts = read_attempts(recording.session, end_ns)
+    attempts = read_attempts(recording.at.at(end_ns))
     state.is_due = False
     for attempt in attempts[1:]:
         known_ns = attempt.begin_ns + _PRINTED_NS
@@ -70,7 +70,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             state.is_due = ended is None
         elif attempt.begin_ns > state.reported_ns:
             state.reported_ns = attempt.begin_ns
-            if len(until := read_attempts(recording.session, known_ns)) > 1:
+            if len(until := read_attempts(recording.at.at(known_ns))) > 1:
                 yield _build_finding(recording, until, known_ns, None)
     if ended is not None:
         state.has_ended = True

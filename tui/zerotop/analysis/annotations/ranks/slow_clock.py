@@ -13,8 +13,8 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
+from zerotop.session.samples import read_column
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(

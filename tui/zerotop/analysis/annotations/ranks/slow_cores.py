@@ -84,7 +84,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
     while (window := _find_window(rows, state.next, count)) is not None:
         end_ns = max(int(one["end_unix_ns"][window][-1]) for one in rows)
         known_ns = max(find_deadline(process, end_ns, SAMPLED_NS) for process in group.processes)
-        if known_ns > group.lead.recording.cursor_ns:
+        if known_ns > group.lead.at.cursor_ns:
             return
         state.next = window.stop
         slow = _find_slow(group, [one[window] for one in rows])

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.session.samples import read_column
 from zerotop_probe.recording.tables import PHASE_CODE
 
 _KIND = FindingKind(
@@ -129,11 +129,11 @@ def _read_forwards(process: Process) -> _Forwards:
 
 def _read_device_forwards(process: Process, state: _State) -> _Forwards:
     """Return the device times of whole steps. Those of one step are written one by one, some after its end."""
-    samples = process.read_new(process.device_times, _KIND.name)
+    samples = process.read_new(process.records("device_times"), _KIND.name)
     if not len(samples):
         return _NONE
     rows = samples.rows
-    samples = samples.select_rows((rows["phase"] == PHASE_CODE["forward"]) & (rows["depth"] == 0) & (rows["engine"] == 0))
+    samples = samples.select((rows["phase"] == PHASE_CODE["forward"]) & (rows["depth"] == 0) & (rows["engine"] == 0))
     if not len(samples):
         return _NONE
     fresh = _Forwards(samples.rows["step"].astype(np.int64), samples.rows["device_ns"] / 1e9, samples.times)

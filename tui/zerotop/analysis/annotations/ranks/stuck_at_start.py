@@ -9,7 +9,6 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.formatting import format_percent, format_ranks
 from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
@@ -17,7 +16,8 @@ from zerotop.analysis.hangs.stacks import SILENT
 from zerotop.analysis.hangs.standstill import StackGroup
 from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
-from zerotop.analysis.processes.alive_ranks import RankProcess
+from zerotop.session.keys import RankProcess
+from zerotop.session.samples import read_column
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -59,12 +59,12 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
     for time_ns in times[bisect_right(times, state.checked_ns) :]:
         state.checked_ns = time_ns
-        start = find_standstill(recording.session, time_ns)
+        start = find_standstill(recording.at.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
             state.is_over = True
             yield _build_finding(recording, start, time_ns)
             return
-        awaited = find_awaited(recording.session, time_ns)
+        awaited = find_awaited(recording.at.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
             state.is_over = True
             yield _build_awaited(awaited, time_ns, use)
@@ -98,7 +98,7 @@ def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: i
     if group.wait is not None and group.wait.kind in LONG_WORK:
         return True
     for process in group.processes:
-        records = recording.get_records("processes", process.host, "pid", process.pid)
+        records = recording.at.records("processes", process.host, "pid", process.pid)
         rows = records.read_window(start.since_ns, time_ns).rows
         wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
         if len(rows) and float(np.nan_to_num(wanted).mean()) >= BUSY_CORES:
@@ -127,7 +127,7 @@ def _read_mean(
     recording: Evidence, start: Start, time_ns: int, process: RankProcess, table: str, column: str
 ) -> float | None:
     """Return the mean of a column of a process's samples since it was attached to; None if nothing was measured."""
-    rows = recording.get_records(table, process.host, "pid", process.pid).read_window(start.since_ns, time_ns).rows
+    rows = recording.at.records(table, process.host, "pid", process.pid).read_window(start.since_ns, time_ns).rows
     values = read_column(rows, column) if len(rows) else np.empty(0)
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
-from zerotop.analysis.annotations.support.records.detector_state import DetectorState
-from zerotop.analysis.annotations.support.records.rank_process import Process
-from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
-from zerotop.analysis.annotations.support.records.session_index import SessionIndex
+from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.rank_process import AdvancingRecording, Process
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
-from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.session.keys import GpuKey
+from zerotop.session.moments.devices import locate_processes
+from zerotop.session.moments.records import Records
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows
+from zerotop.session.samples import Floats, Ints, Rows, Samples
+from zerotop.session.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.events import EngineFacts
 
-__all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "WindowSamples"]
+__all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
 
 class Group(DetectorState):
@@ -77,7 +77,7 @@ class Group(DetectorState):
         return tuple(process.rank for process in self.processes if process.source.created_ns <= known_ns)
 
 
-class Evidence(SessionIndex):
+class Evidence(AdvancingRecording):
     """A session up to a cursor that only moves forward, with its rank processes."""
 
     def __init__(self, session: Session) -> None:
@@ -95,7 +95,7 @@ class Evidence(SessionIndex):
 
     def advance_cursor(self, cursor_ns: int) -> None:
         """Move the cursor forward."""
-        self._advance_index(cursor_ns)
+        self.at = self.session.at(max(cursor_ns, self.cursor_ns))
         self._step_table.update(self.cursor_ns)
         if self._step_table.process_count == len(self._processes):
             return
@@ -127,7 +127,7 @@ class Evidence(SessionIndex):
 
     def processes_on_gpu(self, gpu_key: GpuKey) -> list[Process]:
         """Return the processes that allocate on a GPU, in the order in which they created their engines."""
-        version = (len(self._processes), self.located_with)
+        version = (len(self._processes), locate_processes(self.at))
         if self._processes_by_gpu[0] != version:
             by_gpu: dict[GpuKey, list[Process]] = {}
             for process in self.processes:

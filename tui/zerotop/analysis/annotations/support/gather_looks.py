@@ -52,7 +52,7 @@ def read_new_looks(group: Group) -> Iterator[Looks]:
         found = [one for one in each if one is not None]
         if len(found) < len(each):
             deadlines = [find_deadline(process, event.unix_ns, _TOGETHER_NS) for process in group.processes]
-            if max(deadlines) > lead.recording.cursor_ns:
+            if max(deadlines) > lead.at.cursor_ns:
                 return
         state.looks += 1
         if len(found) == len(each):

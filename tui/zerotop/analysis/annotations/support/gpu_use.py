@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 
 # A GPU that is busy for a larger share of the time sets the pace itself.
 BUSY_SHARE = 0.85

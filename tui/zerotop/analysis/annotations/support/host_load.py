@@ -7,19 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.records.rank_process import Process
-from zerotop.analysis.annotations.support.records.record_window import read_column
-from zerotop.analysis.annotations.support.records.session_index import SessionIndex
+from zerotop.analysis.annotations.support.rank_process import AdvancingRecording, Process
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
-from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
-from zerotop.session.samples import Floats, Ints
+from zerotop.session.moments.host_memory import HostMemory, read_host_memory
+from zerotop.session.samples import Floats, Ints, read_column
 
 _MANY_SAMPLES = 3
 
 
-def read_memory(recording: SessionIndex, host: str, time_ns: int) -> HostMemory | None:
+def read_memory(recording: AdvancingRecording, host: str, time_ns: int) -> HostMemory | None:
     """Return a node's memory at a time; None if it was not sampled."""
-    row = recording.get_records("hosts", host).read_last(time_ns)
+    row = recording.at.records("hosts", host).read_last(time_ns)
     return read_host_memory(row, time_ns) if row is not None and row["memory_total_bytes"] > 0 else None
 
 
@@ -70,9 +68,9 @@ class CoreLoad(NamedTuple):
         return is_full & (self.others >= TAKEN_SHARE * self.cores)
 
 
-def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
+def measure_load(recording: AdvancingRecording, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
     """Return the load of a node in a time window; None if it was not sampled."""
-    records = recording.get_records("hosts", host)
+    records = recording.at.records("hosts", host)
     last, rows = records.read_last(end_ns), records.read_window(begin_ns, end_ns).rows
     used = rows["cores_used"] if len(rows) else np.array([] if last is None else [last["cores_used"]])
     used = used[~np.isnan(used)]
@@ -86,13 +84,13 @@ def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int)
     return CoreLoad(float(loads.ranks[0]), float(loads.waiting[0]), float(loads.others[0]), loads.cores)
 
 
-def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: Floats) -> CoreLoad | None:
+def measure_loads(recording: AdvancingRecording, host: str, edges: Ints, cores_used: Floats) -> CoreLoad | None:
     """Return the load of a node between consecutive times ``edges``, shape (n + 1,); None if it was not sampled.
 
     ``cores_used``: by all processes of the node, in each interval, shape (n,).
     """
-    cores = recording.count_cores(host)
-    sampled = recording.get_records("processes", host).read_window(int(edges[0]), int(edges[-1]))
+    cores = recording.at.count_cores(host)
+    sampled = recording.at.records("processes", host).read_window(int(edges[0]), int(edges[-1]))
     if cores is None or not len(sampled):
         return None
     indices = np.searchsorted(sampled.times, edges, "right")

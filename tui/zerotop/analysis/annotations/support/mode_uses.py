@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import FindingKind, Severity
-from zerotop.analysis.annotations.support.records.session_index import SessionIndex
+from zerotop.analysis.annotations.support.rank_process import AdvancingRecording
 from zerotop.analysis.failures.shortages import Short, find_shortage
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop_probe.recording import events
@@ -43,7 +43,7 @@ _KINDS = {
 
 
 def choose_shortage_kind(
-    recording: SessionIndex, host: str, rank: int | None, traceback: Traceback | None
+    recording: AdvancingRecording, host: str, rank: int | None, traceback: Traceback | None
 ) -> tuple[FindingKind, dict[str, Any]] | None:
     """Return the kind for a shortage that an exception reports, and its values; None if it reports none."""
     shortage = find_shortage(traceback) if traceback is not None else None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.records.record_window import WindowSamples
+from zerotop.session.samples import Samples
 
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
@@ -21,18 +21,18 @@ class StartedThreads(NamedTuple):
     before: int
     after: int
 
-    def find_begin(self, samples: WindowSamples) -> int:
+    def find_begin(self, samples: Samples) -> int:
         """Return when the number of threads first rose (unix nanoseconds)."""
         is_more = samples.rows["thread_count"] > (self.before + self.after) / 2
         return int(samples.times[int(np.argmax(is_more))])
 
     def build_fix(self, process: Process, ranks: int) -> str:
         """Return the line that gives each rank of a node its share of the cores."""
-        cores = process.recording.count_cores(process.host) or 1
+        cores = process.at.count_cores(process.host) or 1
         return f"torch.set_num_threads({max(1, cores // max(1, ranks))})"
 
 
-def find_started_threads(before: WindowSamples, after: WindowSamples) -> StartedThreads | None:
+def find_started_threads(before: Samples, after: Samples) -> StartedThreads | None:
     """Return the threads that a rank started between samples; None if the waiting threads existed before."""
     if not len(before) or not len(after):
         return None

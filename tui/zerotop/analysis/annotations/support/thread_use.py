@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Group, Process, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Group, Process, Samples
 
 # The longest distance (ns) from a time to its nearest samples: one each half second, a few of which may be late.
 SAMPLED_NS = 1_500_000_000
@@ -50,13 +50,13 @@ def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns
     return ThreadUse(computed, waited)
 
 
-def _read_near(process: Process, time_ns: int, last_ns: int) -> WindowSamples:
+def _read_near(process: Process, time_ns: int, last_ns: int) -> Samples:
     """Return the samples of the first thread around a time, and up to ``last_ns``."""
-    records = process.recording.get_records("threads", process.host, "tid", process.source.pid)
+    records = process.at.records("threads", process.host, "tid", process.source.pid)
     return records.read_window(time_ns - SAMPLED_NS, min(time_ns + SAMPLED_NS, last_ns))
 
 
-def _interpolate(samples: WindowSamples, name: str, time_ns: int) -> float:
+def _interpolate(samples: Samples, name: str, time_ns: int) -> float:
     # Small differences of large numbers, which floats would round.
     base, values = int(samples.rows[name][0]), samples.rows[name] - samples.rows[name][0]
     return base + float(np.interp(time_ns - int(samples.times[0]), samples.times - samples.times[0], values))

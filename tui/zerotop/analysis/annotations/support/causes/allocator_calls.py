@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, count_iterations
-from zerotop.analysis.annotations.support.evidence import WindowSamples
+from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE
@@ -25,7 +25,7 @@ _CLEARING: Advice = (
 
 def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
     """Return the calls in each step before and after; None if they were not recorded."""
-    samples = change.read_samples(change.process.allocator)
+    samples = change.read_samples(change.process.records("allocator"))
     if samples is None:
         return None
     before, after = (
@@ -35,7 +35,7 @@ def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
     return (before, after) if before is not None and after is not None else None
 
 
-def _count_in(samples: WindowSamples, column: str, steps: int) -> float | None:
+def _count_in(samples: Samples, column: str, steps: int) -> float | None:
     if column not in (samples.rows.dtype.names or ()):
         return None
     calls = samples.rows[column].astype(np.int64)
@@ -65,7 +65,7 @@ def _is_returned(change: StepChange) -> bool:
 
 def _falls_each_step(change: StepChange) -> bool:
     """Whether reserved memory began to fall in each step."""
-    samples = change.read_samples(change.process.allocator)
+    samples = change.read_samples(change.process.records("allocator"))
     if samples is None:
         return False
     falls = []

@@ -91,7 +91,7 @@ def _check_data(change: StepChange) -> Cause | None:
 
 
 def _check_retries(change: StepChange) -> Cause | None:
-    samples = change.read_samples(change.process.allocator)
+    samples = change.read_samples(change.process.records("allocator"))
     if samples is None:
         return None
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])

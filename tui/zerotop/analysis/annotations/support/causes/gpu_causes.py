@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.annotations.support.evidence import Process, WindowSamples
-from zerotop.analysis.annotations.support.records.record_window import read_column
+from zerotop.analysis.annotations.support.evidence import Process, Samples
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
+from zerotop.session.samples import read_column
 from zerotop_probe.recording import events
 
 _POWER_CAP = 0x04
@@ -95,13 +95,13 @@ def _find_others(change: StepChange, process: Process) -> list[int]:
 
 def _measures_use(process: Process) -> bool:
     """Whether this recording contains how much processes compute on GPUs; older ones do not."""
-    sources = process.recording.session.sources["gpu_processes"]
+    sources = process.at.session.sources["gpu_processes"]
     return any("sm_percent" in (source.array.dtype.names or ()) for source in sources)
 
 
-def _read_uses(process: Process, begin_ns: int, end_ns: int) -> WindowSamples:
+def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
     host, gpu = process.gpu_key or ("", -1)
-    return process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
+    return process.at.records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
 
 
 def _describe_other(change: StepChange, process: Process, pid: int, must_begin: bool) -> Cause | None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.annotations.support.evidence import WindowSamples
+from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.annotations.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text
+from zerotop.session.samples import read_column
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
@@ -123,7 +123,7 @@ def check_paging(change: StepChange) -> Cause | None:
     # Unknown figures are NaN, which compares false.
     if not (after >= _FAULTS_PER_S and _measure_rate(samples[0], "major_faults") <= _FEW_FAULTS_PER_S):
         return None
-    hosts = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
+    hosts = change.read_samples(change.process.at.records("hosts", change.process.host))
     rate = _measure_rate(hosts[1], "swap_in_bytes") if hosts is not None else float("nan")
     values = {"faults": after, "rate": rate if rate > 0 else None}
     text = Text("the lead rank waits for {faults:.0f} pages a second[, and {rate:bytes} a second come from swap]", values)
@@ -140,7 +140,7 @@ def _is_new_work(change: StepChange) -> bool:
     return after - before > slower / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
 
 
-def _measure_rate(part: WindowSamples, column: str) -> float:
+def _measure_rate(part: Samples, column: str) -> float:
     """Return the growth of a counter per second; NaN if it is unknown."""
     values = read_column(part.rows, column)
     is_known = values >= 0
@@ -152,7 +152,7 @@ def _measure_rate(part: WindowSamples, column: str) -> float:
 
 def check_core_clock(change: StepChange) -> Cause | None:
     """Return the cause that the clock of the node's cores fell."""
-    samples = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
+    samples = change.read_samples(change.process.at.records("hosts", change.process.host))
     if samples is None:
         return None
     before, after = (float(np.median(read_column(part.rows, "cpu_mhz"))) for part in samples)

@@ -9,9 +9,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.formatting import Text, pluralize
+from zerotop.session.samples import read_column
 from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.

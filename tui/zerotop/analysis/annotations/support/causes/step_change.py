@@ -9,12 +9,12 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.stats.medians import compute_known_median
-from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.events.event_files import select_events
+from zerotop.session.steps.step_dtype import has_phases
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -61,14 +61,14 @@ class StepChange:
     before: Rows
     after: Rows
     known_ns: int  # until when samples may be read that say why: unix nanoseconds
-    _samples: dict[Records, tuple[WindowSamples, WindowSamples] | None] = field(default_factory=dict)
+    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
 
     @property
     def process(self) -> Process:
         """The lead process, which made these steps."""
         return self.group.lead
 
-    def read_samples(self, records: Records) -> tuple[WindowSamples, WindowSamples] | None:
+    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
         """Return the records before and after; None if either is empty. They are read once."""
         if records not in self._samples:
             before, after = (
@@ -84,11 +84,17 @@ class StepChange:
         before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
         if len(before) < _ENOUGH_STEPS:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
+            before = before if self._are_like_before(before) else before[:0]  # they may be before another change
         if len(after) < _ENOUGH_STEPS:
             known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
             after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
             after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
         return before, after
+
+    def _are_like_before(self, rows: Rows) -> bool:
+        """Whether earlier steps took about as long as those before the change: they differ by less than half of it."""
+        early, before, after = (compute_known_median(some["iteration_s"]) for some in (rows, self.before, self.after))
+        return abs(early - before) < abs(after - before) / 2
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
         """Return the steps with phases of another rank before and after; empty if there are none."""
@@ -129,7 +135,7 @@ class StepChange:
         if not len(steps):
             return {}
         known_ns = max(self.known_ns, int(self.after["end_unix_ns"][-1]))
-        read = self.process.device_times.read_window(int(rows["begin_unix_ns"][0]), known_ns)
+        read = self.process.records("device_times").read_window(int(rows["begin_unix_ns"][0]), known_ns)
         if not len(read):
             return {}
         timed = read.rows[(read.rows["depth"] == 0) & (read.rows["engine"] == 0) & np.isin(read.rows["step"], steps)]
@@ -198,7 +204,7 @@ def _spread_over(process: Process, kind: type[T], read_total: Callable[[T], floa
     """Return the part of events' totals that falls into steps; each total is spread evenly over its time."""
     begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
     offset_ns, total = process.source.offset_ns, 0.0
-    for event in select_events(process.events_of(kind), begin_ns, process.recording.cursor_ns):
+    for event in select_events(process.events_of(kind), begin_ns, process.at.cursor_ns):
         first_ns, last_ns = event.begin_ns + offset_ns, event.unix_ns
         if first_ns > end_ns:
             break

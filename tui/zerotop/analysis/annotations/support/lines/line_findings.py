@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
+from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line
-from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")

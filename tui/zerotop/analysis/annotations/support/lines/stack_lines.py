@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import select_events
 from zerotop.session.table_files import Source
@@ -169,7 +169,7 @@ def await_line(delay: Delay) -> FoundLine | None:
     """
     process, where, known_ns = delay.process, delay.where, delay.known_ns
     line = find_line(delay) if where else None
-    if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
+    if line is not None or not where or process.at.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
     deadline_ns = find_deadline(process, known_ns, delay.patience_ns)
     for event in _select_events(delay, deadline_ns):
@@ -177,20 +177,26 @@ def await_line(delay: Delay) -> FoundLine | None:
             line = find_line(delay, known_ns=event.unix_ns)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
-    return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    if process.at.cursor_ns < deadline_ns:
+        return None
+    return FoundLine(find_line(delay, known_ns=deadline_ns), deadline_ns)  # a step of the samples may have ended since
 
 
 def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     """Yield the events with samples from a delay, written until ``until_ns``.
 
-    Samples of counted steps may be between the phases too, see :func:`select_stacks`.
+    Samples of counted steps may be between the phases too, see :func:`select_stacks`. Those after the last step are in none:
+    what a script does after its training slows no step down.
     """
     process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
+    slow_until_ns = delay.slow_until_ns
+    if slow_until_ns:
+        slow_until_ns = min(slow_until_ns, int(process.steps_until(until_ns)["end_unix_ns"].max(initial=0)))
     for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
         is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
         if is_there and event.why != event_values.SILENT:
-            last_ns = max(delay.end_ns, delay.slow_until_ns) if event.why == SLOW else delay.end_ns
+            last_ns = max(delay.end_ns, slow_until_ns) if event.why == SLOW else delay.end_ns
             # Samples of usual slowness say nothing about a window that began later.
             shown_ns = event.begin_ns if event.why == SHARE else event.end_ns
             is_before, is_after = shown_ns + offset_ns <= begin_ns, event.begin_ns + offset_ns >= last_ns
@@ -204,7 +210,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     for event in process.recording.events_of(events.RankGone):
         if (event.writer.host, event.pid) == process.key:
             ends.append(event.unix_ns)
-    session = process.recording.session
+    session = process.at.session
     if not session.is_live:
         ends.append(session.last_written_ns)
     return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])

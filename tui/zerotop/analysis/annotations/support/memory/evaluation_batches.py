@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Process, Rows, WindowSamples
+from zerotop.analysis.annotations.support.evidence import Process, Rows, Samples
 from zerotop_probe.recording.tables import EVAL
 
 BATCHES = (
@@ -38,11 +38,11 @@ def measure_batches(process: Process, begin_ns: int, end_ns: int) -> dict[str, f
     if not len(forwards) or not len(before):
         return {}
     training = process.read_phases(int(before["begin_unix_ns"][0]), begin_ns, "forward")
-    forwards = forwards.select_rows(forwards.rows["flags"] & EVAL != 0)
-    training = training.select_rows(training.rows["flags"] & EVAL == 0)
+    forwards = forwards.select(forwards.rows["flags"] & EVAL != 0)
+    training = training.select(training.rows["flags"] & EVAL == 0)
     if not len(forwards) or not len(training):
         return {}
-    largest, usual = _find_largest(forwards), _find_largest(WindowSamples(training.times[-10:], training.rows[-10:]))
+    largest, usual = _find_largest(forwards), _find_largest(Samples(training.times[-10:], training.rows[-10:]))
     if min(largest["rows"], usual["rows"]) <= 0:
         return {}
     shapes = {"rows": float(largest["rows"]), "training_rows": float(usual["rows"])}
@@ -53,7 +53,7 @@ def measure_batches(process: Process, begin_ns: int, end_ns: int) -> dict[str, f
     return shapes
 
 
-def _find_largest(forwards: WindowSamples) -> Rows:
+def _find_largest(forwards: Samples) -> Rows:
     sizes = np.where(forwards.rows["tokens"] > 0, forwards.rows["tokens"], forwards.rows["rows"])
     largest: Rows = forwards.rows[int(np.argmax(sizes))]
     return largest

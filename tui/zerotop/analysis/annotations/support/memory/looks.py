@@ -31,7 +31,7 @@ def read_looks(process: Process, why: str) -> Iterator[Look]:
     """Iterate over the looks of a process for a reason, in order."""
     for event in process.events_of(events.MemoryLines):
         if event.why == why:
-            yield read_look(process.recording.session, event)
+            yield read_look(process.at.at(event.unix_ns), event)
 
 
 def await_look(
@@ -47,13 +47,13 @@ def await_look(
             return FoundLook(look, max(known_ns, look.known_ns))
     if not _may_look(process):
         return FoundLook(None, known_ns)
-    return FoundLook(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+    return FoundLook(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
 
 
 def _may_look(process: Process) -> bool:
-    if process.recording.session.info.get(STACKS_SETTING) is not True:
+    if process.at.session.info.get(STACKS_SETTING) is not True:
         return False
-    sources = process.recording.process_sources("allocator", process.source)
+    sources = process.tables("allocator")
     return any(_AS_OLD_AS_LOOKS in (source.array.dtype.names or ()) for source in sources)
 
 

@@ -34,7 +34,7 @@ def read_phase_peaks(process: Process, steps: Rows) -> Ints:
     peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
     if not process.has_exact_peaks or not len(steps):
         return peaks
-    samples = process.allocator.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    samples = process.records("allocator").read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
     if not len(samples):
         return peaks
     part = _PART_CODES[np.minimum(samples.rows["phase"], len(PHASES))]
@@ -62,7 +62,7 @@ def read_held_bytes(process: Process, steps: Rows) -> Ints:
     held = np.full(len(steps), -1, np.int64)
     if not len(steps):
         return held
-    samples = process.allocator.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    samples = process.records("allocator").read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
     if len(samples):
         last = np.searchsorted(samples.times, steps["end_unix_ns"], "right") - 1
         times = samples.times[np.maximum(last, 0)]

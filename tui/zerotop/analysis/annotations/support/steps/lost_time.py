@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.records.detector_state import DetectorState
+from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE
 from zerotop.session.samples import Floats, Rows
 

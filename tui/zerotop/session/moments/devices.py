@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotop.analysis.keys import GpuKey
+from zerotop.session.keys import GpuKey, RankProcess, identify_process
+from zerotop.session.moments.moment import Moment, at_cursor, at_event
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.events import Engine, EngineDevice, Node, NodeGpu
 
 FASTEST_LINK = 1e12
@@ -63,3 +65,29 @@ class Devices:
 def _strip_uuid(uuid: str | None) -> str:
     """Return the part of a UUID that PyTorch reports: NVML's has the prefix ``GPU-`` or ``MIG-``."""
     return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+@at_event()
+def read_devices(at: Moment) -> Devices:
+    """Return the devices of all processes."""
+    return Devices(at.events_of(Node), at.events_of(Engine))
+
+
+@at_cursor
+def locate_allocators(at: Moment) -> dict[Source, GpuKey]:
+    """Return the GPU of each allocator's table: that of its last record."""
+    return _locate(at, sum(len(source.array) > 0 for source in at.sources["allocator"]))[0]
+
+
+@at_cursor
+def locate_processes(at: Moment) -> dict[RankProcess, GpuKey]:
+    """Return the GPU on which each rank's process allocates."""
+    return _locate(at, sum(len(source.array) > 0 for source in at.sources["allocator"]))[1]
+
+
+@at_event()
+def _locate(at: Moment, _begun: int) -> tuple[dict[Source, GpuKey], dict[RankProcess, GpuKey]]:
+    """``_begun``: how many of the tables have a record, and so name their GPU."""
+    devices, tables = read_devices(at), [source for source in at.sources["allocator"] if len(source.array)]
+    located = {one: devices.find_gpu(one.host, one.pid, int(one.array["device"][-1])) for one in tables}
+    return located, {identify_process(source): key for source, key in located.items()}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
+from zerotop.session.moments.records import Records
 from zerotop.session.reader import Source
+from zerotop.session.samples import Samples
 
 T = TypeVar("T")
 # Findings of one kind that are all reported.
@@ -28,7 +29,7 @@ class DetectorState:
         state: T = self._states[factory, key]
         return state
 
-    def read_new(self, records: Records, key: str) -> WindowSamples:
+    def read_new(self, records: Records, key: str) -> Samples:
         """Return the records that have not been returned before for ``key``."""
         counts: dict[Source, int] = self.get_state(dict, key)
         return records.read_new(counts)

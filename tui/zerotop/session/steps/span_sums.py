@@ -13,10 +13,20 @@ from zerotop_probe.recording.tables import EVAL, OUTERMOST_PHASES, PHASE_CODE, P
 
 # Columns of host time, and the phases summed in each.
 DURATION_COLUMNS = {f"{name}_s": phases for name, phases in STEP_SUMS.items()}
+STAGES_COLUMN = "stages_s"
+"""Host time, too, but of outermost phases only, and unknown once steps are folded."""
+_STAGES = ("stage_wait", "stage_send")
 # Sizes of micro-batches, recorded with forwards.
 SIZE_COLUMNS = ("rows", "tokens")
 # All sums: dropped spans, nanoseconds, counts, and the number of forwards with each size.
-SUM_COLUMNS = ("", *DURATION_COLUMNS, "micro_steps", *SIZE_COLUMNS, *(f"{name} known" for name in SIZE_COLUMNS))
+SUM_COLUMNS = (
+    "",
+    *DURATION_COLUMNS,
+    STAGES_COLUMN,
+    "micro_steps",
+    *SIZE_COLUMNS,
+    *(f"{name} known" for name in SIZE_COLUMNS),
+)
 COLUMN_INDEX = {name: index for index, name in enumerate(SUM_COLUMNS)}
 
 
@@ -26,6 +36,8 @@ def _build_columns() -> NDArray[np.intp]:
     for column, names in DURATION_COLUMNS.items():
         for name in names:
             columns[PHASE_CODE[name]] = COLUMN_INDEX[column], 0 if name in OUTERMOST_PHASES else COLUMN_INDEX[column]
+    for name in _STAGES:
+        columns[PHASE_CODE[name], 0] = COLUMN_INDEX[STAGES_COLUMN]
     return columns.ravel()
 
 
@@ -68,8 +80,9 @@ def add_times(rows: Rows, passed_ns: Ints, loading_ns: Floats | Ints, sums: Mapp
         rows: steps.
         passed_ns: from the end of the step before to the end of each.
         loading_ns: time in loading checkpoints before the first phase.
-        sums: nanoseconds of each column of DURATION_COLUMNS.
+        sums: nanoseconds of each column of DURATION_COLUMNS, and of STAGES_COLUMN if known.
     """
     rows["iteration_s"] = (passed_ns - sums["eval_s"] - sums["checkpoint_s"]) / 1e9 + loading_ns / 1e9
     for name in DURATION_COLUMNS:
         rows[name] = sums[name] / 1e9
+    rows[STAGES_COLUMN] = sums[STAGES_COLUMN] / 1e9 if STAGES_COLUMN in sums else np.nan

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
-from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.missing_steps import MOST_MISSING, erase_measures, find_recorded, insert_missing_steps
-from zerotop.analysis.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE, erase_phases, has_phases
-from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
+from zerotop.session.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
+from zerotop.session.steps.growable_array import GrowingArray
+from zerotop.session.steps.missing_steps import MOST_MISSING, erase_measures, find_recorded, insert_missing_steps
+from zerotop.session.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
+from zerotop.session.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE, erase_phases, has_phases
+from zerotop.session.steps.step_memory import add_memory
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, LIGHT, PHASE_CODE, SKIPPED, UNKNOWN
 
 _STEP_CODE = PHASE_CODE["step"]

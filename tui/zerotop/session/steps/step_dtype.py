@@ -23,6 +23,7 @@ STEP_DTYPE = np.dtype(
         ("optimizer_s", "<f8"),  # the optimizer itself, on either device; part of step_s
         ("eval_s", "<f8"),
         ("checkpoint_s", "<f8"),
+        ("stages_s", "<f8"),  # in a pipeline: receiving from and sending to other stages; NaN where folded
         ("micro_steps", "<i4"),
         # Of all its micro-batches; UNKNOWN where not recorded, as "micro_steps".
         ("rows", "<i8"),
@@ -55,7 +56,7 @@ MEMORY_COLUMNS = (
     *("host_rss_bytes", "host_held_bytes", "nvml_process_bytes"),
 )
 """The columns of bytes."""
-PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s", "optimizer_s")
+PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s", "optimizer_s", "stages_s")
 """The columns that are NaN in a counted step."""
 COUNT_COLUMNS = ("micro_steps", "rows", "tokens")
 """The columns that are UNKNOWN in a counted step."""

@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.processes.host_memory import measure_held_bytes
+from zerotop.session.moments.host_memory import measure_held_bytes
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows, Windows, iter_samples
 from zerotop_probe.recording.tables import BEGIN, FRESH_NS, TICK, UNKNOWN

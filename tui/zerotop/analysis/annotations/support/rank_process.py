@@ -9,19 +9,18 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.records.detector_state import DetectorState
-from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
-from zerotop.analysis.annotations.support.records.session_index import SessionIndex
-from zerotop.analysis.engine import add_library
-from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.memory.allocator_settings import read_settings
-from zerotop.analysis.steps.growable_array import GrowingArray
-from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, list_changes
 from zerotop.session.events.event_files import E
-from zerotop.session.reader import Source
-from zerotop.session.samples import Ints, Rows
-from zerotop_probe.recording.events import Engine, EngineFacts, Hello, TotalSteps, TrainingChanged
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.at import At
+from zerotop.session.moments.rank_records import RankRecords
+from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Ints, Rows, Samples
+from zerotop.session.steps.growable_array import GrowingArray
+from zerotop.session.steps.step_table import RankSteps
+from zerotop_probe.recording.events import TrainingChanged
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
@@ -40,27 +39,41 @@ def _mask_phases(rows: Rows, *names: str) -> NDArray[np.bool_]:
     return is_phase
 
 
-class Process(DetectorState):
-    """A rank's process."""
+class AdvancingRecording(DetectorState):
+    """A recording up to a cursor that only moves forward."""
 
-    def __init__(self, recording: SessionIndex, steps: RankSteps) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
+        self.session = session
+        self.at = session.at(0)
+
+    @property
+    def cursor_ns(self) -> int:
+        """The cursor in unix nanoseconds."""
+        return self.at.cursor_ns
+
+    def events_of(self, kind: type[E]) -> Sequence[E]:
+        """Return all events of this kind, in order of time."""
+        return self.at.events_of(kind)
+
+
+class Process(RankRecords, DetectorState):
+    """A rank's process, up to the cursor of the recording."""
+
+    def __init__(self, recording: AdvancingRecording, steps: RankSteps) -> None:
+        RankRecords.__init__(self, recording.at, identify_process(steps.source))
+        DetectorState.__init__(self)
         self.recording = recording
         self.source = steps.source  # its spans
-        self.rank = steps.source.rank
-        self.host = steps.source.host
         self.key = (steps.source.host, steps.source.pid)
-        self.spans = self._make_records("spans")
-        self.begins = self._make_records("begins")
-        self.allocator = self._make_records("allocator")
-        self.device_times = self._make_records("device_times")
-        self.host_samples = recording.get_records("processes", self.host, "pid", self.source.pid)
         self.rank_steps = steps
         self._rare_phases: dict[str, tuple[GrowingArray, GrowingArray]] = {}  # times and rows
         self._rare_counts: dict[Source, int] = {}
 
-    def _make_records(self, table: str) -> Records:
-        return Records(self.recording.cursor, lambda: self.recording.process_sources(table, self.source))
+    @property
+    def at(self) -> At:
+        """The moment of the recording."""
+        return self.recording.at
 
     @property
     def steps(self) -> Rows:
@@ -85,21 +98,10 @@ class Process(DetectorState):
         """Return those of ``phased_steps`` that were finished at a time."""
         return self.phased_steps[: bisect_right(self.phased_steps["end_unix_ns"], time_ns)]
 
-    def events_of(self, kind: type[E]) -> Sequence[E]:
-        """Return the process's own events of this kind, in order of time."""
-        return self.recording.process_events(kind, self.source)
-
-    @property
-    def engine(self) -> EngineFacts:
-        """The facts about its engine or loop number 0, with the library that runs it; empty before they are reported."""
-        engines = reversed(self.events_of(Engine))
-        first = next((event for event in engines if not event.engine), None)
-        return add_library(first, self.events_of(TotalSteps))
-
     @property
     def environment(self) -> dict[str, str]:
         """The environment variables for memory and threads with which it was started."""
-        return next((event.environment or {} for event in self.events_of(Hello)), {})
+        return (self.hello.environment or {}) if self.hello is not None else {}
 
     def find_changes(self, earliest_ns: int, latest_ns: int, known_ns: int) -> list[TrainingChange]:
         """Return the changes of the training between two times, as known at a third one, the most telling first."""
@@ -109,13 +111,12 @@ class Process(DetectorState):
     @property
     def has_expandable_segments(self) -> bool:
         """Whether PyTorch's allocator was configured to use expandable segments."""
-        hello = self.events_of(Hello)
-        return bool(hello) and read_settings(hello[0]).has_expandable_segments
+        return self.hello is not None and read_settings(self.hello).has_expandable_segments
 
     @property
     def torch(self) -> str:
         """Its version of PyTorch; empty if unknown."""
-        return next((event.torch or "" for event in self.events_of(Hello)), "")
+        return (self.hello.torch or "") if self.hello is not None else ""
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the step in progress at a time; None before the first step has finished."""
@@ -138,29 +139,29 @@ class Process(DetectorState):
         sizes = [device.total_bytes for device in self.engine.devices or []]
         return next((size for size in sizes if size is not None and size > 0), None)
 
-    def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> WindowSamples:
+    def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
         """Return the phases with these names that ended within a time window, ordered by their ends."""
-        spans = self.spans.read_window(begin_ns, end_ns)
-        return spans.select_rows(_mask_phases(spans.rows, *names)) if len(spans) else spans
+        spans = self.records("spans").read_window(begin_ns, end_ns)
+        return spans.select(_mask_phases(spans.rows, *names)) if len(spans) else spans
 
-    def read_rare_phases(self, name: str) -> WindowSamples:
+    def read_rare_phases(self, name: str) -> Samples:
         """Return all finished outermost phases with this name (evaluation, checkpoint save or load), by their ends."""
-        fresh = self.spans.read_new(self._rare_counts)
+        fresh = self.records("spans").read_new(self._rare_counts)
         if len(fresh) and (is_rare := _mask_phases(fresh.rows, *_RARE)).any():
-            rare = fresh.select_rows(is_rare & (fresh.rows["depth"] == 0))
+            rare = fresh.select(is_rare & (fresh.rows["depth"] == 0))
             for phase in _RARE:
                 chosen = rare.rows["phase"] == PHASE_CODE[phase]
                 for known, new in zip(self._get_rare(phase), (rare.times, rare.rows), strict=True):
                     known.add_rows(int(chosen.sum()))[:] = new[chosen]
         times, rows = self._get_rare(name)
-        return WindowSamples(times.rows, rows.rows)
+        return Samples(times.rows, rows.rows)
 
     def _get_rare(self, name: str) -> tuple[GrowingArray, GrowingArray]:
         if name not in self._rare_phases:
             self._rare_phases[name] = GrowingArray(np.int64), GrowingArray(self.source.array.dtype)
         return self._rare_phases[name]
 
-    def compute_begins(self, spans: WindowSamples) -> Ints:
+    def compute_begins(self, spans: Samples) -> Ints:
         """Return the begins of phases of this process, in unix nanoseconds."""
         begins: Ints = spans.rows["begin_ns"] + self.source.offset_ns
         return begins
@@ -168,15 +169,4 @@ class Process(DetectorState):
     @cached_property
     def has_exact_peaks(self) -> bool:
         """Whether the allocator's peaks were reset at each phase."""
-        return any(one.header.get("peaks") == "window" for one in self.recording.process_sources("allocator", self.source))
-
-    @property
-    def gpu_key(self) -> GpuKey | None:
-        """Host and NVML index of the GPU on which it allocates."""
-        return self.recording.find_gpu(self.source)
-
-    @property
-    def gpu_samples(self) -> Records:
-        """NVML's samples of its GPU."""
-        host, index = self.gpu_key or ("", -1)
-        return self.recording.get_records("gpus", host, "gpu", index)
+        return any(one.header.get("peaks") == "window" for one in self.tables("allocator"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
-from zerotop.analysis.keys import ProcessKey
-from zerotop.session.reader import Event, Session, Source
+from zerotop.session.keys import ProcessKey, RankProcess, identify_process
+from zerotop.session.moments.moment import Moment, at_event
+from zerotop.session.table_files import Source
+from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
+
+_KINDS: tuple[type[Event], ...] = (RankGone, Goodbye, Left, JobEnded, Parted, JobStarted, Attached, Joined)
 
 
 class ProcessExits:
@@ -25,7 +26,6 @@ class ProcessExits:
         self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
         self._command_begins: dict[str, int] = {}
-        self._until_ns = math.inf
         for event in events:
             host, pid = event.writer.host, event.writer.pid
             if isinstance(event, RankGone):
@@ -39,12 +39,6 @@ class ProcessExits:
             elif isinstance(event, (JobStarted, Attached, Joined)):
                 self._command_begins.setdefault(host, event.unix_ns)
 
-    def until(self, cursor_ns: int) -> ProcessExits:
-        """Return the same exits up to the cursor (unix time); takes equally long for any number."""
-        view = copy.copy(self)
-        view._until_ns = cursor_ns
-        return view
-
     def find_exit(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
         return self.find_exit_after(source.host, source.pid, source.created_ns)
@@ -57,30 +51,36 @@ class ProcessExits:
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
         """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
         own = self._rank_exits.get((host, pid), [])
-        begin_ns = self._command_begins.get(host)
-        has_command = begin_ns is not None and begin_ns <= self._until_ns
-        hosts = (host,) if has_command else tuple(self._command_exits)
+        hosts = (host,) if host in self._command_begins else tuple(self._command_exits)
         ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
         return self._find_first(ends, time_ns)
 
     def _find_first(self, times: Iterable[int], since_ns: int) -> int | None:
-        return min((time_ns for time_ns in times if since_ns <= time_ns <= self._until_ns), default=None)
+        return min((time_ns for time_ns in times if since_ns <= time_ns), default=None)
 
 
-def read_exits(session: Session) -> ProcessExits:
-    """Return the exits of a session so far; the same object until there is another event."""
-    cached = _SESSION_EXITS.get(session)
-    if cached is None or cached[0] is not session.events:
-        cached = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
-    return cached[1]
+@at_event()
+def read_exits(moment: Moment) -> ProcessExits:
+    """Return the exits that were recorded."""
+    return ProcessExits(event for kind in _KINDS for event in moment.events_of(kind))
 
 
-def read_exits_until(session: Session, cursor_ns: int) -> ProcessExits:
-    """Return the exits of a session up to the cursor (unix time)."""
-    return read_exits(session).until(cursor_ns)
+@at_event()
+def find_alive_processes(moment: Moment) -> tuple[RankProcess, ...]:
+    """Return the rank processes that hold memory, by rank: neither gone nor replaced by a restart."""
+    exits = read_exits(moment)
+    alive = [identify_process(source) for source in find_latest(moment) if exits.find_exit(source) is None]
+    return tuple(sorted(alive, key=lambda process: (process.rank, process.host)))
 
 
-_SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()
+def find_latest(moment: Moment) -> list[Source]:
+    """Return a table of the last process of each rank, alive or not."""
+    latest: dict[tuple[str, int], Source] = {}  # by host and rank
+    for source in moment.sources["begins"] + moment.sources["spans"] + moment.sources["allocator"]:
+        key = (source.host, source.rank)
+        if source.created_ns <= moment.cursor_ns and (key not in latest or latest[key].created_ns < source.created_ns):
+            latest[key] = source
+    return list(latest.values())
 
 
 # --- the process that failed first -----------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ class ProcessExit(NamedTuple):
         return find_signal_name(self.exit_code, self.launcher)
 
 
-def read_launcher(session: Session, cursor_ns: int | None = None) -> str:
+def read_launcher(moment: Moment) -> str:
     """Return the launcher in the job's command, else the launcher that its ranks name; "" for none."""
-    said = (event.launcher for event in session.events_of(Hello, cursor_ns)[:1])
-    return str(session.info.get("launcher") or next(said, None) or "")
+    said = (event.launcher for event in moment.events_of(Hello)[:1])
+    return str(moment.session.info.get("launcher") or next(said, None) or "")
 
 
 def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
@@ -145,13 +145,13 @@ def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> Rank
     return next((event for event in gone if (event.writer.host, event.pid) not in left), None)
 
 
-def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
+def find_first_exit(moment: Moment) -> ProcessExit | None:
     """Return the process that failed first up to the cursor; None while nothing failed, and where the job ended well."""
-    ended = next(iter(session.events_of(JobEnded, cursor_ns)[-1:]), None)
-    gone, goodbyes = session.events_of(RankGone, cursor_ns), session.events_of(Goodbye, cursor_ns)
+    ended = next(iter(moment.events_of(JobEnded)[-1:]), None)
+    gone, goodbyes = moment.events_of(RankGone), moment.events_of(Goodbye)
     vanished = find_vanished(gone, goodbyes)
     code, signal_name, counted = (ended.exit_code, ended.signal, ended.oom_kills) if ended is not None else (None, None, 0)
-    kills = max(counted or 0, count_oom_kills(session, cursor_ns))
+    kills = max(counted or 0, count_oom_kills(moment))
     failed = ended is not None and code != 0
     if failed and code is None and signal_name is None and vanished is None:
         # Nobody sees the exit code of a job that was attached to; its ranks said that they ended in good order.
@@ -161,18 +161,18 @@ def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
         # A rank that vanishes after others have left in good order was taken down with the job.
         return None
     last = vanished or ended
-    host = last.writer.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
+    host = last.writer.host if last is not None else next((source.host for source in moment.sources["hosts"]), "")
     rank, pid = (vanished.rank, vanished.pid) if vanished is not None else (None, None)
-    launcher = read_launcher(session, cursor_ns)
-    at_ns = last.unix_ns if last is not None else cursor_ns
+    launcher = read_launcher(moment)
+    at_ns = last.unix_ns if last is not None else moment.cursor_ns
     return ProcessExit(host, at_ns, rank, pid, signal_name, code, kills, is_final, launcher)
 
 
-def count_oom_kills(session: Session, cursor_ns: int) -> int:
+def count_oom_kills(moment: Moment) -> int:
     """Return how many processes the kernel has killed for memory since the recording began, as samplers counted."""
     total = 0
-    for source in session.sources["hosts"]:
-        counts = source.until(cursor_ns)["cgroup_oom_kills"]
+    for source in moment.sources["hosts"]:
+        counts = source.until(moment.cursor_ns)["cgroup_oom_kills"]
         if len(counts) and counts[0] >= 0:
             total += max(0, int(counts[-1]) - int(counts[0]))
     return total

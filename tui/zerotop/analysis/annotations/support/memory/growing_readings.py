@@ -1,0 +1,146 @@
+"""Readings of a process's allocated memory at the ends of steps, and stretches of them that rise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
+from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
+from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
+from zerotop.session.steps.growable_array import GrowingArray
+
+# Steps in a row with growth. A leak that matters grows in every step.
+CREEP_STEPS = 12
+# Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
+SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
+# Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
+# steps they span.
+_EVEN_RISES, _EVEN_FACTOR, _EVEN_SPAN = 3, 1.1, CREEP_STEPS
+
+
+class GrowthStretch(NamedTuple):
+    """Readings of a process's memory that rise.
+
+    ``first``: the index of the reading before them, which is the first of ``held``, the bytes after each step.
+    """
+
+    process: Process
+    first: int
+    before_step: int
+    rows: Rows
+    held: Ints
+
+    @property
+    def slope(self) -> float:
+        steps = np.concatenate([[self.before_step], self.rows["step"]])
+        return float(np.median(np.diff(self.held) / np.maximum(1, np.diff(steps))))
+
+    @property
+    def last_step(self) -> int | None:
+        """The step in which the device will be full; None if that is unknown."""
+        peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
+        if not device or peak <= 0 or self.slope <= 0:
+            return None
+        return int(self.rows["step"][-1]) + int((device - peak) / self.slope)
+
+    @property
+    def left_ns(self) -> float:
+        """The time until then."""
+        last_step, duration_s = self.last_step, float(np.nanmedian(self.rows["iteration_s"]))
+        return inf if last_step is None else duration_s * 1e9 * max(0, last_step - int(self.rows["step"][-1]))
+
+    @property
+    def begin_ns(self) -> int:
+        return int(self.rows["begin_unix_ns"][0])
+
+    @property
+    def end_ns(self) -> int:
+        return int(self.rows["end_unix_ns"][-1])
+
+
+@dataclass
+class GrowthState:
+    steps_read: int = 0
+    held_bytes: int = -1  # after the last step
+    stretch_length: int = 0  # steps in a row with growth, up to the last one
+    base_bytes: int = -1  # held before them
+    base_step: int = -1  # the one before them
+    highest_bytes: int = -1  # held after any step
+    records: int = 0  # steps in a row that left behind more than any before, up to the last one
+    rises: tuple[float, ...] = (-1.0,) * (_EVEN_RISES - 1)  # bytes a step, between the last readings
+    last_steps: tuple[int, ...] = (-1,) * _EVEN_RISES  # after which these were
+    is_reported: bool = False
+
+
+class MemoryReadings:
+    """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes."""
+
+    def __init__(self) -> None:
+        self._searched = 0
+        self._indices, self._held = GrowingArray(np.int64), GrowingArray(np.int64)
+
+    def read_new(self, process: Process) -> None:
+        fresh = process.steps[self._searched :]
+        held = read_held_bytes(process, fresh)
+        known = np.flatnonzero(held >= 0)
+        self._indices.add_rows(len(known))[:] = known + self._searched
+        self._held.add_rows(len(known))[:] = held[known]
+        self._searched += len(fresh)
+
+    def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
+        return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
+
+    def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
+        rows, held = self.select(process, begin, end)
+        return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
+
+
+def read_stretches(process: Process) -> list[GrowthStretch]:
+    state = process.get_state(GrowthState)
+    stretches = []
+    readings = process.get_state(MemoryReadings)
+    readings.read_new(process)
+    fresh, fresh_held = readings.select(process, state.steps_read)
+    if len(fresh):
+        for begin, end in find_stretches(fresh["step"], fresh_held, state):
+            stretches.append(readings.select_stretch(process, begin, end + 1))
+        state.steps_read += len(fresh)
+    return stretches
+
+
+def find_stretches(steps: Ints, held: Ints, state: GrowthState) -> Iterator[tuple[int, int]]:
+    """Yield, as indices of readings, the last one before each stretch, and the one that makes it long enough to report."""
+    indices = np.arange(len(held))
+    before = np.concatenate([[state.held_bytes], held[:-1]])
+    grows = (before >= 0) & (held > before)
+    # The index of the last step without growth; -1 is before these steps.
+    broken = np.maximum.accumulate(np.where(grows, -1, indices))
+    carried = broken < 0
+    length = np.where(carried, indices + 1 + state.stretch_length, indices - broken)
+    base = np.where(carried, state.base_bytes if state.stretch_length else state.held_bytes, held[broken])
+    base_step = np.where(carried, state.base_step, steps[broken])
+    highest = np.maximum.accumulate(np.concatenate([[state.highest_bytes], held]))
+    is_record = (highest[:-1] >= 0) & (held > highest[:-1])
+    unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
+    records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
+    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_steps[-1]))])
+    last_rises = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
+    is_even = (last_rises.min(1) > 0) & (last_rises.max(1) <= _EVEN_FACTOR * last_rises.min(1))
+    read = np.concatenate([state.last_steps, steps])
+    is_even &= read[_EVEN_RISES:] - read[:-_EVEN_RISES] >= _EVEN_SPAN
+    enough_records = (records >= SPARSE_RECORDS) | (is_even & (records > _EVEN_RISES))
+    is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
+    reported = carried & state.is_reported
+    enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
+    for index in enough[np.diff(broken[enough], prepend=-2) != 0].tolist():
+        yield state.steps_read + index - int(length[index]), state.steps_read + index
+    state.is_reported = bool(reported[-1]) or bool((broken[enough] == broken[-1]).any())
+    state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
+    state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
+    state.last_steps = tuple(read[len(read) - _EVEN_RISES :].tolist())
+    state.rises = tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())

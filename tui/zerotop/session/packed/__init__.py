@@ -1,0 +1,1 @@
+"""Recordings as one file: packing, and unpacking of files that may be damaged or hostile."""

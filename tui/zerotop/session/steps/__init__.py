@@ -1,0 +1,1 @@
+"""The table of finished optimizer steps of each rank, summed from its spans."""
