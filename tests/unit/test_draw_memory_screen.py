@@ -16,9 +16,9 @@ from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, Memo
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
+from zerotop.ui.drawing.formatting import choose_size_unit
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
-from zerotop.ui.drawing.size_unit import choose_unit
 from zerotop.ui.drawing.theme import STYLES
 from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, find_rank
 from zerotop.ui.memory.ledger_curve import REQUEST_HINT, draw_curve, resample_curve
@@ -243,7 +243,7 @@ def test_the_setting_stands_out() -> None:
 
 
 def test_units() -> None:
-    gibs, mibs = choose_unit(3 * GIB), choose_unit(GIB)
+    gibs, mibs = choose_size_unit(3 * GIB), choose_size_unit(GIB)
     assert (gibs.format_bytes(gib_to_bytes(1.5)).strip(), gibs.format_bytes(0).strip(), gibs.format_bytes(1).strip()) == (
         "1.50",
         "0.00",

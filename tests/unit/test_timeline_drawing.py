@@ -15,10 +15,11 @@ from small_recording import make_identity, make_record, read_recording, write_ta
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.drawing.formatting import format_time_span
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.timeline.drawing import chart_begin, chart_cells, draw_empty, draw_timeline
-from zerotop.ui.timeline.labels import find_cursor_value, format_duration, format_moment
+from zerotop.ui.timeline.labels import find_cursor_value, format_moment
 from zerotop.ui.timeline.lanes import LANES, LANES_BY_NAME, MARKS, RIBBONS, SUMMARY, TIME, count_ribbons, layout_lanes
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.picture import Picture
@@ -288,10 +289,10 @@ def test_nothing_to_show(tmp_path: Path) -> None:
         (lambda: format_moment(62_345_678_901, 50_000_000), "1:02.34"),
         (lambda: format_moment(62_345_678_901, 2_000_000_000), "1:02"),
         (lambda: format_moment(3_723_000_000_001, 1_000), "1:02:03.000000"),
-        (lambda: format_duration(12_345), "12.3 µs"),
-        (lambda: format_duration(250_000_000), "250 ms"),
-        (lambda: format_duration(2_750_000_000), "2.75 s"),
-        (lambda: format_duration(754_000_000_000), "12:34"),
+        (lambda: format_time_span(12.345e-6), "12.3 µs"),
+        (lambda: format_time_span(0.25), "250 ms"),
+        (lambda: format_time_span(2.75), "2.75 s"),
+        (lambda: format_time_span(754), "12:34"),
     ],
 )
 def test_times(words: Callable[[], str], expected: str) -> None:

@@ -7,11 +7,10 @@ from itertools import zip_longest
 
 from zerotop.analysis.failures.failure import ByteFigure, Failure
 from zerotop.session.moments.host_memory import HostMemory
-from zerotop.ui.drawing.formatting import choose_time_unit, format_rough_time
+from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize, wrap_text
 from zerotop.ui.drawing.units import convert_sizes
@@ -87,7 +86,7 @@ def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
 def _draw_numbers(failure: Failure) -> list[Row]:
     if not failure.numbers:
         return []
-    unit = choose_unit(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
+    unit = choose_size_unit(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
     return [_draw_number(number, unit) for number in failure.numbers]
 
 
@@ -131,7 +130,7 @@ def _draw_phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
 def _draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
     """Draw the node's memory as a strip with a cell for each sample."""
     limit = max(sample.limit_bytes for sample in samples)
-    unit = choose_unit(limit)
+    unit = choose_size_unit(limit)
     last = samples[-1]
     figures = f" {unit.format_bytes(last.used_bytes).strip()} of {unit.format_bytes(limit).strip()} {unit.name}"
     seconds = (last.unix_ns - samples[0].unix_ns) / 1e9

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.units import PaceUnit
@@ -49,6 +50,38 @@ def format_size(count: float) -> str:
     return f"{count:.0f} B"
 
 
+@dataclass(frozen=True)
+class SizeUnit:
+    """The unit of all figures of a panel, named in its title."""
+
+    name: str
+    size: int
+    decimals: int
+    width: int
+
+    def format_bytes(self, count: int | None) -> str:
+        """Return bytes in this unit, right-aligned; a value above zero never reads as zero."""
+        if count is None:
+            return format_fixed(None, self.decimals, self.width)
+        least = 10**-self.decimals
+        if 0 < abs(count) / self.size < least / 2:
+            return f"<{least:.{self.decimals}f}".rjust(self.width)
+        return format_fixed(count / self.size, self.decimals, self.width)
+
+    def format_signed(self, count: int) -> str:
+        """Return bytes in this unit with a sign, unless they read as zero."""
+        text = f"{count / self.size:+.{self.decimals}f}"
+        return (text if text.strip("+-0.") else f"{0:.{self.decimals}f}").rjust(self.width)
+
+
+def choose_size_unit(largest: int) -> SizeUnit:
+    """Return GiB, or MiB for small amounts; or GB and MB."""
+    _, mega, giga, _ = units.get_units().sizes
+    if largest < 2 * giga.bytes:
+        return SizeUnit(*mega, 1, 7)
+    return SizeUnit(*giga, 2 if largest < 1000 * giga.bytes else 1, 7)
+
+
 def format_number(number: float | None) -> str:
     """Return a count in three significant digits: ``823``, ``1.49k``, ``63.2M``, ``8.03B``."""
     if number is None or math.isnan(number):
@@ -69,6 +102,14 @@ def format_duration(duration: float) -> str:
     size = abs(duration)
     text = f"{format_significant(size * 1e3)} ms" if size < 0.9995 else f"{format_significant(size)} s"
     return f"-{text}" if duration < 0 else text
+
+
+def format_time_span(seconds: float) -> str:
+    """Return a duration of any size: ``35 µs``, ``412 ms``, ``2.75 s``, ``12:34``."""
+    for limit_s, unit in ((1e-6, "ns"), (1e-3, "µs")):
+        if seconds < limit_s * 0.9995:
+            return f"{format_significant(seconds / limit_s * 1e3)} {unit}"
+    return format_duration(seconds) if seconds < 60 else format_clock(seconds)
 
 
 def format_pace(iteration_s: float) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from zerotop.analysis.memory.block_lines import Look
+from zerotop.ui.drawing.formatting import choose_size_unit
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.size_unit import choose_unit
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 
@@ -15,7 +15,7 @@ _HINT_ROWS = 2
 
 def draw_look(look: Look, hint: str, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Draw a row for each line; ``hint`` says how to see every allocation."""
-    unit = choose_unit(look.whole_bytes)
+    unit = choose_size_unit(look.whole_bytes)
     rows = [draw_rule(panel_title(f"{look.description}, by line, {unit.name}", focused), width, glyphs)]
     for blocks in look.blocks:
         style = phase_style(blocks.phase)

@@ -17,10 +17,9 @@ from zerotop.analysis.memory.tensor_inventory import (
 )
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
-from zerotop.ui.drawing.formatting import format_size
+from zerotop.ui.drawing.formatting import choose_size_unit, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_height, fit_row, merge_spans, row_width
-from zerotop.ui.drawing.size_unit import choose_unit
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text
 from zerotop.ui.drawing.units import giga_unit
@@ -181,7 +180,7 @@ def _draw_panel(
 
 def _write_parts(canvas: Canvas, bar: _Bar, axis: Scale, x: int) -> None:
     """Write the name and size of each part beside its middle; where several share a row, the largest."""
-    unit = choose_unit(max(bar.total, giga_unit().bytes))
+    unit = choose_size_unit(max(bar.total, giga_unit().bytes))
     below, labels = 0, []
     for key, style in PART_STYLES.items():
         size = max(0, bar.sizes.get(key, 0))

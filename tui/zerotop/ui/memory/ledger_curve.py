@@ -12,11 +12,10 @@ from zerotop.analysis.memory.microscope import AllocationTrace
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_time_axis, plot_grid, plot_stack
 from zerotop.ui.charts.columns import Floats
-from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_size
+from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, format_duration, format_grouped, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, wrap_text
 
@@ -42,7 +41,7 @@ def draw_curve(
         rows = [draw_rule(panel_title("Microscope", focused), width, glyphs)]
         rows += [((line, "muted"),) for line in wrap_text(text, width, height - 1, glyphs)]
         return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
-    unit = choose_unit(trace.peak_bytes)
+    unit = choose_size_unit(trace.peak_bytes)
     last = trace.first_step + trace.steps - 1
     steps = f"step {last}" if trace.steps == 1 else f"steps {trace.first_step} to {last}"
     title = panel_title(f"Microscope, {steps} of rank {trace.rank}, {unit.name}", focused)
@@ -115,7 +114,7 @@ def _draw_details(trace: AllocationTrace, unit: SizeUnit, hint: str, width: int,
         (("alive then: size, phase, age", "label"),),
     ]
     for block in trace.largest[:BLOCK_COUNT]:
-        block_unit = choose_unit(block.size_bytes)
+        block_unit = choose_size_unit(block.size_bytes)
         size = f"{block_unit.format_bytes(block.size_bytes)} {block_unit.name}"
         style = phase_style(block.phase)
         text = f"{block.phase.replace('_', ' ')}, {format_duration(block.age_ns / 1e9)}"

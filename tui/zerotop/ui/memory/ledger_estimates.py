@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.views.memory_view import MemoryView
+from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, wrap_text
 
@@ -15,7 +15,7 @@ def draw_estimates(view: MemoryView, width: int, height: int, glyphs: Glyphs) ->
     """Draw at most ``height`` rows, none without an estimate; those of the job's own options are highlighted."""
     if not view.estimates or height < 3:
         return []
-    unit = choose_unit(max(max(estimate.gpu_bytes, estimate.host_bytes) for estimate in view.estimates))
+    unit = choose_size_unit(max(max(estimate.gpu_bytes, estimate.host_bytes) for estimate in view.estimates))
     own = set(view.own_estimates)
     placed = place_columns(_build_columns(unit, own, glyphs), width)
     rows = [draw_rule(panel_title(f"DeepSpeed's estimates, {unit.name}", False), width, glyphs, placed)]

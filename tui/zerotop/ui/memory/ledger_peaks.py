@@ -9,11 +9,10 @@ from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.phase_peaks import BEFORE, PhasePeak
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts.bars import draw_stacked_bar
-from zerotop.ui.drawing.formatting import format_share
+from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, format_share
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, choose_items, fit_height, fit_row, join_rows
-from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 
@@ -27,7 +26,7 @@ def draw_peaks(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, foc
             rows.append(fit_row(((fit_text(reason, width, glyphs), "muted"),), width, glyphs))
         return fit_height(rows, width, height, glyphs)
     peaks = view.peaks.phases
-    unit = choose_unit(peaks[0].allocated_bytes)
+    unit = choose_size_unit(peaks[0].allocated_bytes)
     placed = place_columns(_build_columns(unit, peaks, view.micro_steps > 1, glyphs), width)
     rows = [draw_rule(panel_title(f"Peak by phase, {unit.name}", focused), width, glyphs, placed)]
     rows += [placed.draw_row(peak, width, glyphs) for peak in peaks[: height - 1]]
@@ -75,11 +74,11 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
     if health.at_peak is not None:
-        unit = choose_unit(health.at_peak.reserved_bytes)
+        unit = choose_size_unit(health.at_peak.reserved_bytes)
         unused = f"{unit.format_bytes(health.at_peak.unallocated_bytes).strip()} {unit.name}"
         text = f"{unused} reserved but unused at the peak ({format_share(health.at_peak.unallocated_share)})"
         items.append((7, ((text, "text"),)))
-    split = choose_unit(health.inactive_split_bytes)
+    split = choose_size_unit(health.inactive_split_bytes)
     items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
     if health.segments is not None:
         items.append((4, ((format_count(health.segments, "segment"), "text"),)))

@@ -9,10 +9,9 @@ from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.phase_peaks import BEFORE
 from zerotop.analysis.memory.tensor_inventory import MODEL_STATES
 from zerotop.analysis.views.memory_view import MemoryView
-from zerotop.ui.drawing.formatting import MISSING, format_rough_time
+from zerotop.ui.drawing.formatting import MISSING, SizeUnit, choose_size_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 from zerotop.ui.drawing.units import get_units
@@ -40,7 +39,7 @@ def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *
     """Draw the ledger of the chosen GPU; the least important rows are left out if not all fit."""
     if view.gpu is None:
         return _draw_empty("Ledger", _NO_GPU_TEXT, width, height, glyphs, focused=focused)
-    unit = choose_unit(view.gpu.total_bytes)
+    unit = choose_size_unit(view.gpu.total_bytes)
     lines = [*view.lines, *_build_estimate_lines(view)]
     has_hosts = len({gpu.host for gpu in view.gpus}) > 1
     name = f"GPU {view.gpu.index}" + (f" of {sanitize(view.gpu.host, glyphs)}" if has_hosts else "")
@@ -59,12 +58,12 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
     """Draw the ledger of the chosen rank's host memory."""
     if view.host is None:
         return _draw_empty("Host memory", _NO_RANK_TEXT, width, height, glyphs, focused=focused)
-    unit = choose_unit(view.host.resident_bytes)
+    unit = choose_size_unit(view.host.resident_bytes)
     placed = place_columns(_build_host_columns(unit, view.host_lines, glyphs), width)
     title = panel_title(f"Host memory of rank {view.host.rank}, {unit.name}", focused)
     below = _draw_exit_note(view, width, glyphs)
     if view.node_memory is not None:
-        node_unit = choose_unit(view.node_memory.limit_bytes)
+        node_unit = choose_size_unit(view.node_memory.limit_bytes)
         sizes = (view.node_memory.used_bytes, view.node_memory.limit_bytes)
         used = " of ".join(node_unit.format_bytes(size).strip() for size in sizes)
         text = f"{sanitize(view.host.host, glyphs)}: {used} {node_unit.name} in use by all processes"

@@ -16,7 +16,7 @@ from zerotop.ui.drawing.formatting import (
     format_clock,
     format_fixed,
     format_share,
-    format_significant,
+    format_time_span,
     is_known,
 )
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -110,14 +110,6 @@ def format_moment(moment: int, cell_ns: int) -> str:
     return format_clock(whole) + (f".{rest:09d}"[: decimals + 1] if decimals else "")
 
 
-def format_duration(nanoseconds: float) -> str:
-    """Format a duration: ``35 µs``, ``412 ms``, ``2.75 s``, ``12:34``."""
-    for factor, unit in ((1e3, "ns"), (1e6, "µs"), (1e9, "ms")):
-        if nanoseconds < factor * 0.9995:
-            return f"{format_significant(nanoseconds / factor * 1e3)} {unit}"
-    return f"{format_significant(nanoseconds / 1e9)} s" if nanoseconds < 60e9 else format_clock(nanoseconds / 1e9)
-
-
 def draw_last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     """Draw the range's figures; without a range, the phases' colours and the missing data."""
     if picture.summary is not None:
@@ -152,16 +144,15 @@ def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]
     length = summary.end_ns - summary.begin_ns
     steps = format_count(summary.steps, "step")
     figures: list[tuple[int, Row]] = [
-        (99, (("[ ", "accent"), (glyphs.to_plain(format_duration(length)), "value"), (" ]", "accent")))
+        (99, (("[ ", "accent"), (glyphs.to_plain(format_time_span(length / 1e9)), "value"), (" ]", "accent")))
     ]
     figures.append((90, ((steps, "text"),)))
     all_s = sum(summary.phase_s.values())
     order = sorted(summary.phase_s, key=lambda name: -summary.phase_s[name])
     for place, name in enumerate(order[: len(_PHASE_IMPORTANCE)]):
         part = (find_swatch(phase_style(name), glyphs), phase_style(name)), (f" {phase_word(name, glyphs)} ", "muted")
-        amount = (
-            f"{glyphs.to_plain(format_duration(summary.phase_s[name] * 1e9))} {format_share(summary.phase_s[name] / all_s)}"
-        )
+        seconds = summary.phase_s[name]
+        amount = f"{glyphs.to_plain(format_time_span(seconds))} {format_share(seconds / all_s)}"
         figures.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
     for importance, name, label, factor, unit in _choose_figures(summary.highest.get("iteration", 0.0)):
         if name in summary.mean:
