@@ -70,6 +70,8 @@ class Session:
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
         self._moments = Moments()
+        self.kept: dict[Any, Any] = {}
+        """What has been computed of the whole recording."""
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
         self._is_opened = False
