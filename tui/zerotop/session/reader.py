@@ -178,7 +178,7 @@ class Session:
 
     def find_sibling(self, table: str, source: Source) -> Source | None:
         """Return the table that belongs to the same writer and its same start of recording as ``source``."""
-        return self._sources_by_stem.get(table + source.path.stem.removeprefix(source.table))
+        return self._sources_by_stem.get(table + source.writer_name)
 
     def find_source(self, table: str, host: str, pid: int, at_ns: int | None = None) -> Source | None:
         """Return the table that the process was writing at a unix time (None: now), else its first, or None without any."""

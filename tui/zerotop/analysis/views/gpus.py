@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.ranks_and_hosts import (
@@ -40,18 +39,25 @@ def read_gpus(at: At) -> tuple[Gpu, ...]:
         for row in unpack_records(tick):
             key = (host, row["gpu"])
             rates = _compute_rates(before.get(row["gpu"]), row)
-            gpu = _build_gpu(key, find_gpu_name(at, key) or "GPU", row, rates, held.get(key, {}), used_by_job.get(key))
-            gpus[key] = replace(gpu, ranks=tuple(sorted(ranks.get(key, ()))))
+            own_ranks = tuple(sorted(ranks.get(key, ())))
+            gpus[key] = _build_gpu(at, key, own_ranks, row, rates, held.get(key, {}), used_by_job.get(key))
     return tuple(gpus[key] for key in sorted(gpus))
 
 
 def _build_gpu(
-    gpu_key: GpuKey, name: str, row: Values, rates: tuple[float, float], held: dict[str, int], used_by_job: int | None
+    at: At,
+    gpu_key: GpuKey,
+    ranks: tuple[int, ...],
+    row: Values,
+    rates: tuple[float, float],
+    held: dict[str, int],
+    used_by_job: int | None,
 ) -> Gpu:
     return Gpu(
         host=gpu_key[0],
         index=gpu_key[1],
-        name=name,
+        name=find_gpu_name(at, gpu_key) or "GPU",
+        ranks=ranks,
         total_bytes=int(row["total_bytes"]),
         used_bytes=max(0, int(row["used_bytes"])),
         allocated_bytes=held.get("allocated_bytes"),
