@@ -14,6 +14,7 @@ from screens import Shown
 from small_recording import BEGIN_NS, S
 from story_app import FakeJob
 from waiting import wait_until
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -215,7 +216,7 @@ async def test_any_size(name: str, size: tuple[int, int]) -> None:
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:
     for name in ("z2", "cpu-clean", "x4-z3"):
         session = recordings.open_recording(name)
-        view = MemoryScreen(BLOCKS, RecordingSource(session)).model._views.view_at(session.last_written_ns)
+        view = read_memory_view(session.at(session.last_written_ns))
         for width in (20, 60, 80, 118, 198, 298):
             for height in (1, 4, 9, 15, 22, 44, 84):
                 for host in (False, True):

@@ -12,13 +12,14 @@ import pytest
 
 import recordings
 import zerotop
+from zerotop.report.notebook import OpenRecording
 from zerotop_probe.recording.events import Engine, RankGone
 
 S = 1_000_000_000
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "recordings.md"
 
 
-def open_recording(name: str) -> zerotop.OpenRecording:
+def open_recording(name: str) -> OpenRecording:
     return zerotop.open_recording(str(recordings.find_packed_file(name)))
 
 

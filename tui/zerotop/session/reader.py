@@ -197,6 +197,8 @@ class Session:
     def close(self) -> None:
         """Let go of files that were removed, see :attr:`held_bytes`. Nothing can be read from this session any more."""
         self._folder.release_files()
+        self._moments.forget()  # they refer to this session
+        self.kept.clear()
 
     @property
     def damaged_records(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.session.events.event_index import get_event_time
 from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.moments.moment import Moment, at_cursor
+from zerotop.session.moments.moment import Moment, at_event
 from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_latest
 from zerotop.session.moments.rank_records import RankRecords
 from zerotop.session.samples import Samples
@@ -63,13 +63,14 @@ class At(Moment):
     @property
     def nodes(self) -> dict[str, NodeAt]:
         """The nodes with a sampler, by name."""
-        return _read_nodes(self)
+        return {name: NodeAt(self, name, reports) for name, reports in sorted(_read_reports(self.whole).items())}
 
     @property
     def ranks(self) -> dict[int, RankAt]:
         """The last process of each rank, by rank."""
-        processes = {identify_process(source) for source in find_latest(self)}
-        return {process.rank: RankAt(self, process) for process in sorted(processes, key=lambda one: one.rank)}
+        tables = sorted(find_latest(self), key=lambda source: source.created_ns)  # a rank may go on on another node
+        last = {source.rank: RankAt(self, identify_process(source)) for source in tables}
+        return dict(sorted(last.items()))
 
     @property
     def end(self) -> ProcessExit | None:
@@ -86,12 +87,17 @@ class At(Moment):
         return self.session.at(time_ns)
 
 
-@at_cursor
-def _read_nodes(at: At) -> dict[str, NodeAt]:
+@at_event()
+def _read_reports(at: Moment) -> dict[str, list[Node]]:
     reports: dict[str, list[Node]] = {}
-    for event in at.whole.events_of(Node):
+    for event in at.events_of(Node):
         reports.setdefault(event.writer.host, []).append(event)
-    return {name: NodeAt(at, name, reports[name]) for name in sorted(reports)}
+    return reports
+
+
+@at_event()
+def _name_gpus(at: Moment) -> dict[GpuKey, str]:
+    return {(node.writer.host, gpu.index): gpu.name for node in at.events_of(Node) for gpu in node.gpus or ()}
 
 
 def find_cores(at: At, host: str) -> int | None:
@@ -102,8 +108,7 @@ def find_cores(at: At, host: str) -> int | None:
 
 def find_gpu_name(at: At, key: GpuKey | None) -> str | None:
     """Return the product name of a GPU; None where unknown."""
-    gpu = at.nodes[key[0]].gpus.get(key[1]) if key is not None and key[0] in at.nodes else None
-    return gpu.name if gpu is not None else None
+    return _name_gpus(at.whole).get(key) if key is not None else None
 
 
 class Moments:

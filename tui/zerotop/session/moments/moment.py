@@ -25,8 +25,6 @@ class Moment:
         self.session = session
         self.cursor_ns = cursor_ns
         self.begin_ns = begin_ns  # 0, except for a window
-        self.whole: Moment = session.at(cursor_ns) if begin_ns else self
-        """The same moment with all that was known then."""
         self.sources = session.sources
         self.host_sources = session.host_sources
         self.process_sources = session.process_sources
@@ -35,6 +33,11 @@ class Moment:
         """Results of functions, by function and arguments."""
         self.known_results = known_results
         """The same of all moments between two events."""
+
+    @property
+    def whole(self) -> Moment:
+        """The moment with all that was known then."""
+        return self.session.at(self.cursor_ns) if self.begin_ns else self
 
     def events_of(self, kind: type[E]) -> Sequence[E]:
         """Return the events of a kind, by time."""
