@@ -11,7 +11,7 @@ from py_spy_access import can_read_others
 from real_jobs import TIMEOUT_S
 from standing_jobs import LINES, StandingJob
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import RankStacks, Stacks
 
@@ -60,7 +60,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(standing_jobs:
     finding = wait_for_finding(standing_jobs[kind])
     assert finding.ranks == (ODD,)
     assert finding.step in (STEP, STEP + 1)
-    found = StandstillFinder(Session.open(standing_jobs[kind].session)).find_at(time.time_ns())
+    found = find_stillness(Session.open(standing_jobs[kind].session).at(time.time_ns()))
     assert found is not None
     standstill, since_ns = found
     assert since_ns == finding.begin_ns
@@ -104,7 +104,7 @@ def test_a_rank_that_stops_before_the_first_step_is_named_with_its_line(standing
     assert "Rank 0 waits in init_process_group at hanging.py:" in finding.details
     assert job.stopped_ns is not None
     assert abs(finding.begin_ns - job.stopped_ns) < 20e9
-    found = StandstillFinder(Session.open(job.session)).find_at(time.time_ns())
+    found = find_stillness(Session.open(job.session).at(time.time_ns()))
     assert found is not None
     assert [group.ranks for group in found.standstill.groups] == [(ODD,), (0,)]
 

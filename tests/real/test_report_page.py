@@ -130,7 +130,7 @@ async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
     if program is None:
         pytest.skip("there is no Chromium on this machine")
     cell = tmp_path / "cell.html"
-    cell.write_text(f"<!DOCTYPE html><style>iframe {{zoom: 0.2}}</style>{zerotop.open_session(STORY)._repr_html_()}")
+    cell.write_text(f"<!DOCTYPE html><style>iframe {{zoom: 0.2}}</style>{zerotop.open_recording(STORY)._repr_html_()}")
     async with browser.open_page(program, tmp_path / "profile", width=1000, height=900) as page:
         await page.open_address(cell.as_uri())
         picture = tmp_path / "cell.png"

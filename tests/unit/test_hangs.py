@@ -9,7 +9,7 @@ import pytest
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, write_standing
 from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
 from zerotop.session.reader import Session
@@ -204,9 +204,7 @@ def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -
 @pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
 def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: int, glyphs: Glyphs) -> None:
-    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(
-        second_to_unix_ns(42)
-    )
+    standstill = find_stillness(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE}).at(second_to_unix_ns(42)))
     assert standstill is not None
     rows = draw_stacks(standstill, second_to_unix_ns(42), width, height, glyphs, with_sentences=True)
     assert len(rows) == height
@@ -224,7 +222,7 @@ def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: in
 
 
 def test_all_stacks_are_copied(tmp_path: Path) -> None:
-    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(second_to_unix_ns(42))
+    standstill = find_stillness(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}).at(second_to_unix_ns(42)))
     assert standstill is not None
     first, second = copy_stacks(standstill.standstill).split("\n\n")
     assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
@@ -232,7 +230,7 @@ def test_all_stacks_are_copied(tmp_path: Path) -> None:
 
 
 def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
-    finder = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}))
-    assert finder.find_at(second_to_unix_ns(19)) is None
-    assert finder.find_at(second_to_unix_ns(22)) is None
-    assert finder.find_at(second_to_unix_ns(26)) is not None
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})
+    assert find_stillness(session.at(second_to_unix_ns(19))) is None
+    assert find_stillness(session.at(second_to_unix_ns(22))) is None
+    assert find_stillness(session.at(second_to_unix_ns(26))) is not None

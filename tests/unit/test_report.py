@@ -204,7 +204,7 @@ def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
-    session = zerotop.open_session(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
+    session = zerotop.open_recording(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
     shown = session._repr_html_()
     assert shown.startswith("<iframe ")
     assert "at $30.00 an hour" in shown
@@ -214,7 +214,7 @@ def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
     with pytest.raises(ValueError, match="Choose one of: steps"):
         session.table("nothing")
     with pytest.raises(SessionError, match="nowhere"):
-        zerotop.open_session("nowhere")
+        zerotop.open_recording("nowhere")
 
 
 @pytest.fixture

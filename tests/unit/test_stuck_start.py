@@ -17,7 +17,7 @@ from memory_recording import Recording, make_record
 from small_recording import make_identity, second_to_unix_ns
 from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.session.reader import Session
 from zerotop_probe.inside import guard
 from zerotop_probe.outside.sampling.stuck import start_watch
@@ -104,18 +104,18 @@ def test_ranks_are_looked_at_twice(tmp_path: Path) -> None:
 
 
 def test_the_stacks_are_shown_until_something_moves_or_the_job_has_ended(tmp_path: Path) -> None:
-    finder = StandstillFinder(write_start(tmp_path, [ARRIVED, ASLEEP]))
-    assert finder.find_at(second_to_unix_ns(20)) is None
-    shown = finder.find_at(second_to_unix_ns(40))
+    session = write_start(tmp_path, [ARRIVED, ASLEEP])
+    assert find_stillness(session.at(second_to_unix_ns(20))) is None
+    shown = find_stillness(session.at(second_to_unix_ns(40)))
     assert shown is not None
     assert [group.ranks for group in shown.standstill.groups] == [(1,), (0,)]
     assert shown.since_ns == second_to_unix_ns(0)
-    assert finder.find_at(second_to_unix_ns(200)) is None  # idle ranks would have been read again
+    assert find_stillness(session.at(second_to_unix_ns(200))) is None  # idle ranks would have been read again
 
 
 def test_the_stacks_of_a_job_that_was_stopped_stay(tmp_path: Path) -> None:
-    finder = StandstillFinder(write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50))
-    assert finder.find_at(second_to_unix_ns(55)) is not None
+    session = write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50)
+    assert find_stillness(session.at(second_to_unix_ns(55))) is not None
 
 
 @pytest.fixture

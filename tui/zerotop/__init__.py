@@ -3,17 +3,18 @@
 # No module of the standard library is imported here, see ``own_python``.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from zerotop.report.notebook import NotebookSession
+    from zerotop.report.notebook import OpenRecording
 
-__all__ = ["open_session"]
+__all__ = ["open_recording"]
 
 
-def open_session(name: str, price_per_hour: "str | float | None" = None) -> "NotebookSession":
+def open_recording(name: str, price_per_hour: "str | float | None" = None) -> "OpenRecording":
     """Open a recording in a notebook or a script, by its name, the start of its name, or its path.
 
-    In a notebook it displays its report; ``open_session("brisk-otter").table("steps")`` is a data frame. Raises SessionError
-    if there is no such recording, ValueError for an invalid price.
+    In a notebook it displays its report. ``at()`` gives what was known at a moment, see ``zerotop.session.moments.at``;
+    ``table("steps")`` is a data frame of the whole recording. Raises SessionError if there is no such recording, ValueError
+    for an invalid price.
     """
-    from zerotop.report.notebook import NotebookSession
+    from zerotop.report.notebook import OpenRecording
 
-    return NotebookSession(name, price_per_hour)
+    return OpenRecording(name, price_per_hour)

@@ -26,7 +26,6 @@ from zerotop.commands.common.model_config import read_model_config
 from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
-from zerotop_probe.recording.events import Node
 
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
@@ -143,7 +142,7 @@ def _read_session(path: Path) -> ModelCase:
         _find_state_bytes(setup),
         frozen_bytes=setup.frozen_bytes if setup.trainable < setup.parameters else None,
     )
-    nodes = max(1, len({event.writer.host for event in session.events_of(Node)}))
+    nodes = max(1, len(session.at().nodes))
     gpus = max(1, setup.ranks // nodes)
     quantized = engine.quantized_parameters or 0
     return ModelCase(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens, quantized=quantized)

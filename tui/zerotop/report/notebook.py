@@ -1,23 +1,25 @@
-"""A recording in a notebook: it displays its report, and gives its tables as data frames."""
+"""A recording in a notebook or a script: what was known at a moment, its tables as data frames, and its report."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-import polars
-
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.analysis.reports.export_tables import TABLES, build_frames
 from zerotop.analysis.reports.session_report import read_session_report
 from zerotop.report.elements import element
 from zerotop.report.session_page import write_session_page
 from zerotop.session import catalog
+from zerotop.session.moments.at import At
 from zerotop.session.reader import Session
+
+if TYPE_CHECKING:
+    import polars
 
 _HEIGHT = "760px"
 
 
-class NotebookSession:
+class OpenRecording:
     """One recording. As the last expression of a cell it shows its report; a running job's as it is then."""
 
     def __init__(self, name: str, price_per_hour: str | float | None = None) -> None:
@@ -41,8 +43,17 @@ class NotebookSession:
         )
         return ElementTree.tostring(frame, encoding="unicode", method="html")
 
+    def at(self, cursor_ns: int | None = None) -> At:
+        """Return the recording at a moment in unix nanoseconds, or at its end as it is now."""
+        self.session.refresh()
+        return self.session.at(cursor_ns)
+
     def table(self, name: str = "steps") -> polars.DataFrame:
         """Return a table as ``zerotop export`` writes it. Raises ValueError for a name that it does not know."""
+        import polars
+
+        from zerotop.analysis.reports.export_tables import TABLES, build_frames
+
         if name not in TABLES:
             raise ValueError(f"Unknown table {name!r}. Choose one of: {', '.join(TABLES)}.")
         self.session.refresh()

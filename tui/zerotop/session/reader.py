@@ -70,6 +70,8 @@ class Session:
         self._event_files: list[EventFile] = []
         self._known_files: set[str] = set()
         self._moments = Moments()
+        self.kept: dict[Any, Any] = {}
+        """What has been computed of the whole recording."""
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
         self._is_opened = False
@@ -176,7 +178,7 @@ class Session:
 
     def find_sibling(self, table: str, source: Source) -> Source | None:
         """Return the table that belongs to the same writer and its same start of recording as ``source``."""
-        return self._sources_by_stem.get(table + source.path.stem.removeprefix(source.table))
+        return self._sources_by_stem.get(table + source.writer_name)
 
     def find_source(self, table: str, host: str, pid: int, at_ns: int | None = None) -> Source | None:
         """Return the table that the process was writing at a unix time (None: now), else its first, or None without any."""
@@ -195,6 +197,8 @@ class Session:
     def close(self) -> None:
         """Let go of files that were removed, see :attr:`held_bytes`. Nothing can be read from this session any more."""
         self._folder.release_files()
+        self._moments.forget()  # they refer to this session
+        self.kept.clear()
 
     @property
     def damaged_records(self) -> int:

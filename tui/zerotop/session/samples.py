@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import UNKNOWN
+
+if TYPE_CHECKING:
+    import polars
 
 Rows = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -43,6 +46,19 @@ class Samples:
 
     def select(self, chosen: NDArray[np.bool_]) -> Samples:
         return Samples(self.times[chosen], self.rows.compress(chosen))  # five times faster than by index
+
+    @property
+    def frame(self) -> polars.DataFrame:
+        """The records as a data frame, with their times as ``unix_ns``."""
+        import polars
+
+        columns = {name: self.rows[name] for name in self.rows.dtype.names or () if name != "pad"}
+        texts = {
+            name: np.strings.decode(column, "utf-8", "replace")
+            for name, column in columns.items()
+            if column.dtype.kind == "S"
+        }
+        return polars.DataFrame({"unix_ns": self.times, **columns, **texts})
 
     def __len__(self) -> int:
         return len(self.times)

@@ -43,6 +43,8 @@ class Source:
         self.table = str(header["table"])
         self.role, self.rank, self.host, self.pid = parse_writer(header)[:4]
         self.offset_ns = offset_ns
+        self.writer_name = stem.removeprefix(self.table)
+        """What the names of all tables of one start of a writer end with."""
         created_ns = parse_integer(header["clock"]["monotonic_ns"])
         self.created_ns = created_ns + offset_ns
         """Unix time at which the file was created."""

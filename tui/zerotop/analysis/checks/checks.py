@@ -223,7 +223,7 @@ def _describe_machine(run: RecordedRun) -> str:
         return "an unknown machine"
     gpus = [gpu.name for gpu in node.gpus or ()]
     kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
-    nodes = len({event.writer.host for event in run.session.events_of(events.Node)})
+    nodes = len(run.session.at().nodes)
     parts = [*kinds, f"{node.cores} cores of {node.cpu or 'an unknown processor'}"]
     return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
 from zerotop.session.keys import RankProcess, identify_process
 from zerotop.session.moments.at import At
+from zerotop.session.moments.moment import at_event
 from zerotop.session.moments.process_exits import find_latest
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
@@ -67,43 +67,31 @@ class Stillness(NamedTuple):
     since_ns: int
 
 
-class StandstillFinder:
-    """The standstill at any cursor; the same object until something is written."""
+def find_stillness(at: At) -> Stillness | None:
+    """Return where the ranks of the last attempt stand; None if they work.
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._key: tuple[object, ...] = ()
-        self._found: Stillness | None = None
+    Of a job that ended while it stood still, where they stood before that.
+    """
+    if not any(at.events_of(kind) for kind in (events.Stacks, events.RankStacks)):
+        return None
+    return _find_stillness(at, at.cursor_ns // _NO_STACKS_NS)
 
-    def find_at(self, cursor_ns: int) -> Stillness | None:
-        """Return where the ranks of the last attempt stand at the cursor; None if they work.
 
-        Of a job that ended while it stood still, where they stood before that.
-        """
-        session = self._session
-        if not any(session.events_of(name, cursor_ns) for name in (events.Stacks, events.RankStacks)):
-            return None
-        sources = find_latest(session.at(cursor_ns))
-        since_ns = max((_find_last_sign(session.at(cursor_ns), identify_process(source)) for source in sources), default=0)
-        known = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
-        key = since_ns, known, cursor_ns // _NO_STACKS_NS
-        if key != self._key:
-            self._key, self._found = key, self._read(sources, since_ns, cursor_ns)
-        return self._found
-
-    def _read(self, sources: Sequence[Source], since_ns: int, cursor_ns: int) -> Stillness | None:
-        events_of = self._session.events_of
-        ends = [*events_of(events.StopSent, cursor_ns), *events_of(events.JobEnded, cursor_ns)]
-        until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
-        last_ns = find_last_stacks(self._session.at(until_ns))
-        if not {identify_process(source) for source in sources}.issuperset(list_processes(self._session.at(last_ns))):
-            start = find_standstill(self._session.at(last_ns))
-            # While a rank is idle its stacks are read again, each time after twice as long.
-            is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
-            return Stillness(*start) if start is not None and not is_over else None
-        reader = StandstillReader(self._session, sources, since_ns, until_ns)
-        standstill = reader.read_at(until_ns, confirmed=False)
-        return Stillness(standstill, since_ns) if standstill is not None else None
+@at_event("begins", "spans")
+def _find_stillness(at: At, _period: int) -> Stillness | None:
+    sources = find_latest(at)
+    since_ns = max((_find_last_sign(at, identify_process(source)) for source in sources), default=0)
+    ends = [*at.events_of(events.StopSent), *at.events_of(events.JobEnded)]
+    until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=at.cursor_ns)
+    last_ns = find_last_stacks(at.at(until_ns))
+    if not {identify_process(source) for source in sources}.issuperset(list_processes(at.at(last_ns))):
+        start = find_standstill(at.at(last_ns))
+        # While a rank is idle its stacks are read again, each time after twice as long.
+        is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
+        return Stillness(*start) if start is not None and not is_over else None
+    reader = StandstillReader(at.session, sources, since_ns, until_ns)
+    standstill = reader.read_at(until_ns, confirmed=False)
+    return Stillness(standstill, since_ns) if standstill is not None else None
 
 
 def _find_last_sign(at: At, process: RankProcess) -> int:

@@ -42,11 +42,11 @@ from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memo
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.moments.at import At
+from zerotop.session.moments.at import At, find_gpu_name
 from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.session.reader import Session
-from zerotop_probe.recording.events import Engine, EngineDevice, Left, Node
+from zerotop_probe.recording.events import Engine, EngineDevice, Left
 
 # Gradients are gone if this share of them does not fit beside what outlives a step.
 _FREED_SHARE = 0.9
@@ -149,7 +149,7 @@ def build_ledger(
     return GpuLedger(
         host=host,
         index=index,
-        name=_find_gpu_name(at, gpu_key),
+        name=find_gpu_name(at, gpu_key) or "GPU",
         ranks=ranks,
         total_bytes=total,
         rows=tuple(rows),
@@ -181,14 +181,6 @@ def find_pids(at: At, host: str) -> set[int]:
     for _, tick in ranks_and_hosts.find_last_ticks(at.host_sources("processes", host), at.cursor_ns).values():
         pids.update(np.unique(tick["pid"]).tolist())
     return pids
-
-
-def _find_gpu_name(at: At, gpu_key: GpuKey) -> str:
-    for event in reversed(at.events_of(Node)):
-        for gpu in event.gpus or [] if event.writer.host == gpu_key[0] else []:
-            if gpu.index == gpu_key[1]:
-                return gpu.name or "GPU"
-    return "GPU"
 
 
 def _list_devices(engines: Sequence[Engine], holders: Sequence[GpuHolder]) -> list[EngineDevice]:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from zerotop.analysis.engine import keep_latest
 from zerotop.analysis.memory.tensor_inventory import (
     CATEGORY_LABELS,
@@ -45,8 +43,7 @@ LABELS = {
 
 WORKERS_BASIS = "not in the sum; estimated from a sample of pages"
 _KERNEL = "the kernel's figure less the rows above"
-# Samples to look back through for a process's last one: minutes, with a few ranks.
-_TAIL = 4096
+_SIZES = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes", "held_bytes", "loader_private_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +101,10 @@ def read_host_ledgers(at: At) -> tuple[HostLedger, ...]:
 
 def read_host_ledger(at: At, process: RankProcess) -> HostLedger | None:
     """Return one rank's ledger; None if it was not sampled."""
-    sample = _find_last_sample(at, process)
-    if sample is None:
+    row = at.records("processes", process.host, "pid", process.pid).read_last(at.cursor_ns)
+    if row is None:
         return None
+    sample = {name: max(0, int(row[name])) if name in row.dtype.names else 0 for name in _SIZES}
     inventory = read_inventory(at, process)
     updated = _count_updated_parameters(at, process)
     pinned = _measure_pinned(inventory) if inventory is not None else None
@@ -170,18 +168,3 @@ def _count_updated_parameters(at: At, process: RankProcess) -> int | None:
         if engine.optimizer:
             total += -(-count // ranks) if (engine.zero_stage or 0) >= 1 else count
     return total or None
-
-
-def _find_last_sample(at: At, process: RankProcess) -> dict[str, int] | None:
-    """Return the process's last record of PROCESSES, whichever sampler took it; unknown figures are 0."""
-    best: tuple[int, dict[str, int]] | None = None
-    names = ("rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes", "held_bytes", "loader_private_bytes")
-    for source in at.host_sources("processes", process.host):
-        tail = source.until(at.cursor_ns)[-_TAIL:]
-        indices = np.flatnonzero(tail["pid"] == process.pid)
-        if len(indices):
-            row = tail[indices[-1]]
-            time_ns = int(row["time_ns"]) + source.offset_ns
-            if best is None or time_ns > best[0]:
-                best = time_ns, {name: max(0, int(row[name])) if name in row.dtype.names else 0 for name in names}
-    return best[1] if best is not None else None

@@ -141,8 +141,7 @@ def _count_found_ranks(session: Session) -> int | None:
 
 def _count_gpus(session: Session) -> int:
     """Return the number of GPUs on all nodes, including those that the job does not use."""
-    by_host = {event.writer.host: event.gpus or () for event in session.events_of(events.Node)}
-    return sum(map(len, by_host.values()))
+    return sum(len(node.report.gpus or ()) for node in session.at().nodes.values())
 
 
 def _find_end(session: Session) -> int:

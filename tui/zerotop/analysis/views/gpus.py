@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.processes.ranks_and_hosts import (
@@ -14,10 +13,9 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.session.keys import GpuKey
-from zerotop.session.moments.at import At
+from zerotop.session.moments.at import At, find_gpu_name
 from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
 from zerotop.session.moments.process_exits import read_exits
-from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
@@ -28,7 +26,6 @@ def read_gpus(at: At) -> tuple[Gpu, ...]:
     """Return each GPU as last sampled, with the memory of PyTorch's allocators on it."""
     held = _sum_allocators(at)
     used_by_job = _sum_job_bytes(at)
-    names = {(node.writer.host, gpu.index): gpu.name for node in at.events_of(Node) for gpu in node.gpus or []}
     ranks: dict[GpuKey, set[int]] = {}
     for allocator, key in locate_allocators(at).items():
         ranks.setdefault(key, set()).add(allocator.rank)
@@ -42,18 +39,25 @@ def read_gpus(at: At) -> tuple[Gpu, ...]:
         for row in unpack_records(tick):
             key = (host, row["gpu"])
             rates = _compute_rates(before.get(row["gpu"]), row)
-            gpu = _build_gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
-            gpus[key] = replace(gpu, ranks=tuple(sorted(ranks.get(key, ()))))
+            own_ranks = tuple(sorted(ranks.get(key, ())))
+            gpus[key] = _build_gpu(at, key, own_ranks, row, rates, held.get(key, {}), used_by_job.get(key))
     return tuple(gpus[key] for key in sorted(gpus))
 
 
 def _build_gpu(
-    gpu_key: GpuKey, name: str, row: Values, rates: tuple[float, float], held: dict[str, int], used_by_job: int | None
+    at: At,
+    gpu_key: GpuKey,
+    ranks: tuple[int, ...],
+    row: Values,
+    rates: tuple[float, float],
+    held: dict[str, int],
+    used_by_job: int | None,
 ) -> Gpu:
     return Gpu(
         host=gpu_key[0],
         index=gpu_key[1],
-        name=name,
+        name=find_gpu_name(at, gpu_key) or "GPU",
+        ranks=ranks,
         total_bytes=int(row["total_bytes"]),
         used_bytes=max(0, int(row["used_bytes"])),
         allocated_bytes=held.get("allocated_bytes"),

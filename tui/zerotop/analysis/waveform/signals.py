@@ -22,10 +22,10 @@ from zerotop.analysis.waveform.deconvolution import (
 )
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.session.keys import GpuKey, ProcessKey
+from zerotop.session.moments.at import find_cores
 from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats
-from zerotop_probe.recording.events import Node
 
 # Most samples of a signal, of all ranks together: more do not improve the median.
 _MOST_SAMPLES = 20_000
@@ -98,7 +98,7 @@ class SignalFolder:
         self._reference = reference
         self._grid, self._coarse_grid = make_grid(reference), make_grid(reference, _COARSE)
         self._delays = delays
-        self.host_cores = find_host_cores(session, parts[0].source.host)
+        self.host_cores = find_cores(session.at(), parts[0].source.host)
         self._cursor_ns = cursor_ns
         self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
@@ -215,9 +215,3 @@ def _interpolate_bins(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
     order = np.lexsort((bins, positions))
     bins = bins[order]
     return positions[order], Curve(curve.median[bins], curve.low[bins], curve.high[bins], curve.error)
-
-
-def find_host_cores(session: Session, host: str) -> int | None:
-    """Return the number of cores that the job may use on a host; None where unknown."""
-    counts = (event.cores for event in session.events_of(Node) if event.writer.host == host)
-    return next((count for count in counts if isinstance(count, int) and count > 0), None)

@@ -3,25 +3,112 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from zerotop.session.events.event_index import get_event_time
-from zerotop.session.moments.moment import Moment
+from zerotop.session.keys import GpuKey, identify_process
+from zerotop.session.moments.moment import Moment, at_event
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_latest
+from zerotop.session.moments.rank_records import RankRecords
+from zerotop.session.samples import Samples
+from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.session.steps.step_table import StepTable
+from zerotop_probe.recording.events import Node
 
 if TYPE_CHECKING:
     from zerotop.session.reader import Session
 
+_NO_STEPS = np.empty(0, STEP_DTYPE)
 K = TypeVar("K")
 V = TypeVar("V")
 _MOST_KEPT = 32  # moments: a picture asks for the cursor, for those of peaks, and for those around a failure
 
 
+class RankAt(RankRecords):
+    """A rank's last process."""
+
+    @property
+    def steps(self) -> Samples:
+        """The finished optimizer steps, by their ends (STEP_DTYPE), also those of which only the number is known."""
+        table: StepTable = self.at.session.kept.setdefault(StepTable, StepTable(self.at.session))
+        table.update()
+        own = [one for one in table.rank_steps if identify_process(one.source) == self.process]
+        rows = next((one.step_rows for one in reversed(own) if one.source.created_ns <= self.at.cursor_ns), _NO_STEPS)
+        return Samples(rows["end_unix_ns"], rows).clip_window(self.at.begin_ns, self.at.cursor_ns)
+
+
+class NodeAt:
+    """A node, as its samplers describe it."""
+
+    def __init__(self, at: Moment, name: str, reports: Sequence[Node]) -> None:
+        self.at, self.name = at, name
+        self.report = reports[-1]
+        """The facts of its last sampler."""
+        self.cores = next((one.cores for one in reports if one.cores is not None and one.cores > 0), None)
+        """How many cores the job may use."""
+        self.gpus = {gpu.index: gpu for one in reports for gpu in one.gpus or ()}
+        """Its GPUs by the sampler's number."""
+
+    def samples(self, table: str) -> Samples:
+        """Return the records of its samplers in a table, for example ``gpus``, ``hosts`` or ``processes``."""
+        return self.at.records(table, self.name).read_window(self.at.begin_ns, self.at.cursor_ns)
+
+
 class At(Moment):
     """A recording at a moment in unix time. It does not change: what was written later cannot be reached from here."""
+
+    @property
+    def nodes(self) -> dict[str, NodeAt]:
+        """The nodes with a sampler, by name."""
+        return {name: NodeAt(self, name, reports) for name, reports in sorted(_read_reports(self.whole).items())}
+
+    @property
+    def ranks(self) -> dict[int, RankAt]:
+        """The last process of each rank, by rank."""
+        tables = sorted(find_latest(self), key=lambda source: source.created_ns)  # a rank may go on on another node
+        last = {source.rank: RankAt(self, identify_process(source)) for source in tables}
+        return dict(sorted(last.items()))
+
+    @property
+    def end(self) -> ProcessExit | None:
+        """The process that failed first; None while nothing has failed, and where the job ended well."""
+        end = find_first_exit(self.whole)
+        return end if end is not None and end.unix_ns > self.begin_ns else None
+
+    def between(self, begin_ns: int, end_ns: int) -> At:
+        """Return the recording at ``end_ns``, but only its events, records and steps after ``begin_ns``."""
+        return At(self.session, end_ns, {}, begin_ns)
 
     def at(self, time_ns: int) -> At:
         """Return the recording at another moment."""
         return self.session.at(time_ns)
+
+
+@at_event()
+def _read_reports(at: Moment) -> dict[str, list[Node]]:
+    reports: dict[str, list[Node]] = {}
+    for event in at.events_of(Node):
+        reports.setdefault(event.writer.host, []).append(event)
+    return reports
+
+
+@at_event()
+def _name_gpus(at: Moment) -> dict[GpuKey, str]:
+    return {(node.writer.host, gpu.index): gpu.name for node in at.events_of(Node) for gpu in node.gpus or ()}
+
+
+def find_cores(at: At, host: str) -> int | None:
+    """Return how many cores of a node the job may use; None where unknown."""
+    node = at.nodes.get(host)
+    return node.cores if node is not None else None
+
+
+def find_gpu_name(at: At, key: GpuKey | None) -> str | None:
+    """Return the product name of a GPU; None where unknown."""
+    return _name_gpus(at.whole).get(key) if key is not None else None
 
 
 class Moments:

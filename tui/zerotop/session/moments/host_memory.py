@@ -43,15 +43,5 @@ def measure_limit_bytes(rows: Rows) -> Ints:
     return np.where(_is_confined(total, limit), limit, total)
 
 
-def measure_held_bytes(rows: Rows, prefix: str = "") -> Ints:
-    """Return the anonymous and shared memory in records of PROCESSES or FOLDED; all resident memory where it is unknown.
-
-    Pages of files are left out: the kernel reads them again after it has dropped them. ``prefix``: of the columns' names.
-    """
-    resident: Ints = rows[f"{prefix}rss_bytes"]
-    held = rows[f"{prefix}held_bytes"] if f"{prefix}held_bytes" in (rows.dtype.names or ()) else 0
-    return np.where(held > 0, held, resident)
-
-
 def _is_confined(total_bytes: Any, limit_bytes: Any) -> Any:
     return (limit_bytes > 0) & (limit_bytes < total_bytes)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from zerotop.session.events.event_files import E
+from zerotop.session.events.event_files import E, select_events
 from zerotop.session.keys import RankProcess, identify_process
 from zerotop.session.moments.records import Records
 from zerotop.session.table_files import Source
-from zerotop_probe.recording.events import Node
 
 if TYPE_CHECKING:
     from zerotop.session.reader import Session
@@ -22,9 +21,10 @@ _TOGETHER_NS = 100_000_000
 class Moment:
     """The events and tables of a recording up to a cursor in unix time."""
 
-    def __init__(self, session: Session, cursor_ns: int, known_results: dict[Any, Any]) -> None:
+    def __init__(self, session: Session, cursor_ns: int, known_results: dict[Any, Any], begin_ns: int = 0) -> None:
         self.session = session
         self.cursor_ns = cursor_ns
+        self.begin_ns = begin_ns  # 0, except for a window
         self.sources = session.sources
         self.host_sources = session.host_sources
         self.process_sources = session.process_sources
@@ -34,22 +34,25 @@ class Moment:
         self.known_results = known_results
         """The same of all moments between two events."""
 
+    @property
+    def whole(self) -> Moment:
+        """The moment with all that was known then."""
+        return self.session.at(self.cursor_ns) if self.begin_ns else self
+
     def events_of(self, kind: type[E]) -> Sequence[E]:
         """Return the events of a kind, by time."""
-        return self.session.events_of(kind, self.cursor_ns)
+        return self._clip(self.session.events_of(kind, self.cursor_ns))
 
     def process_events(self, kind: type[E], process: RankProcess) -> Sequence[E]:
         """Return the events of a kind that a rank's process wrote, by time."""
-        return self.session.process_events(kind, *process, self.cursor_ns)
+        return self._clip(self.session.process_events(kind, *process, self.cursor_ns))
+
+    def _clip(self, events: Sequence[E]) -> Sequence[E]:
+        return select_events(events, self.begin_ns + 1, self.cursor_ns) if self.begin_ns else events
 
     def records(self, table: str, host: str, column: str = "", value: int = 0) -> Records:
         """Return a node's records in a table, or only those with ``value`` in ``column``."""
         return Records(self.cursor_ns, self.host_sources(table, host), column, value)
-
-    def count_cores(self, host: str) -> int | None:
-        """Return how many cores of a node the job may use."""
-        counts = (event.cores for event in self.events_of(Node) if event.writer.host == host)
-        return next((count for count in counts if count is not None and count > 0), None)
 
     def find_table(self, name: str, process: RankProcess) -> Source | None:
         """Return the table of a name that a rank's process was writing; None without any."""

@@ -35,14 +35,15 @@ class RankRecords:
     @property
     def engine(self) -> EngineFacts:
         """The facts about its engine or loop number 0, with the library that runs it; empty before they are reported."""
-        engines = reversed(self.events_of(Engine))
+        whole, process = self.at.whole, self.process
+        engines = reversed(whole.process_events(Engine, process))
         first = next((event for event in engines if not event.engine), None)
-        return add_library(first, self.events_of(TotalSteps))
+        return add_library(first, whole.process_events(TotalSteps, process))
 
     @property
     def hello(self) -> Hello | None:
         """How it was started; None before it has reported that."""
-        return next(iter(self.events_of(Hello)), None)
+        return next(iter(self.at.whole.process_events(Hello, self.process)), None)
 
     def tables(self, name: str) -> list[Source]:
         """Return the tables of a name that it wrote: several if its probe was injected again."""
@@ -60,7 +61,7 @@ class RankRecords:
     @property
     def gpu_key(self) -> GpuKey | None:
         """Host and NVML index of the GPU on which it allocates."""
-        return locate_processes(self.at).get(self.process)
+        return locate_processes(self.at.whole).get(self.process)
 
     @property
     def gpu_samples(self) -> Records:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.session.moments.host_memory import measure_held_bytes
-from zerotop.session.reader import Source
 from zerotop.session.samples import Ints, Rows
 from zerotop.session.steps.span_sums import DURATION_COLUMNS, add_times
 from zerotop.session.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases
+from zerotop.session.steps.step_memory import measure_held_bytes
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import FOLDED, UNKNOWN
 
 FOLDED_DTYPE = np.dtype([(field.name, field.dtype) for field in FOLDED.fields])

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.moments.host_memory import measure_held_bytes
-from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows, Windows, iter_samples
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import BEGIN, FRESH_NS, TICK, UNKNOWN
 
 # Records read before the first step, so that a step shorter than a tick has the sample before.
 _EARLIER_ROWS = 512
+
+
+def measure_held_bytes(rows: Rows, prefix: str = "") -> Ints:
+    """Return the anonymous and shared memory in records of PROCESSES or FOLDED; all resident memory where it is unknown.
+
+    Pages of files are left out: the kernel reads them again after it has dropped them. ``prefix``: of the columns' names.
+    """
+    resident: Ints = rows[f"{prefix}rss_bytes"]
+    held = rows[f"{prefix}held_bytes"] if f"{prefix}held_bytes" in (rows.dtype.names or ()) else 0
+    return np.where(held > 0, held, resident)
+
+
 # The steps' columns of values sampled from outside the process, by table, and how to read each from its records.
 _SAMPLED_COLUMNS: dict[str, dict[str, Callable[[Rows], Ints]]] = {
     "processes": {"host_rss_bytes": itemgetter("rss_bytes"), "host_held_bytes": measure_held_bytes},
     "gpu_processes": {"nvml_process_bytes": itemgetter("used_bytes")},
 }
+
+if TYPE_CHECKING:
+    from zerotop.session.reader import Session
 
 
 def add_memory(session: Session, process: Source, rows: Rows) -> None:

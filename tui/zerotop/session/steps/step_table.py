@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
 from zerotop.session.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
 from zerotop.session.steps.growable_array import GrowingArray
@@ -15,7 +15,11 @@ from zerotop.session.steps.missing_steps import MOST_MISSING, erase_measures, fi
 from zerotop.session.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
 from zerotop.session.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE, erase_phases, has_phases
 from zerotop.session.steps.step_memory import add_memory
+from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, LIGHT, PHASE_CODE, SKIPPED, UNKNOWN
+
+if TYPE_CHECKING:
+    from zerotop.session.reader import Session
 
 _STEP_CODE = PHASE_CODE["step"]
 _SPANS_AT_ONCE = 16384  # so that intermediate arrays stay in the processor's cache

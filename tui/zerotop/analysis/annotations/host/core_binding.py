@@ -11,7 +11,8 @@ from typing import Any
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.processes.cores import Cores, parse_cores
-from zerotop_probe.recording.events import Affinity, Node
+from zerotop.session.moments.at import find_cores
+from zerotop_probe.recording.events import Affinity
 
 _KIND = FindingKind(
     name="core_binding",
@@ -53,7 +54,7 @@ def _check_host(recording: Evidence, group: Group, host: str) -> Annotation | No
     processes = group.processes_on(host)
     known_ns = max(int(process.steps["end_unix_ns"][0]) for process in processes)
     bound = {process.rank: cpus for process in processes if (cpus := _find_cpus(recording, process, known_ns))}
-    cores, nodes = recording.at.count_cores(host), _find_numa_nodes(recording, host)
+    cores, nodes = find_cores(recording.at, host), _find_numa_nodes(recording, host)
     # A rank is not bound if it may run on all cores.
     if cores is None or len(bound) < len(processes) or any(len(cpus) >= cores for cpus in bound.values()):
         return None
@@ -104,5 +105,5 @@ def _find_cpus(recording: Evidence, process: Process, time_ns: int) -> Cores:
 
 
 def _find_numa_nodes(recording: Evidence, host: str) -> _CoresByNumber:
-    lists = [event.numa or [] for event in recording.events_of(Node) if event.writer.host == host]
-    return {node.node: parse_cores(node.cpus) for node in lists[-1]} if lists else {}
+    known = recording.at.nodes.get(host)
+    return {node.node: parse_cores(node.cpus) for node in (known.report.numa or () if known is not None else ())}

@@ -12,6 +12,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.host_load import count_workers, measure_loads
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
+from zerotop.session.moments.at import find_cores
 
 _KIND = FindingKind(
     name="cores_taken",
@@ -47,7 +48,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 
 def _check_host(recording: Evidence, group: Group, host: str, state: _State) -> Annotation | None:
-    ends, cores = group.lead.steps["end_unix_ns"], recording.at.count_cores(host)
+    ends, cores = group.lead.steps["end_unix_ns"], find_cores(recording.at, host)
     # Only between the first and the last finished step: at other times a shortage of cores does not matter.
     state.last_ns = state.last_ns or int(ends[0])
     samples = recording.at.records("hosts", host).read_window(state.last_ns, int(ends[-1]))

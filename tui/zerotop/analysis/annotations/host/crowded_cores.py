@@ -13,6 +13,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints,
 from zerotop.analysis.annotations.support.started_threads import ADVICE, StartedThreads, find_started_threads
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.session.moments.at import find_cores
 from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
@@ -65,7 +66,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, after training has begun."""
     for group in recording.groups:
         for host in group.hosts if len(group.lead.steps) else ():
-            cores = recording.at.count_cores(host)
+            cores = find_cores(recording.at, host)
             if cores is not None and (_KIND.name, host) not in group.reported:
                 yield _check_host(group, host, cores, group.get_state(_State, host))
 

@@ -14,7 +14,8 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
-from zerotop.session.moments.host_memory import measure_held_bytes, measure_limit_bytes, measure_used_bytes
+from zerotop.session.moments.host_memory import measure_limit_bytes, measure_used_bytes
+from zerotop.session.steps.step_memory import measure_held_bytes
 
 _SHORT = FindingKind(
     name="host_memory_short",

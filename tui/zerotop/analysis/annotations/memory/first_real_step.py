@@ -20,7 +20,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 )
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
-from zerotop.session.moments.host_memory import measure_held_bytes
+from zerotop.session.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import EngineFacts, Entered
 
 _KIND = FindingKind(

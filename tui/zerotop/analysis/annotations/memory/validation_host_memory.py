@@ -21,7 +21,7 @@ from zerotop.analysis.annotations.support.memory.evaluation_batches import (
     measure_batches,
 )
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
-from zerotop.session.moments.host_memory import measure_held_bytes
+from zerotop.session.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FAILED
 
 _KIND = FindingKind(

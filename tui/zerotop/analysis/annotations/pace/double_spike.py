@@ -17,6 +17,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop.session.moments.at import find_cores
 
 _KIND = FindingKind(
     name="double_spike",
@@ -160,7 +161,7 @@ def _measure_work(group: Group, rows: Rows) -> dict[str, float]:
         return {}
     cores = float(np.median([use.cores for use in uses]))
     threads = float(np.median([use.threads for use in uses]))
-    host_cores = group.lead.at.count_cores(group.lead.host)
+    host_cores = find_cores(group.lead.at, group.lead.host)
     return {"cores_each": cores, "threads_each": threads} | ({"host_cores": float(host_cores)} if host_cores else {})
 
 

@@ -16,6 +16,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, Samples
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.formatting import GIB
+from zerotop.session.moments.at import find_cores
 
 _KIND = FindingKind(
     name="double_spike",
@@ -152,7 +153,7 @@ def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_n
         "cores_used": float(np.median([stretch.cores for stretch in cycle[::2]])),
         "cores_else": float(np.median([stretch.cores for stretch in cycle[1::2]])),
         "processes": len(ranks),
-        "host_cores": recording.at.count_cores(host),
+        "host_cores": find_cores(recording.at, host),
     }
     when = cycle[0].begin_ns, cycle[-1].end_ns
     return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks.tolist()), cost=share)

@@ -14,8 +14,8 @@ from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, find_output_file, read_printed_ends
 from zerotop.analysis.failures.senders import Reason, find_senders
 from zerotop.analysis.formatting import format_ranks
-from zerotop.session.moments.host_memory import measure_held_bytes
 from zerotop.session.output.tail import read_last_lines
+from zerotop.session.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(

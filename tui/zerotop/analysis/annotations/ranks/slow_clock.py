@@ -14,8 +14,8 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
+from zerotop.session.moments.at import find_gpu_name
 from zerotop.session.samples import read_column
-from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="slow_clock",
@@ -64,8 +64,8 @@ def _have_own_gpus(group: Group) -> bool:
 
 
 def _are_of_one_kind(recording: Evidence, group: Group) -> bool:
-    names = {(node.writer.host, gpu.index): gpu.name for node in recording.events_of(events.Node) for gpu in node.gpus or []}
-    return len({names.get(process.gpu_key) for process in group.processes if process.gpu_key is not None}) == 1
+    names = {find_gpu_name(recording.at, process.gpu_key) for process in group.processes if process.gpu_key is not None}
+    return len(names) == 1
 
 
 def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.rank_process import AdvancingRecording, Process
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
+from zerotop.session.moments.at import find_cores
 from zerotop.session.moments.host_memory import HostMemory, read_host_memory
 from zerotop.session.samples import Floats, Ints, read_column
 
@@ -89,7 +90,7 @@ def measure_loads(recording: AdvancingRecording, host: str, edges: Ints, cores_u
 
     ``cores_used``: by all processes of the node, in each interval, shape (n,).
     """
-    cores = recording.at.count_cores(host)
+    cores = find_cores(recording.at, host)
     sampled = recording.at.records("processes", host).read_window(int(edges[0]), int(edges[-1]))
     if cores is None or not len(sampled):
         return None

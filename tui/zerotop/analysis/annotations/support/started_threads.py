@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
+from zerotop.session.moments.at import find_cores
 from zerotop.session.samples import Samples
 
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
@@ -28,7 +29,7 @@ class StartedThreads(NamedTuple):
 
     def build_fix(self, process: Process, ranks: int) -> str:
         """Return the line that gives each rank of a node its share of the cores."""
-        cores = process.at.count_cores(process.host) or 1
+        cores = find_cores(process.at, process.host) or 1
         return f"torch.set_num_threads({max(1, cores // max(1, ranks))})"
 
 
