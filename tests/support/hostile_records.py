@@ -39,6 +39,14 @@ def _copy(place: int, shift_ns: int | None, value_ns: int, rows: Rows, column: s
     return Intruder(place, copies)
 
 
+def begin_earlier(earlier_ns: int, rows: Rows, column: str) -> Intruder:
+    """A copy of the last record, begun earlier, if the table has begins and ends."""
+    copy = rows[-1:].copy() if "begin_ns" in (rows.dtype.names or ()) and column != "begin_ns" else rows[:0]
+    if len(copy):
+        copy["begin_ns"] -= earlier_ns
+    return Intruder(len(rows) - 1, copy)
+
+
 def _fill(place: int, value: int | None, rows: Rows, column: str) -> Intruder:
     """A record whose every number of 64 bits is the same: a value, or the time five years ahead."""
     place %= len(rows)
@@ -84,6 +92,8 @@ def list_values(table: tables.Table) -> Iterator[tuple[str, Change]]:
         # Without a cgroup there is no value to compare with.
         if field.name.endswith("_bytes") and not field.name.startswith(("pcie", "cgroup")):
             values += (10**14,)
+        if field.name == "step" and any(other.name == "engine" for other in table.fields):
+            values += (900_000_000, 5_000_000)
         for value in values:
             yield f"{field.name} {value}", partial(_change_value, field.name, value)
 

@@ -6,13 +6,14 @@ import re
 import resource
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import recordings
 from fuzzing import visit_screens
-from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, list_values, write_changed
+from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, begin_earlier, list_values, write_changed
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.cli import main
 from zerotop.session.reader import Session
@@ -87,6 +88,16 @@ async def test_screens_of_a_recording_with_impossible_records(tmp_path: Path) ->
 def write_times(folder: Path, table: tables.Table, *times: int) -> RecordWriter:
     records = (make_record(table, time_ns=when) for when in times)
     return write_table(folder, table, make_identity(-1), *records)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_phase_that_began_a_day_before_the_others_is_left_out(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    added = write_changed(recordings.find_packed_file(name), folder, lambda table: [partial(begin_earlier, DAY_NS)])
+    session = Session.open(folder)
+    assert added > 0
+    assert sum(len(source.array) for source in session.sources["spans"]) > 0
+    assert session.damaged_records == added
 
 
 def test_a_long_pause_of_the_whole_job_is_no_damage(tmp_path: Path) -> None:

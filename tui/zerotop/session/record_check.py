@@ -23,6 +23,8 @@ MAX_AGE_NS = 10 * 366 * 86_400 * 10**9
 
 # A phase may have begun before its rank began to record, but not longer ago.
 _EARLIEST_NS = 86_400 * 10**9
+# Nor this long before the begin of the first one that ended.
+_EARLIER_NS = 6 * 3_600 * 10**9
 
 # Threads of a rank write in turn, each a little after it read the clock.
 TOLERANCE_NS = 10 * 10**9
@@ -44,6 +46,7 @@ class RecordCheck:
         self._lowest_ns = max(created_ns - (MAX_AGE_NS if has_older else _EARLIEST_NS), 0)
         self._highest_ns = created_ns + MAX_AGE_NS
         self._newest_ns = self._lowest_ns
+        self._lowest_begin_ns = self._lowest_ns
         self._last: Rows | None = None  # the last record that is whole
 
     def is_possible(self, time_ns: int) -> bool:
@@ -82,7 +85,10 @@ class RecordCheck:
         invalid = self._limits.find_impossible(rows, before)
         names = rows.dtype.names or ()
         if "begin_ns" in names:
-            invalid |= (rows["begin_ns"] > times) | (rows["begin_ns"] < self._lowest_ns)
+            begins = rows["begin_ns"]
+            if self._last is None and not invalid[0] and begins[0] <= times[0]:
+                self._lowest_begin_ns = max(self._lowest_ns, int(begins[0]) - _EARLIER_NS)
+            invalid |= (begins > times) | (begins < self._lowest_begin_ns)
         elif self._table is OUTPUT:
             invalid |= (rows["offset"] < 0) | (rows["offset"] > _MAX_VALUE) | (rows["length"] < 0)
         return invalid if invalid.any() else None

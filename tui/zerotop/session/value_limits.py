@@ -45,6 +45,8 @@ _FASTEST = {
 }
 _COUNTERS = ("swap_in_bytes", "swap_out_bytes", "cgroup_oom_kills")
 _SLACK_S = 1.0
+# Steps go on by one, and jump where a checkpoint is loaded, but a few records alone do not. After the last ones none follow.
+_LONE_STEPS, _MOST_LONE, _LAST_STEPS = 1_000, 8, 1 << 20
 
 
 class ValueLimits:
@@ -61,6 +63,7 @@ class ValueLimits:
             if limit is not None and field.name != table.time_column and field.name != "begin_ns":
                 self._highest[field.name] = limit
         self._time_column = table.time_column
+        self._has_steps = {"step", "engine"} <= {field.name for field in table.fields}
         self._fastest = {name: fastest for name, fastest in _FASTEST.items() if any(f.name == name for f in table.fields)}
 
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
@@ -76,6 +79,8 @@ class ValueLimits:
                 impossible |= (values > highest) | (values < lowest)
         if self._fastest:
             self._find_jumps(rows, before, impossible)
+        if self._has_steps:
+            _find_lone_steps(rows, before, impossible)
         if {"used_bytes", "total_bytes"} <= set(names):
             impossible |= (rows["used_bytes"] > rows["total_bytes"]) & (rows["total_bytes"] > 0)
         return impossible
@@ -93,3 +98,23 @@ class ValueLimits:
             falls = (rises < 0) & (name in _COUNTERS)
             falls[1:] &= ~jumps[:-1]  # back from a jump
             impossible[chosen[jumps | falls]] = True
+
+
+def _find_lone_steps(rows: Rows, before: Rows, impossible: Mask) -> None:
+    """Add the few records whose step is far from those of the records around them. Each engine has its own steps."""
+    steps, last = rows["step"], int(before["step"][-1]) if len(before) else int(rows["step"][0])
+    if max(abs(int(steps.max()) - last), abs(int(steps.min()) - last)) <= _LONE_STEPS:
+        return
+    for engine in np.unique(rows["engine"]):
+        chosen = np.flatnonzero(~impossible & (rows["engine"] == engine) & (steps >= 0))
+        known = before["step"][before["engine"] == engine]
+        values = np.concatenate((known, steps[chosen])).astype(np.int64)
+        end = 0
+        for place in np.flatnonzero(np.abs(np.diff(values)) > _LONE_STEPS).tolist():
+            if place < end:
+                continue
+            near = np.abs(values[place + 1 : place + 2 + _MOST_LONE] - values[place]) <= _LONE_STEPS
+            end = place + 1 + (int(near.argmax()) if near.any() else 0)
+            if not near.any() and place + 2 + _MOST_LONE > len(values) and values[place + 1] - values[place] > _LAST_STEPS:
+                end = len(values)
+            impossible[chosen[place + 1 - len(known) : end - len(known)]] = True
