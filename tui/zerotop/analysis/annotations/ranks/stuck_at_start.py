@@ -86,7 +86,7 @@ def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
     late = [group for group in groups if not group.awaits_others]
     if not late and any(group.wait is None or group.wait.kind is not WaitKind.COLLECTIVE for group in groups):
         return False  # a first backward may take any time
-    may_train = recording.events_of(events.Attached) or recording.events_of(events.ProbeMissing)
+    may_train = bool(recording.events_of(events.Attached)) or bool(recording.events_of(events.ProbeMissing))
     if may_train and any(one.idle_s == 0 for group in late or groups for one in group.stacks):
         return False  # a rank that is well may be seen in the same line twice
     checked = late if late or len(groups) > 1 else groups
