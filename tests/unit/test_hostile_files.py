@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,23 @@ def test_a_small_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
     assert path.stat().st_size < 1 << 20
     with pytest.raises(SessionError, match="would fill the memory if it were unpacked"):
         unpack_files(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("stated", [0, 100, 1 << 20])
+def test_a_member_larger_than_it_says(tmp_path: Path, method: int, stated: int) -> None:
+    path = tmp_path / "bomb.zerotop"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("packed.json", json.dumps({"zerotop": [1, 0], "packed": 1, "tables": []}), zipfile.ZIP_DEFLATED)
+        archive.writestr("events-a.jsonl", bytes(100 << 20))
+        archive.getinfo("events-a.jsonl").file_size = stated
+    tracemalloc.start()
+    try:
+        with pytest.raises(SessionError, match="is damaged or was cut short"):
+            unpack_files(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_table_of_more_records_than_memory(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from zerotop.session.headers import DAMAGE_ERRORS, SessionError, check_format, parse_columns, parse_integer, read_header
 from zerotop.session.packed.parquet_pages import iter_page_sizes
-from zerotop.session.packed.zip_directory import read_directory_size
 from zerotop.session.storage import Folder, read_first_line
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.segments import parse_name
@@ -48,7 +47,11 @@ _ZSTD_LEVEL = 12
 _MAX_RATIO = 50
 _FREE_BYTES = 192 << 20
 _PAGE_BYTES = 1 << 10  # that a page costs beside its content
-_MAX_DIRECTORY_BYTES = 4 << 20  # of the archive's directory: 30,000 members
+# zipfile reads the directory of an archive at once (this is 30,000 members), and members by parts.
+_MAX_READ_BYTES = 4 << 20
+_PART_BYTES = 1 << 20
+# With other methods, a small part of a member may unpack to gigabytes.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Exceptions of reading a damaged zip. NotImplementedError is a RuntimeError.
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, IndexError, *DAMAGE_ERRORS)
 
@@ -168,20 +171,28 @@ def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
     cut short or of a newer format.
     """
     try:
-        with path.open("rb") as file:
+        with _PackedFile(path) as file:
             if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
                 raise SessionError(
                     f"{path} is not a recording: it is neither a session's directory nor a file that zerotop packed."
                 )
             size = os.fstat(file.fileno()).st_size
-            if read_directory_size(file, size) > _MAX_DIRECTORY_BYTES:
-                raise SessionError(f"{path} has too many members: it is no recording that zerotop packed.")
             with zipfile.ZipFile(file) as archive:
                 return dict(_iter_files(archive, path, choose, MemoryBudget(path, max(_FREE_BYTES, size * _MAX_RATIO))))
     except _ZIP_DAMAGE:
         raise SessionError(f"{path} is damaged or was cut short: the packed recording cannot be read.") from None
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+class _PackedFile(io.FileIO):
+    """A file of which nobody reads megabytes at once: a directory of millions of members would fill gigabytes."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next bytes, fewer at the end of the file. Raise SessionError if they are too many."""
+        if size is not None and size > _MAX_READ_BYTES:
+            raise SessionError(f"{self.name} has too many members: it is no recording that zerotop packed.")
+        return super().read(size) or b""
 
 
 class MemoryBudget:
@@ -204,9 +215,13 @@ def _iter_files(
     archive: zipfile.ZipFile, path: Path, choose: FileChooser, budget: MemoryBudget
 ) -> Iterator[tuple[str, bytes]]:
     def read_member(name: str) -> bytes:
-        # zipfile never unpacks more than this, whatever the member says of itself.
-        budget.reserve(archive.getinfo(name).file_size)
-        return archive.read(name)
+        member = archive.getinfo(name)
+        if member.compress_type not in _METHODS:
+            raise zipfile.BadZipFile("unknown method of compression")
+        budget.reserve(member.file_size)
+        # Read at once, zipfile unpacks up to 2 GiB of a member before it looks at the size that the member says.
+        with archive.open(member) as file:
+            return b"".join(iter(lambda: file.read(_PART_BYTES), b""))
 
     if _CONTENTS_FILE not in archive.namelist():
         raise SessionError(f"There is no session at {path}: it is a zip of something else.")
