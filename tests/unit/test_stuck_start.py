@@ -20,6 +20,7 @@ from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.session.reader import Session
 from zerotop_probe.inside import guard
+from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import start_watch
 from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
 from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart, StartWatch
@@ -125,6 +126,8 @@ def idle_process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
+        while (stat := procfs.read_stat(process.pid)) is not None and stat.state != "S":  # it runs a little longer
+            time.sleep(0.001)
         yield process
         process.kill()
 

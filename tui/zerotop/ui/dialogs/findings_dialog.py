@@ -68,7 +68,8 @@ class FindingsDialog(Dialog[Annotation]):
         places = [self._format_place(linked.finding) for linked in self.all_findings]
         self._time_width, self._step_width = (max((len(place[at]) for place in places), default=0) for at in (0, 1))
         current = frame.headline or (frame.findings[-1] if frame.findings else None)
-        self.current_index = next((at for at, linked in enumerate(self.all_findings) if linked.finding == current), 0)
+        event = current.event if current is not None else None  # which may be told again later, with newer numbers
+        self.current_index = next((at for at, linked in enumerate(self.all_findings) if linked.finding.event == event), 0)
 
     def compose_box(self) -> ComposeResult:
         if not self.all_findings:

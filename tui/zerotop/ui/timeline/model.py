@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TypeGuard
 
 import numpy as np
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
@@ -65,7 +67,7 @@ class PictureBuilder:
         window = self._view.choose_window(now, 2 * cells, frame.view.progress.iteration_s)
         self._timelines.update([subject.rank])
         recorded = self._timelines.get_lanes(subject).find_recorded_names()
-        marks = self._build_marks(frame, origin_ns)
+        marks = tuple(_make_mark(finding, origin_ns) for finding in frame.all_findings if _is_marked(finding))
         ranks = self._order_ranks(subject.rank)
         places = layout_lanes(height, recorded, len(ranks), marks=bool(marks))
         shown = ranks[: count_ribbons(places)]
@@ -91,7 +93,7 @@ class PictureBuilder:
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),
             scales=self._scales,
-            headline=next((mark for mark in marks if mark.finding == frame.headline), None),
+            headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
             phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
         )
         return self.last_picture
@@ -114,14 +116,6 @@ class PictureBuilder:
         ranks = list(self._timelines.find_probed_ranks())
         place = ranks.index(chosen) if chosen in ranks else 0
         return [*ranks[place:], *ranks[:place]]
-
-    @staticmethod
-    def _build_marks(frame: Frame, origin_ns: int) -> tuple[Mark, ...]:
-        return tuple(
-            Mark(finding.known_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding)
-            for finding in frame.all_findings
-            if finding.confidence >= findings.MIN_CONFIDENCE
-        )
 
     def _find_steps(self, timeline: Timeline, subject: LaneSubject) -> tuple[tuple[int, int], ...]:
         """Return begins and numbers of the steps in the window: all, or every second, fifth, tenth and so on."""
@@ -173,3 +167,12 @@ def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]
     if "cores" not in recorded and "host_cores" not in recorded:
         missing.append("CPU (no sampler)")
     return (f"Not recorded: {', '.join(missing)}",) if missing else ()
+
+
+def _is_marked(finding: Annotation | None) -> TypeGuard[Annotation]:
+    return finding is not None and finding.confidence >= findings.MIN_CONFIDENCE
+
+
+def _make_mark(finding: Annotation, origin_ns: int) -> Mark:
+    """Return the mark of a finding, at the moment when it was known with these numbers."""
+    return Mark(finding.known_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding)
