@@ -14,7 +14,7 @@ from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.procfs import Process
 
 # The module imports for so long, in Python code; the call for entering waits less for an answer.
-IMPORTS_S, PATIENCE_S = 6.0, 1.0
+IMPORTS_S, PATIENCE_S = 8.0, 3.0
 MODULE = f"""
 import time
 print("importing", flush=True)
