@@ -50,7 +50,16 @@ class StandstillReader:
         is_late = time_ns >= first_ns + _NO_STACKS_NS
         if confirmed and not all(_stands_still(found) or (is_late and not found) for found in alive.values()):
             return None
+        calling = [one.time_ns for found in alive.values() for one in found if one.calls]
+        is_early = bool(calling) and time_ns < min(calling) + _NO_STACKS_NS
+        if confirmed and is_early and any(map(_has_calls_to_come, alive.values())):
+            return None
         return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends)
+
+
+def _has_calls_to_come(found: Sequence[StackReport]) -> bool:
+    """Whether a rank whose Python runs has not yet written its calls of collectives, as others have."""
+    return any(one.is_running for one in found) and not any(one.calls for one in found)
 
 
 def _stands_still(found: Sequence[StackReport]) -> bool:
