@@ -136,8 +136,9 @@ def test_skipped_updates_and_micro_steps(scaled_run: ShortRun) -> None:
     assert set(steps["micro_steps"][~steps["counted"]]) == {2}
 
 
+@pytest.mark.alone  # longer steps are recorded in full
 def test_a_straggler_is_found(late_run: ShortRun) -> None:
-    assert all(steps["counted"].sum() > 100 for steps in late_run.steps)
+    assert all(steps["counted"].sum() > 150 for steps in late_run.steps)
     (straggler,) = [finding for finding in late_run.findings if finding.name == "straggler"]
     assert straggler.ranks == (1,)
     # Where others use the cores a step before may be as late.
