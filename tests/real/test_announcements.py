@@ -20,7 +20,12 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.viewer import Viewer
 
-JOB = "import time; print('working', flush=True); time.sleep(3); raise SystemExit(3)"
+JOB = """
+import pathlib, time
+while not pathlib.Path("seen").exists():
+    time.sleep(0.1)
+raise SystemExit(3)
+"""
 
 
 @pytest.mark.parametrize("choice", ["on", "off"])
@@ -43,8 +48,9 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
     environment = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(state.parent)}
     terminal = Terminal(command, environment=environment, folder=tmp_path)
     try:
-        terminal.wait_for("working")
+        terminal.wait_for("elapsed")
         assert b"\x1b]9;" not in terminal.drawn
+        (tmp_path / "seen").touch()
         terminal.wait_for("exit code 3")
         announced = b"\x1b]9;session: The job failed with exit code 3.\x07\x07"
         if choice == "on":
@@ -70,12 +76,15 @@ def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     findings = find_annotations(session, session.end_ns)
     before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
-    announcer = Announcer(cast(RecordingSource, source))
+    announcer = Announcer(cast(RecordingSource, source), is_own_job=False)
     assert announcer.find_news(before) == ""
     assert announcer.find_news(after) == f"cpu-hang: {next(one for one in findings if one.name == 'hung_ranks').headline}"
     assert announcer.find_news(after) == ""
     source.is_live = False
     assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."
     assert announcer.find_news(before) == ""
-    over = Announcer(cast(RecordingSource, source))
+    over = Announcer(cast(RecordingSource, source), is_own_job=False)
     assert over.find_news(before) == over.find_news(after) == ""
+    early = Announcer(cast(RecordingSource, source), is_own_job=True)
+    assert early.find_news(after) == "cpu-hang: The job ended with exit code 0."
+    assert early.find_news(after) == ""

@@ -186,7 +186,7 @@ def the_memory_screen_sums_to_the_byte_at_every_moment(recorded: Recorded) -> No
 
 
 def choose_moments(session: Session) -> list[int]:
-    """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
+    """Return at most 12 moments: both ends, around the first forward, an error, an exit and a peak, and ends of phases."""
     moments = [session.begin_ns, session.last_written_ns]
     moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
     exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]

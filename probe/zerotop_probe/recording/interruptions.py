@@ -58,7 +58,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 class suppress_own(AbstractContextManager[None]):
-    """As :func:`contextlib.suppress`, for exceptions of the probe alone."""
+    """Like :func:`contextlib.suppress`, but lets the job's own exceptions through, such as those of its signal handlers."""
 
     def __init__(self, *kinds: type[Exception]) -> None:
         self._kinds = kinds

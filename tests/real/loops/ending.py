@@ -11,6 +11,9 @@ if os.environ["RANK"] == "0":
     # registered before the probe is called after it.
     atexit.register(time.sleep, 1.5)
 
+    # Both launchers would end it as soon as they have seen that.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
 import torch
 import torch.distributed as dist
 

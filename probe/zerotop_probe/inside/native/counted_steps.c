@@ -251,8 +251,8 @@ static int is_own_entry(PyObject *entry) {
     return is_own;
 }
 
-/* Remove the probe's frames at the begin of the traceback of the exception that is set. Only the caller of a function in Python
- * can remove its frame in all cases: an exception may arrive before its first instruction. */
+/* Remove the probe's frames from the start of the current exception's traceback. Only the caller of a Python function can
+ * always remove its frame: an exception may arrive before the function's first instruction. */
 static void hide_frames(void) {
     PyObject *type, *value, *traceback, *next;
     PyErr_Fetch(&type, &value, &traceback);
@@ -557,7 +557,7 @@ static PyObject *hide_frames_of(PyObject *module, PyObject *folder) {
 }
 
 static PyMethodDef module_methods[] = {
-    {"hide_frames_of", hide_frames_of, METH_O, "Remove frames of code in this folder from the begin of tracebacks."}, {NULL}};
+    {"hide_frames_of", hide_frames_of, METH_O, "Remove frames of code in this folder from the start of tracebacks."}, {NULL}};
 
 static struct PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "_counted_steps",
                                                "The probe's work in counted steps.", -1, module_methods};

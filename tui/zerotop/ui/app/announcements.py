@@ -17,11 +17,16 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]+")
 
 
 class Announcer:
-    """Finds news in the frames of one recording."""
+    """Finds news in the frames of one recording.
 
-    def __init__(self, source: RecordingSource) -> None:
+    Args:
+        source: the recording.
+        is_own_job: the job was started or attached to here, so that its end is news even before the first frame.
+    """
+
+    def __init__(self, source: RecordingSource, is_own_job: bool) -> None:
         self.source = source
-        self._was_live = False
+        self._was_live = is_own_job
         self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame
 
     def find_news(self, frame: Frame) -> str:

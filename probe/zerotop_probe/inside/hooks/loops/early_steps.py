@@ -12,9 +12,9 @@ from zerotop_probe.recording.tables import BOUNDARY
 
 
 class EarlySteps:
-    """Holds the phases after the first update back until the iterations are known, and gives them their numbers.
+    """The first phases of a loop with several optimizers, held back until its iterations are known, and then numbered.
 
-    One that is never used may be among the optimizers, and which one it is shows only after several iterations.
+    If one of the optimizers is never stepped, that shows only after several iterations.
     """
 
     def __init__(self, counter: IterationCounter) -> None:

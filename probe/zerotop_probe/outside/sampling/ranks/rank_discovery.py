@@ -115,11 +115,13 @@ class RankFinder:
         A plain Python that has imported PyTorch is taken for rank 0.
         """
         silent = [one for one in list(self.rank_by_pid.values()) if one.process not in self._reported_s]
-        lacks, is_new = self._probeless.lacks_probe, not self._attached
-        ranks = [FoundStart(one.rank, (pid := one.process.pid), is_new, lacks(pid)) for one in silent]
+        ranks = [self._describe_start(one.rank, one.process.pid) for one in silent]
         if self._known_pids or not self._is_root_python or not self._may_train(self._root.pid):
             return ranks
-        return [FoundStart(0, self._root.pid, may_train=lacks(self._root.pid))]
+        return [self._describe_start(0, self._root.pid)]
+
+    def _describe_start(self, rank: int, pid: int) -> FoundStart:
+        return FoundStart(rank, pid, is_new=not self._attached, may_train=self._probeless.lacks_probe(pid))
 
     def _may_train(self, pid: int) -> bool:
         return not find_launcher(procfs.read_command_line(pid)) and has_imported_torch(pid)

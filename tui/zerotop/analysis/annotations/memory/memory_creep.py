@@ -92,7 +92,10 @@ class _Reported:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike."""
+    """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike.
+
+    The finding is told again each time the growth has doubled, and when it has ended.
+    """
     for group in recording.groups:
         for creep, found in await_each(group, _KIND.name, _find_creeps(group), partial(_await_look, group)):
             yield _build_finding(creep, found)
@@ -118,21 +121,21 @@ def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
     while last.creep is not None and last.creep.ended_ns is None:
         stretch = last.creep.stretch
         readings, told = stretch.process.get_state(MemoryReadings), len(stretch.held)
-        rows, held = readings.select(stretch.process, stretch.first)
-        count = int(np.searchsorted(rows["end_unix_ns"], until_ns, "right"))
+        steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
+        count = int(np.searchsorted(ends_ns, until_ns, "right"))
         if count <= told:
             return
-        rows, held, indices = rows[:count], held[:count], np.arange(count)
+        steps, held, indices = steps[:count], held[:count], np.arange(count)
         is_new = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]])
         highest = np.maximum.accumulate(np.where(is_new, indices, 0))
-        last.end_ns = int(rows["end_unix_ns"][highest[-1]])
-        has_ended = rows["step"] - rows["step"][highest] >= _END_STEPS
+        last.end_ns = int(ends_ns[highest[-1]])
+        has_ended = steps - steps[highest] >= _END_STEPS
         has_ended &= indices - highest >= SPARSE_RECORDS
         has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
         index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
         if index is None:
             return
-        ended_ns = int(rows["end_unix_ns"][index]) if has_ended[index] else None
+        ended_ns = int(ends_ns[index]) if has_ended[index] else None
         grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + int(highest[index]) + 1)
         last.creep = last.creep._replace(stretch=grown, ended_ns=ended_ns)
         yield last.creep

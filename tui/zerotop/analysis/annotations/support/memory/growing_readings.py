@@ -95,6 +95,11 @@ class MemoryReadings:
     def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
         return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
 
+    def select_times(self, process: Process, begin: int) -> tuple[Ints, Ints, Ints]:
+        """Return the steps' numbers and ends (unix nanoseconds), and bytes, of the readings from ``begin`` on."""
+        indices = self._indices.rows[begin:]
+        return process.steps["step"][indices], process.steps["end_unix_ns"][indices], self._held.rows[begin:]
+
     def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
         rows, held = self.select(process, begin, end)
         return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
