@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from zerotop.ui.timeline.lanes import OTHER_METRICS
+from zerotop_probe.recording.tables import MEANINGS
+
 TERMS: tuple[tuple[str, str], ...] = (
     (
         "rank 0, rank 1",
@@ -28,6 +31,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Bytes per second from device to host (D2H, gradients) and back (H2D, updated parameters), averaged between\n"
         "two samples of the GPU's counters, which are up to half a second apart.",
     ),
+    *((metric.label, MEANINGS[metric.name].capitalize() + ".") for metric in OTHER_METRICS),
     (
         "iteration",
         "Seconds from the end of one step to the end of the next, drawn over that time.\n"
