@@ -11,7 +11,7 @@ from typing import NamedTuple
 SHARE = "share"  # from 0 to 1, shown in percent
 PERCENT = "%"  # its axis always ends at 100
 SECONDS, BYTES, BYTES_PER_S, WATTS, CORES, NUMBER = "s", "bytes", "bytes/s", "W", "cores", ""
-_SUFFIXES = {BYTES_PER_S: "_bytes_per_s", SHARE: "", CORES: "", NUMBER: ""}
+_SUFFIXES = {BYTES_PER_S: "_bytes_per_s", WATTS: "_w", SHARE: "", CORES: "", NUMBER: ""}
 
 
 class Metric(NamedTuple):
@@ -29,7 +29,7 @@ class Metric(NamedTuple):
     @property
     def heading(self) -> str:
         """Its name with its unit, for tables."""
-        return self.name + _SUFFIXES.get(self.unit, f"_{self.unit.lower()}")
+        return self.name + _SUFFIXES.get(self.unit, f"_{self.unit}")
 
     @property
     def shows_highest(self) -> bool:

@@ -427,12 +427,3 @@ METRICS = {
     metric.name: metric for table in (ALLOCATOR, GPU_PROCESSES, GPUS, PROCESSES, HOSTS, SPANS) for metric in table.metrics
 }
 """All metrics, by name."""
-
-MEANINGS = {
-    metric.name: field.meaning
-    for table in TABLES.values()
-    for metric in table.metrics
-    for field in table.fields
-    if field.name == metric.column
-}
-"""The meanings of the metrics of columns, by name."""
