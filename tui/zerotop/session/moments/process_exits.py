@@ -11,6 +11,7 @@ from zerotop.session.moments.moment import Moment, at_event
 from zerotop.session.table_files import Source
 from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
+from zerotop_probe.recording.launchers import LAUNCHERS
 
 _KINDS: tuple[type[Event], ...] = (RankGone, Goodbye, Left, JobEnded, Parted, JobStarted, Attached, Joined)
 
@@ -86,6 +87,7 @@ def find_latest(moment: Moment) -> list[Source]:
 # --- the process that failed first -----------------------------------------------------------------------------------------
 
 _SIGKILL_CODE = 137
+_PASS_NEGATIVE = {launcher.name for launcher in LAUNCHERS if launcher.passes_negative}
 
 
 class ProcessExit(NamedTuple):
@@ -125,7 +127,7 @@ def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
 
     That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255 and is no signal.
     """
-    is_negative = launcher == "deepspeed" and 256 - 64 <= exit_code < 255
+    is_negative = launcher in _PASS_NEGATIVE and 256 - 64 <= exit_code < 255
     number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if is_negative else 0
     try:
         return signal.Signals(number).name
