@@ -94,7 +94,6 @@ _LONGEST_TEXT = 240
 
 
 class _State:
-    has_reported = False
     checked_ns = 0  # ends known until then have been examined
 
 
@@ -102,14 +101,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
     for group in recording.groups:
         state = group.get_state(_State)
-        for end_ns in [] if state.has_reported else _list_ends(recording, group):
+        for end_ns in [] if _KIND.name in group.reported else _list_ends(recording, group):
             known_ns = _find_known(recording, group, end_ns)
             if known_ns is None:
                 break
             if known_ns > state.checked_ns:
                 state.checked_ns = known_ns
                 if (finding := _check_ends(recording, group, known_ns)) is not None:
-                    state.has_reported = True
+                    group.reported.add(_KIND.name)
                     yield finding
                     break
 

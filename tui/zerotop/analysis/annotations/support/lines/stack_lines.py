@@ -11,7 +11,6 @@ from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, fi
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import select_events
-from zerotop.session.table_files import Source
 from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
@@ -135,11 +134,9 @@ def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
-def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Stacks]:
-    """Return the new events with stacks of these places, and update ``counts``, the number of events read by source."""
-    found = process.events_of(Stacks)
-    fresh = found[counts.get(process.source, 0) :]
-    counts[process.source] = len(found)
+def read_new_stacks(process: Process, key: str, places: Container[str], why: str) -> list[Stacks]:
+    """Return the events with stacks of these places that have not been returned before for ``key``."""
+    fresh = process.read_new_items(process.events_of(Stacks), f"{key} {why}")
     return [event for event in fresh if event.where in places and event.why == why]
 
 
