@@ -28,13 +28,11 @@ class ProcessExits:
         self._command_exits: dict[str, list[int]] = {}
         self._command_begins: dict[str, int] = {}
         for event in events:
-            host, pid = event.writer.host, event.writer.pid
-            if isinstance(event, RankGone):
-                self._rank_exits.setdefault((host, pid if event.pid is None else event.pid), []).append(event.unix_ns)
-            elif isinstance(event, Goodbye):
-                self._rank_exits.setdefault((host, pid), []).append(event.unix_ns)
+            host = event.writer.host
+            if isinstance(event, (RankGone, Goodbye)):
+                self._rank_exits.setdefault(event.process_key, []).append(event.unix_ns)
             elif isinstance(event, Left):
-                self._left_times.setdefault((host, pid), []).append(event.unix_ns)
+                self._left_times.setdefault(event.process_key, []).append(event.unix_ns)
             elif isinstance(event, JobEnded) or (isinstance(event, Parted) and "exit_code" in event.facts):
                 self._command_exits.setdefault(host, []).append(event.unix_ns)
             elif isinstance(event, (JobStarted, Attached, Joined)):
@@ -143,8 +141,8 @@ def describe_exit_code(exit_code: int, launcher: str) -> str:
 
 def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> RankGone | None:
     """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
-    left = {(event.writer.host, event.writer.pid) for event in goodbyes}
-    return next((event for event in gone if (event.writer.host, event.pid) not in left), None)
+    left = {event.process_key for event in goodbyes}
+    return next((event for event in gone if event.process_key not in left), None)
 
 
 def find_first_exit(moment: Moment) -> ProcessExit | None:

@@ -116,13 +116,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _list_ends(recording: Evidence, group: Group) -> list[int]:
     """Return when processes of an attempt ended, in order."""
     keys = {process.key for process in group.processes}
-    ends = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) in keys]
+    ends = [event.unix_ns for event in recording.events_of(events.RankGone) if event.process_key in keys]
     ends += [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return sorted(ends)
-
-
-def _get_key(event: events.RankEvent) -> tuple[str, int]:
-    return event.writer.host, event.pid or 0
 
 
 def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
@@ -142,8 +138,8 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
 
 def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
     """Whether a rank has ended that wrote to a file, which is read when the sampler finds the rank gone."""
-    files = {_get_key(event) for event in recording.events_of(events.OutputFiles)}
-    gone = {_get_key(event) for event in recording.events_of(events.RankGone)}
+    files = {event.process_key for event in recording.events_of(events.OutputFiles)}
+    gone = {event.process_key for event in recording.events_of(events.RankGone)}
     ended = [process for process in group.processes if process.key in files - gone]
     return any(event.unix_ns <= end_ns for process in ended for event in process.events_of(events.Goodbye))
 
@@ -192,7 +188,7 @@ def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
 def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
     """Whether another rank had ended normally before this one vanished."""
     gone = recording.events_of(events.RankGone)
-    time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
+    time_ns = next((event.unix_ns for event in gone if event.process_key == (end.process.host, end.process.pid)), 0)
     # If others wait for a rank, it ends within moments of the first one, and its goodbye means nothing.
     ended = [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
@@ -262,7 +258,7 @@ def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any]
 
 
 def _find_end(recording: Evidence, process: Process) -> int:
-    gone = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) == process.key]
+    gone = [event.unix_ns for event in recording.events_of(events.RankGone) if event.process_key == process.key]
     goodbyes = [event.unix_ns for event in process.events_of(events.Goodbye)]
     return min([*gone, *goodbyes], default=recording.cursor_ns)
 

@@ -57,7 +57,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: _Event) -> Iterator[Annotation]:
-    key = event.writer.host, event.pid or 0
+    key = event.process_key
     if key not in ranks:
         return
     if isinstance(event, events.RankStopped):

@@ -205,7 +205,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
     ends = [event.unix_ns for kind in _LAST_EVENTS for event in process.events_of(kind)]
     for event in process.recording.events_of(events.RankGone):
-        if (event.writer.host, event.pid) == process.key:
+        if event.process_key == process.key:
             ends.append(event.unix_ns)
     session = process.at.session
     if not session.is_live:
