@@ -16,7 +16,6 @@ from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
     GrowingScales,
-    Quantity,
     Scale,
     add_axes,
     plot_band,
@@ -27,6 +26,7 @@ from zerotop.ui.drawing.formatting import format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, PERCENT, WATTS
 
 Floats = NDArray[np.float64]
 
@@ -44,17 +44,17 @@ class SignalLane:
 
     id: str
     label: str  # at most GUTTER - 1 cells, like its curves' labels
-    kind: Quantity
+    kind: str
     curves: tuple[tuple[str, str, str], ...]  # signal, style, label if there are several
 
 
 LANES = (
-    SignalLane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
-    SignalLane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
-    SignalLane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
-    SignalLane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
-    SignalLane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
-    SignalLane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
+    SignalLane("utilization", "GPU", PERCENT, (("utilization", "load", ""),)),
+    SignalLane("cores", "CPU", CORES, (("cores", "series-1", ""),)),
+    SignalLane("power", "power", WATTS, (("power", "series-0", ""),)),
+    SignalLane("pcie", "PCIe", BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
+    SignalLane("allocated", "allocated", BYTES, (("allocated", "memory-allocated", ""),)),
+    SignalLane("resident", "RSS", BYTES, (("resident", "memory-other", ""),)),
 )
 
 
@@ -82,7 +82,7 @@ def draw_lane(
     before = [pinned.signals[signal] for signal, _, _ in lane.curves if pinned is not None and signal in pinned.signals]
     largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_find_largest(before)])
     axis = scales.choose_scale(lane.id, lane.kind, largest, height)
-    if lane.kind is Quantity.CORES and fold.host_cores and largest > fold.host_cores / 2:
+    if lane.kind == CORES and fold.host_cores and largest > fold.host_cores / 2:
         axis = Scale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
     paint_tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
