@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +40,9 @@ class FrameRequest:
 
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
+
+    guide: Callable[[LiveView, tuple[Annotation, ...]], str] | None = None
+    """Says what to look at next, from the view and the findings so far."""
 
     def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
         self._source = source
@@ -79,6 +83,7 @@ class FrameBuilder:
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
+            tip="" if self.guide is None else self.guide(view, findings),
         )
 
     def _summarize(self, findings: tuple[Annotation, ...]) -> EndSummary:

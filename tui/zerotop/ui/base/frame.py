@@ -43,10 +43,11 @@ class Frame:
     summary: EndSummary | None = None  # of a job that has ended, at its end
     can_control: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request
+    tip: str = ""  # of the demo: what to look at next
 
     def list_notices(self, height: int) -> list[Notice]:
         """Return the sentences under the header of a terminal of ``height`` rows."""
-        return build_notices(self.view, self.problems, self.headline, self.headline_cause, roomy=height >= 30)
+        return build_notices(self.view, self.problems, self.headline, self.headline_cause, self.tip, roomy=height >= 30)
 
     @property
     def has_error(self) -> bool:

@@ -138,6 +138,7 @@ def build_notices(
     problems: tuple[str, ...] = (),
     finding: Annotation | None = None,
     cause: Annotation | None = None,
+    tip: str = "",
     *,
     roomy: bool = True,
 ) -> list[Notice]:
@@ -147,6 +148,7 @@ def build_notices(
         problems: sentences of the viewer itself, such as a dead sampler.
         finding: the finding to show. A failure gets all of its rows, and its advice.
         cause: the finding that explains it.
+        tip: what to look at next.
         roomy: gives other findings two rows instead of one.
     """
     job = view.job
@@ -158,6 +160,7 @@ def build_notices(
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
         result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
+    result.extend([Notice("", tip, "accent")] * bool(tip))
     # Beside a finding on a low terminal they keep to a row each; ``i`` shows them whole.
     most = 1 if finding is not None and not roomy else 5
     result.extend(Notice("", sentence, "muted", max_rows=most) for sentence in job.notices)
