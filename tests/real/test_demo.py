@@ -11,7 +11,7 @@ import pytest
 
 from real_jobs import QUICK_COMPILERS
 from zerotop import demo
-from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -31,13 +31,15 @@ def test_the_planted_fault_is_found_with_its_line_and_nothing_is_compiled(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "operators").exists()
     path = done.stdout.partition("Recording in ")[2].splitlines()[0]
-    source = RecordingSource(Session.open(Path(path)))
-    (finding,) = (one for one in source.findings_at(None) if one.name == "data_stall")
+    findings = RecordedRun(Session.open(Path(path)), memory=False).findings
+    (finding,) = (one for one in findings if one.name == "data_stall")
     lines = demo.FAULTY_SCRIPT_PATH.read_text().splitlines()
     (fault,) = (number for number, line in enumerate(lines, 1) if "self.list.index(" in line)
     assert f"slow_data.py:{fault}" in finding.headline
-    assert finding.step == 36
+    assert finding.step is not None
+    assert 36 <= finding.step <= 40
     assert finding.fix
     summary, _, following = done.stdout.partition("Try next:\n")
     assert "120 steps, 0 skipped" in summary
+    assert finding.headline in summary or "Other processes use" in summary  # which may cost more
     assert [line.split()[1] for line in following.splitlines()] == ["findings", "report", "demo", "demo"]

@@ -66,10 +66,7 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (
-            ("run", "train.py", "--lr", "1e-3"),
-            "'train.py' on the PATH. Did you mean: zerotop run -- python train.py --lr 1e-3?",
-        ),
+        (("run", "train.py", "--lr", "1"), "'train.py' on the PATH. Did you mean: zerotop run -- python train.py --lr 1?"),
         (("run", "torchrn", "x.py"), "'torchrn' on the PATH. Did you mean: zerotop run -- torchrun x.py?"),
         (("replay", "gone/x"), "There is no session at gone/x: no file or folder is there."),
         (("replay", "--speed", "5000", "x"), "A speed is from 0.25 to 1000, not 5000"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
+
+from textual.binding import BindingType
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import LiveView
@@ -50,7 +52,7 @@ class DemoApp(ZerotopApp):
         options: see :class:`Monitor`.
     """
 
-    BINDINGS = [bind("R", "story", "demo.story", "Recorded story", _STORY, 8)]
+    BINDINGS: ClassVar[list[BindingType]] = [bind("R", "story", "demo.story", "Recorded story", _STORY, 8)]
 
     def __init__(self, *shown: Any, guide: Callable[[LiveView, tuple[Annotation, ...]], str], **options: Any) -> None:
         self._guide = guide

@@ -24,6 +24,7 @@ from zerotop.ui.drawing.formatting import format_clock, format_number, format_pa
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.units import convert_sizes
 
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
@@ -177,6 +178,9 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
             notices.append(Notice("", describe_cause(cause), style))
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
+        elif advice:
+            first_line = finding.fix.partition("\n")[0] or finding.advice
+            notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
