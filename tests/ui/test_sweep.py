@@ -148,8 +148,8 @@ def test_an_ended_sweep_says_its_answer_first() -> None:
         ("fit", " Largest seq-length that fits: 4,608 (offload none), 6,400 (offload optimizer)."),
         ("stages", " Fastest: stage 0, offload none, 14,559 tokens per second."),
     ):
-        progress = Progress(16)
-        progress.sweep = read_sweep(folder / name)
+        progress = Progress(0)
+        progress.sweep, progress.is_over, progress.attempts = read_sweep(folder / name), True, {}
         for size in ((80, 24), (120, 40)):
             rows = [row_text(row) for row in draw_sweep(SweepModel(progress), *size, BLOCKS)]
             assert rows[2].startswith(answer)
