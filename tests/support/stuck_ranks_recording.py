@@ -38,6 +38,7 @@ class Stand(NamedTuple):
     cores_used: float = 0.0
     waiting_cores: float = 0.0
     calls: Sequence[tuple[int, str, int]] = ()  # number, name and line of the last collectives
+    seen_s: Sequence[float] = ()  # the seconds at which py-spy saw the same stack
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
 
 
@@ -58,6 +59,10 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
         for rank, stand in stands.items():
             if stand is not None:
                 recording.write_event(make_identity(rank), second, events.Stacks, **make_facts(stand, second))
+    known = [(rank, stand, second) for rank, stand in stands.items() if stand is not None for second in stand.seen_s]
+    for rank, stand, second in known:
+        facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
+        recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
     return recording.open_session()
 
 

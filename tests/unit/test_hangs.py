@@ -147,6 +147,19 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
     assert "same order" in hung.advice
 
 
+def test_collectives_are_known_where_py_spy_has_seen_the_rank_last(tmp_path: Path) -> None:
+    stands = {0: AHEAD._replace(called=61, calls=WITHOUT, seen_s=(30,)), 1: AHEAD._replace(called=62, calls=WITH_BARRIER)}
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where rank 0 called all_reduce"
+
+
+def test_ranks_in_different_collectives_hang_even_if_they_use_cores(tmp_path: Path) -> None:
+    stands = {rank: ALL_REDUCE._replace(called=61, calls=WITHOUT, waiting_cores=1.0) for rank in (0, 2)}
+    stands[1] = ALL_REDUCE._replace(called=62, calls=WITH_BARRIER, waiting_cores=1.0)
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where the others called all_reduce"
+
+
 def test_of_three_ranks_the_one_that_has_called_another_collective_is_odd(tmp_path: Path) -> None:
     stands = {rank: AHEAD._replace(called=61, calls=WITHOUT) for rank in (0, 2)}
     stands[1] = AHEAD._replace(called=62, calls=WITH_BARRIER)

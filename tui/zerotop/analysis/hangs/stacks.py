@@ -111,11 +111,16 @@ def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, en
     found = [_build_stacks(event, process) for event in own if event.why == SILENT]
     found += [_build_stacks(event, process) for event in seen if (event.writer.host, event.pid) == key]
     ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
-    return [_compare_with_last(stacks, last) for stacks, last in zip(ordered, [None, *ordered], strict=False)]
+    compared: list[StackReport] = []
+    for stacks in ordered:
+        compared.append(_compare_with_last(stacks, compared[-1] if compared else None))
+    return compared
 
 
 def _compare_with_last(stacks: StackReport, last: StackReport | None) -> StackReport:
     """Return the stacks, with facts that follow from a comparison with the stacks before them."""
+    if last is not None and not stacks.is_running and stacks.training.own_frame == last.training.own_frame:
+        return replace(stacks, collectives=last.collectives, calls=last.calls)  # py-spy does not see them
     if last is None or stacks.allocations is None or stacks.allocations != last.allocations:
         return stacks
     return replace(stacks, is_device_still=stacks.training == last.training)

@@ -163,8 +163,10 @@ def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[i
 
 
 def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
-    """Whether the ranks that the others wait for are stuck, and not doing work that merely takes long."""
+    """Whether the ranks wait in different collectives, or those that others wait for are stuck, not doing long work."""
     groups = standstill.groups
+    if standstill.difference is not None:
+        return True
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
         late = list(groups)
