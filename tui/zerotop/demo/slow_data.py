@@ -24,7 +24,7 @@ ROWS, LENGTH = 4, 128  # of the batch of each rank
 VOCABULARY = 1024  # of the model: several words share one of its rows
 
 
-class Model(torch.nn.Module):
+class Model(torch.nn.Module):  # type: ignore[misc]
     """A decoder. Its output is the loss of the next words."""
 
     def __init__(self, width: int, layers: int) -> None:
