@@ -14,15 +14,17 @@ def attach(engine: "Any", session: "str | None" = None) -> bool:
     ``session`` is the session directory, by default the one in ``PYTHONZEROTOP_SESSION``. Return whether there is one;
     without a session the call does nothing and may stay in a script. Never raises.
     """
-    from zerotop_probe.inside.hooks.hook_installer import attach as attach_engine
+    from zerotop_probe.inside.own_imports import import_hook_installer
 
-    return attach_engine(engine, session)
+    return bool(import_hook_installer().attach(engine, session))
 
 
 def load_ipython_extension(shell: "Any") -> None:
     """Record the kernel of a notebook from now on: ``%load_ext zerotop_probe``."""
-    from zerotop_probe.notebook import begin_recording
+    from zerotop_probe.inside.own_imports import standard_modules
 
+    with standard_modules():
+        from zerotop_probe.notebook import begin_recording
     print(begin_recording())
 
 

@@ -45,8 +45,9 @@ def standing_jobs(
 
 
 def wait_for_finding(job: StandingJob, name: str = "hung_ranks") -> Annotation:
+    """Return a finding once it names a line, as it does later on a busy machine."""
     end = time.monotonic() + TIMEOUT_S
-    while (finding := job.find_named(name)) is None:
+    while (finding := job.find_named(name)) is None or str(finding.fix).startswith("py-spy"):
         assert time.monotonic() < end, job.output
         assert job.process.poll() is None, job.output
         time.sleep(0.5)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loop_runs import run_loop
+from real_jobs import EARLY_COMPILER
 from zerotop_probe.inside import native
 from zerotop_probe.recording.directory import BUDGET_VARIABLE
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
@@ -17,7 +18,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 WAYS = ("alarm", "kill_thread", "interrupt_main", "interrupt_other", "set_exception", "trace")
 
 
-MUCH_DETAIL = {BUDGET_VARIABLE: "50"}  # so that most of the probe's code runs
+# Most of the probe's code runs. What is raised in the stand-in of PyTorch's compiler is lost: Python asks it for attributes.
+MUCH_DETAIL = {BUDGET_VARIABLE: "50", **EARLY_COMPILER}
 
 
 @pytest.mark.parametrize(("kind", "ways"), [("loop", WAYS), ("engine", ("alarm", "trace"))], ids=["loop", "engine"])
@@ -36,5 +38,5 @@ def test_each_exception_arrives_without_frames_of_the_probe(kind: str, ways: tup
     assert (np.diff(steps) > 0).all()
     # PyTorch does not tell whether an update was done before an exception left it.
     unclear = sum(raised for raised, _ in counted["raised"].values()) if kind == "loop" else 0
-    assert abs(len(steps) - counted["updates"]) <= 0.3 * unclear
+    assert abs(len(steps) - counted["updates"]) <= 0.5 * unclear
     assert not rank.find_events("probe_error")

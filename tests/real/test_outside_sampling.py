@@ -260,7 +260,7 @@ import threading, time
 go = threading.Event()
 threading.stack_size(64 << 10)
 for _ in range(10_000): threading.Thread(target=go.wait, daemon=True).start()
-time.sleep(2)
+time.sleep(5)
 """
     script = f"""
 import resource, sys

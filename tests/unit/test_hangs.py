@@ -147,6 +147,14 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
     assert "same order" in hung.advice
 
 
+def test_a_hang_that_was_told_without_stacks_is_told_again_with_them(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SLEEPING, "sleep")}, written_s=(80, 85))
+    (unseen,) = find_hung(session, 60)
+    (hung,) = find_hung(session, 100)
+    assert (unseen.fix, hung.fix) == ("py-spy dump --pid 100", "train.py:40")
+    assert (hung.ranks, hung.begin_ns) == ((1,), unseen.begin_ns)
+
+
 def test_collectives_are_known_where_py_spy_has_seen_the_rank_last(tmp_path: Path) -> None:
     stands = {0: AHEAD._replace(called=61, calls=WITHOUT, seen_s=(30,)), 1: AHEAD._replace(called=62, calls=WITH_BARRIER)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import signal
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
-from zerotop_probe.recording.interruptions import is_interruption
+from zerotop_probe.recording.interruptions import OWN_FOLDER, is_interruption
 
 
 class Preempted(RuntimeError):
@@ -153,3 +154,16 @@ def test_errors_of_probe_are_none(kind: Exception) -> None:
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         found = is_interruption(error)
     assert not found
+
+
+@pytest.mark.parametrize(("text", "is_one"), [("import no_such_module", False), ("interrupt()", True)])
+def test_while_the_probe_is_imported(handler: Any, monkeypatch: pytest.MonkeyPatch, text: str, is_one: bool) -> None:
+    spec = importlib.util.spec_from_file_location("imported", f"{OWN_FOLDER}imported.py")
+    assert spec is not None
+    assert spec.loader is not None
+    monkeypatch.setattr(spec.loader, "get_code", lambda name: compile(text, str(spec.origin), "exec"))
+    module = importlib.util.module_from_spec(spec)
+    vars(module)["interrupt"] = interrupt
+    with pytest.raises((ImportError, Preempted, TimeoutError)) as raised:
+        spec.loader.exec_module(module)
+    assert is_interruption(raised.value) == is_one

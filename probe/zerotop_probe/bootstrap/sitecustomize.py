@@ -52,7 +52,7 @@ def _notify_after_execution(loader):
             loader.__dict__.pop("exec_module", None)
             execute(module)
             try:
-                _import_probe().inside.hooks.hook_installer.install_hooks(module)
+                _import_hook_installer().install_hooks(module)
             except BaseException as error:
                 if _is_interruption(error):
                     raise
@@ -73,9 +73,9 @@ def _is_interruption(error):
     return module.is_interruption(error) if module else not isinstance(error, Exception)
 
 
-def _import_probe():
+def _import_hook_installer():
     # type: () -> Any
-    """Import ``zerotop_probe`` by file path: the job's environment need not have it installed."""
+    """Import it by file path: the job's environment need not have ``zerotop_probe`` installed."""
     import importlib.util
 
     package = sys.modules.get("zerotop_probe")
@@ -86,9 +86,7 @@ def _import_probe():
         )  # type: Any
         package = sys.modules["zerotop_probe"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(package)
-    importlib.import_module("zerotop_probe.recording.interruptions")
-    importlib.import_module("zerotop_probe.inside.hooks.hook_installer")
-    return package
+    return importlib.import_module("zerotop_probe.inside.own_imports").import_hook_installer()
 
 
 def _report_error(where):

@@ -77,11 +77,16 @@ def _iter_entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 def _has_callback(frames: list[FrameType]) -> bool:
     """Return whether Python called one of these itself: with the frame or the code where it was, or as a signal handler."""
-    others = [frame for frame in frames if not is_own(frame.f_code)]
+    others = [frame for frame in frames if not is_own(frame.f_code) and not _imports(frame.f_code)]
     if any(_is_place(value) for frame in others for value in _iter_arguments(frame)):
         return True
     handlers = _list_handlers() if others else []  # they may have deleted their arguments
     return any(frame.f_code is handler for frame in others for handler in handlers)
+
+
+def _imports(code: CodeType) -> bool:
+    """Return whether this is code of ``import``, which has the code of the imported module as an argument."""
+    return code.co_filename.startswith("<frozen importlib")
 
 
 def _is_place(value: Any) -> bool:

@@ -73,8 +73,8 @@ def call_probe(root, action, arguments):
         except BaseException:
             del sys.modules["zerotop_probe"]
             raise
-    install = importlib.import_module("zerotop_probe.inside.hooks.hook_installer")
-    return getattr(install, action)(*arguments)
+    own_imports = importlib.import_module("zerotop_probe.inside.own_imports")
+    return getattr(own_imports.import_hook_installer(), action)(*arguments)
 
 
 def send_again(raised):

@@ -74,6 +74,7 @@ class _Last(NamedTuple):
 class _State:
     last_heard_ns = 0  # when a phase began or ended last
     reported_ns = 0  # begin of the last silence that was reported
+    is_unseen = False  # it was reported without stacks
     checked_ns = 0  # until when silences have been examined
 
 
@@ -92,13 +93,16 @@ class _Silence:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each silence of an attempt when it has lasted long enough, even if it ends later."""
+    """Report each silence of an attempt when it has lasted long enough, even if it ends later.
+
+    One that was reported without stacks is told again with them.
+    """
     for group in recording.groups:
         if len(group.lead.steps):
             state = group.get_state(_State)
             for silence in _find_silences(recording, group, state):
-                if silence.since_ns != state.reported_ns:
-                    yield _check_silence(recording, group, silence, state)
+                if silence.since_ns != state.reported_ns or state.is_unseen:
+                    yield from _check_silence(recording, group, silence, state)
 
 
 def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator[_Silence]:
@@ -119,11 +123,11 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
             yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
 
 
-def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Annotation | None:
-    """Return the finding about a silence at the first time, of those at which ranks have written stacks, that shows it."""
+def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Iterator[Annotation]:
+    """Find a silence at the first time, of those at which ranks have written stacks, that shows it."""
     last = [_find_last(process, silence.since_ns) for process in group.processes]
     if any(one.phase in _SILENT_PHASES for one in last):
-        return None
+        return
     end_ns = min(silence.until_ns, _find_end(recording, group))
     sources = [process.source for process in group.processes]
     reader = StandstillReader(recording.session, sources, silence.since_ns, end_ns)
@@ -133,16 +137,17 @@ def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: 
         if known_ns < recording.cursor_ns - _LATE_NS:
             state.checked_ns = known_ns
         if _is_explained(recording, group, silence.since_ns, known_ns):
-            return None
+            return
         is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
         standstill = reader.read_at(known_ns, confirmed=not is_long)
         if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
-            state.reported_ns = silence.since_ns
-            return _build_seen(group, silence, known_ns, standstill)
+            state.reported_ns, state.is_unseen = silence.since_ns, False
+            yield _build_seen(group, silence, known_ns, standstill)
+            return
         if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
-            state.reported_ns = silence.since_ns
-            return _build_unseen(group, last, silence, known_ns)
-    return None
+            if silence.since_ns != state.reported_ns:
+                yield _build_unseen(group, last, silence, known_ns)
+            state.reported_ns, state.is_unseen = silence.since_ns, True
 
 
 def _find_last(process: Process, since_ns: int) -> _Last:

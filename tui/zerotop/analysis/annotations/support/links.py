@@ -158,6 +158,10 @@ def _is_simultaneous(effect: Annotation, cause: Annotation) -> bool:
     return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
 
 
+def _is_told_again(effect: Annotation, cause: Annotation) -> bool:
+    return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
+
+
 def _begins_before(effect: Annotation, cause: Annotation) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 
@@ -270,8 +274,10 @@ _REPEATS = (
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
 )
-# Findings about a moment that turned out to be the begin of something that lasts.
+# Findings about a moment that turned out to be the begin of something that lasts, and hangs told again with other ranks.
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
+    _Link("hung_ranks", "hung_ranks", _is_told_again),
+    _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
 )
