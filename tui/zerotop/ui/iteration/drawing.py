@@ -147,9 +147,9 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
         name = sanitize(shown.pinned_name, glyphs) or "pinned"
         ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, glyphs, pinned_text=describe_pinned(shown)))
     if means := describe_means(fold):
-        lead = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
+        word = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
         note = "" if len(means) + len(_SLOW_SENSORS) > width - gutter else _SLOW_SENSORS
-        ribbons.append(fit_row((*lead, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
+        ribbons.append(fit_row((*word, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_curves(fold), shown.first_lane)
     left = room - len(ribbons)

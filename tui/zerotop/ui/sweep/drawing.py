@@ -30,8 +30,7 @@ def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     model.place_cursor()  # before all that describes the chosen point
     head = [_draw_head(model, width, glyphs), _draw_progress(model, width, glyphs)]
     if model.search is None and model.progress.is_over and (answer := describe_answer(model.sweep)):
-        line = (" ", "text"), (sanitize(glyphs.to_plain(answer), glyphs), "value")
-        head.append(fit_row(line, width, glyphs))
+        head.append(fit_row(((" ", "text"), (sanitize(glyphs.to_plain(answer), glyphs), "value")), width, glyphs))
     if model.search is not None:
         most = min(count_rows(model.search), max(2, height // 4))
         head += draw_searches(model, model.search, width, most, glyphs)
