@@ -40,7 +40,7 @@ async def test_the_tips_follow_the_training() -> None:
             await pilot.pause()
             assert tip in "\n".join(read_rows(app))
     view, guide = app.viewer.make_frame().view, Guide(is_fixed=False)
-    assert guide(view, (make_stall(),)).startswith("That is the planted fault. Next: 3")
+    assert guide(view, (make_stall(),)).startswith("The planted fault. Next: 3")
     over = replace(view, job=replace(view.job, state=JobState.ENDED, exit_code=1))
     assert guide(over, ()).startswith("The training failed. Instead, R plays")
 

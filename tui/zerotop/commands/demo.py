@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,14 +82,18 @@ def _show_job(session: Path, options: argparse.Namespace) -> int:
         from zerotop.ui.app.demo_app import Guide
 
         guide = Guide(is_fixed=options.fixed)
-        code = watch_job(session, run_app=lambda *shown: _run_live(*shown, guide))
+        code = watch_job(session, run_app=partial(_run_live, guide=guide))
     else:
         from zerotop.commands.common.progress import follow_job
 
         print(f"Recording in {session}", *[_BUILD_NOTE] * options.offload, sep="\n", flush=True)
         code = follow_job(session)
     name = shlex.quote(session.name)
-    again = f"zerotop compare {name} LAST" if options.fixed else "zerotop demo --fixed"
+    again = (
+        f"zerotop compare {name} OTHER  # with the fault: zerotop sessions lists its name"
+        if options.fixed
+        else "zerotop demo --fixed"
+    )
     print("Try next:", f"zerotop findings {name}", f"zerotop report {name}", again, "zerotop demo --recorded", sep="\n  ")
     return code
 
