@@ -42,3 +42,14 @@ def test_quantized_parameters_are_told_apart(tmp_path: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "  among them 536.9 M quantized parameters, which have no formula: the states below leave them out" in text
     assert "The optimizer's state is missing: its size is not known." in text
+
+
+def test_the_answer_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for size, answer in (
+        ("80GB", "Start with stage 1, no offload: 44.95 GiB of the 74.51 GiB of each GPU."),
+        ("40GB", "Start with stage 2, no offload: 31.86 GiB of the 37.25 GiB of each GPU."),
+        ("2GB", "Nothing fits with 10% to spare"),
+    ):
+        assert main(["estimate", "llama-8b", "--gpus", "8", "--gpu-memory", size]) == 0
+        text = capsys.readouterr().out
+        assert answer in text.partition("\n\n")[0]

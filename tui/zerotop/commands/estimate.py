@@ -27,6 +27,8 @@ from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_b
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
+# Of a GPU's memory; the rest is for what the estimate leaves out.
+_USABLE_SHARE = 0.9
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
 
@@ -64,8 +66,15 @@ def estimate(options: argparse.Namespace) -> int:
         content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
         print(json.dumps(content, indent=1))
         return 0
-    options_table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
-    lines = [*_describe_subject(subject, hardware, tokens), "", *options_table, "", *_format_own(own)]
+    table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
+    lines = [
+        *_describe_subject(subject, hardware, tokens),
+        *_recommend(rows, hardware),
+        "",
+        *table,
+        "",
+        *_format_own(own),
+    ]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
 
@@ -194,6 +203,19 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, tokens: int) -> li
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines
+
+
+def _recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
+    """Return the answer: what fits and costs the least time. Rows come in that order, but offloads after all stages."""
+    if hardware.gpu_bytes is None or all(row.fits(hardware) is None for row in rows):
+        return []
+    for row in sorted(rows, key=lambda row: (row.offload != "none", "nvme" in row.offload)):
+        size = row.total_bytes if row.activation_bytes is not None else row.gpu_bytes
+        if row.fits(hardware) and size <= _USABLE_SHARE * hardware.gpu_bytes:
+            offload = "no offload" if row.offload == "none" else f"offload {row.offload}"
+            each = f"{format_bytes(size)} of the {format_bytes(hardware.gpu_bytes)} of each GPU"
+            return [f"Start with stage {row.stage}, {offload}: {each}. What follows it needs less memory and more time."]
+    return [f"Nothing fits with {1 - _USABLE_SHARE:.0%} to spare: more GPUs, a shorter sequence or a smaller micro-batch."]
 
 
 def _format_options(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:

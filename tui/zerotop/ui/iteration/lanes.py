@@ -18,6 +18,7 @@ from zerotop.ui.charts import (
     GrowingScales,
     Scale,
     add_axes,
+    choose_scale,
     plot_band,
     plot_grid,
     plot_line,
@@ -63,6 +64,28 @@ def choose_lanes(fold: WaveformFold) -> list[SignalLane]:
     lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
     return [lane for lane in lanes if lane.id != "resident" or "utilization" not in fold.signals]
+
+
+def choose_curves(fold: WaveformFold) -> list[SignalLane]:
+    """Return the lanes that have a curve. The sensors of others are slower than an iteration: see ``describe_means``."""
+    return [lane for lane in choose_lanes(fold) if _is_resolved(lane, fold)]
+
+
+def _is_resolved(lane: SignalLane, fold: WaveformFold) -> bool:
+    return any(fold.signals[name].resolved for name, _, _ in lane.curves if name in fold.signals)
+
+
+def describe_means(fold: WaveformFold) -> str:
+    """Return the means of the signals without a curve: ``GPU 32.3 %, CPU 1.00 of 64, power 277 W``; "" without any."""
+    parts = []
+    for lane in choose_lanes(fold):
+        for name, _, label in lane.curves if not _is_resolved(lane, fold) else ():
+            if name in fold.signals:
+                mean = fold.signals[name].compute_mean(0.0, fold.iteration_s)
+                scale = choose_scale(lane.kind, mean, 4)
+                unit = f"of {fold.host_cores}" if lane.id == "cores" and fold.host_cores else scale.unit
+                parts.append(f"{label or lane.label} {format_significant(mean * scale.factor)} {unit}".strip())
+    return ", ".join(parts)
 
 
 def draw_lane(
@@ -181,7 +204,7 @@ def _draw_names(lane: SignalLane, fold: WaveformFold, unit: str, factor: float, 
             rows.append((*(((f"{glyphs.find_sample(style)} ", style),) if curve else ()), (text, "muted")))
     signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
     if not all(signal.resolved for signal in signals):
-        rows.append((("blurred", "warn"),))
+        rows.append((("means", "warn"),))
     elif lane.id == "pcie" and max(signal.window_s for signal in signals) > _MAX_COUNTED_S:
         rows.append((("at least", "muted"),))
     return (rows + [()] * height)[:height]

@@ -33,7 +33,7 @@ _KIND = FindingKind(
     name="repeated_pause",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent} of the time)",
+    headline="A {pause_s:seconds} pause every {period:.0f} iterations ({share:percent} of the time)",
     details=(
         "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
         " {iteration_s:seconds}."
