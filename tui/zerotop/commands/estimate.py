@@ -12,16 +12,26 @@ from typing import Any
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
-from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
+from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.estimates import (
+    Hardware,
+    OptionEstimate,
+    TrainedModel,
+    choose_option,
+    estimate_all_rows,
+    estimate_options,
+)
 from zerotop.analysis.sweeps.measurement import measure_point
+from zerotop.analysis.sweeps.regimes import Regime, build_model
 from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.estimate_text import explain, format_options, recommend
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
 from zerotop.session import catalog, sweeps
@@ -38,34 +48,49 @@ class ModelCase:
     model: TrainedModel
     token_bytes: float | None  # activations
     basis: str  # of them, a sentence
-    logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
     tokens: int | None = None  # of a micro-batch on one GPU, if a recording has it
     quantized: int = 0  # parameters whose bytes no formula gives: those of a recording are among its activations
+    shape: ModelShape | None = None  # of a configuration
 
 
 def estimate(options: argparse.Namespace) -> int:
     """Print the tables, or JSON. Return 0."""
+    _refuse_combinations(options)
     subject = _find_subject(options)
     config = read_deepspeed_config(options.config) if options.config else None
     hardware = Hardware(
         gpus=options.gpus or subject.gpus or max(1, count_visible_gpus()),
         nodes=options.nodes or subject.nodes or 1,
         gpu_bytes=options.gpu_memory or read_gpu_bytes(),
+        gpu=options.gpu or "",
     )
+    if options.framework == "none" and hardware.gpus * hardware.nodes > 1:
+        raise Problem(
+            "Without DeepSpeed, DDP or FSDP a process trains on one GPU: give --gpus 1, or --framework ddp or fsdp"
+        )
     tokens = _choose_tokens(options, subject, config or {})
-    rows = estimate_options(subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens)
+    work = _describe_work(options, config or {}, tokens) if subject.shape is not None else None
+    rows = estimate_options(
+        subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens, shape=subject.shape, work=work
+    )
     if config is not None:
         rows = _choose_rows(rows, config)
-    own = estimate_all_rows(subject.model, hardware)
+    own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     if options.json:
         facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": tokens}
         content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
         print(json.dumps(content, indent=1))
         return 0
-    options_table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
-    lines = [*_describe_subject(subject, hardware, tokens), "", *options_table, "", *_format_own(own)]
+    table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
+    if subject.shape is not None:
+        table = list(format_options(rows, hardware))
+    lines = [*recommend(rows, hardware), *_describe_subject(subject, hardware, tokens), "", *table]
+    if options.explain and subject.shape is not None:
+        lines += explain(rows, choose_option(rows, hardware))
+    if own:
+        lines += ["", *_format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
 
@@ -114,12 +139,50 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
         raise Problem(
             f"The parameters of {options.model} cannot be counted from its configuration: give them with --parameters"
         )
-    recompute = options.gradient_checkpointing
-    activations = shape.count_activations(recompute=recompute)
+    regime = Regime(
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        lora_rank=options.lora_rank or 0,
+        lora_targets=options.lora_targets.split(","),
+        quantization=options.quantization or "",
+        framework=options.framework,
+    )
+    model = build_model(shape, parameters, regime)
+    if regime.lora_rank and model.trainable == 0:
+        raise Problem(f"No layer of {options.model} is called {options.lora_targets}, or its layers are not known")
+    activations = shape.count_activations(recompute=options.gradient_checkpointing)
     rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
-    basis = f"{rule}, attention without s x s matrices{', full recomputation' if recompute else ''}"
-    model = TrainedModel(parameters, parameters, shape.largest_layer)
-    return ModelCase(options.model, model, activations.total, basis, logits_bytes=activations.logits)
+    return ModelCase(options.model, model, activations.total, rule, shape=shape)
+
+
+def _refuse_combinations(options: argparse.Namespace) -> None:
+    """Raise Problem for settings that exclude each other."""
+    if options.quantization and not options.lora_rank:
+        raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
+    if options.config and options.framework != "deepspeed":
+        raise Problem(f"--config is DeepSpeed's, which --framework {options.framework} does not use: give one of them")
+    if options.dtype == "bf16_master" and options.framework != "deepspeed":
+        raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
+    if options.dtype == "mixed" and options.framework != "deepspeed":
+        options.dtype = "fp32_weights"  # which loops and FSDP call mixed precision
+
+
+def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], tokens: int) -> Workload:
+    """Return the settings of a step: from the options, else from DeepSpeed's config, else the defaults."""
+    zero = config.get("zero_optimization") or {}
+    accumulation = options.gradient_accumulation or config.get("gradient_accumulation_steps")
+    bucket = options.bucket or (zero.get("reduce_bucket_size") if isinstance(zero, Mapping) else None)
+    sequence = options.seq_length or _SEQ_LENGTH
+    return Workload(
+        micro_batch=max(1, tokens // sequence),
+        sequence=sequence,
+        accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
+        checkpointing="full" if options.gradient_checkpointing else "none",
+        loss=options.loss,
+        has_score_matrices=options.eager_attention,
+        foreach=options.optimizer == "adamw" and not options.fused,
+        bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
+    )
 
 
 def _read_session(path: Path) -> ModelCase:
@@ -181,13 +244,16 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, tokens: int) -> li
         f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}",
         f"micro-batch of {tokens:,} tokens on each GPU",
     ]
-    if subject.token_bytes is not None:
+    if subject.shape is not None:
+        trained = (
+            f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
+        )
+        lines[0] += trained
+        if subject.shape.counted is None:
+            lines.append(f"layers of this family are not known: activations by the {subject.basis}")
+    elif subject.token_bytes is not None:
         each = f"{subject.token_bytes / 1e3:,.1f} kB for each token"
         lines.append(f"activations: {each}, {format_bytes(subject.token_bytes * tokens)} ({subject.basis})")
-        if subject.logits_bytes is not None:
-            each = f"{subject.logits_bytes / 1e3:,.1f} kB for each token"
-            copies = "three copies in fp32 where the loss's backward begins"
-            lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
         if subject.quantized:
             count = f"{subject.quantized / 1e6:,.1f} M quantized parameters"
             lines.append(f"  among them {count}, which have no formula: the states below leave them out")
