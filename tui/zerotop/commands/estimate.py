@@ -37,6 +37,7 @@ from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_b
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
+_MOST = 10**11  # tokens, rows, GPUs, elements of a bucket
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
 
@@ -80,7 +81,11 @@ def estimate(options: argparse.Namespace) -> int:
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     if options.json:
         facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": tokens}
-        content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
+        content = {
+            **facts,
+            "options": [_to_json(row, hardware) for row in rows],
+            "deepspeed_estimates": [asdict(row) for row in own],
+        }
         print(json.dumps(content, indent=1))
         return 0
     table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
@@ -93,6 +98,11 @@ def estimate(options: argparse.Namespace) -> int:
         lines += ["", *_format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
+
+
+def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
+    needed = row.memory.needed if row.memory is not None else None
+    return {**asdict(row), "needed_bytes": needed, "fits": row.fits(hardware)}
 
 
 def _choose_tokens(options: argparse.Namespace, subject: ModelCase, config: Mapping[str, Any]) -> int:
@@ -147,16 +157,21 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
         quantization=options.quantization or "",
         framework=options.framework,
     )
+    if regime.lora_rank > shape.hidden:
+        raise Problem(f"A rank of {regime.lora_rank:,} is more than the hidden size of {options.model}, {shape.hidden:,}")
     model = build_model(shape, parameters, regime)
     if regime.lora_rank and model.trainable == 0:
-        raise Problem(f"No layer of {options.model} is called {options.lora_targets}, or its layers are not known")
+        raise Problem(f"{options.model} has no layer called {options.lora_targets}, or its layers are not known")
     activations = shape.count_activations(recompute=options.gradient_checkpointing)
     rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
     return ModelCase(options.model, model, activations.total, rule, shape=shape)
 
 
 def _refuse_combinations(options: argparse.Namespace) -> None:
-    """Raise Problem for settings that exclude each other."""
+    """Raise Problem for settings that exclude each other, or that no machine has."""
+    for name in ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket"):
+        if (getattr(options, name) or 0) > _MOST:
+            raise Problem(f"--{name.replace('_', '-')} {getattr(options, name)} is more than any machine trains with")
     if options.quantization and not options.lora_rank:
         raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
     if options.config and options.framework != "deepspeed":

@@ -7,7 +7,7 @@ Parameters and activations are counted by the layers that Transformers builds, f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotop.analysis.memory.expected.model_layers import FAMILIES, Layers, count_layers, read_size
@@ -76,16 +76,17 @@ class ModelShape:
 def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Return the shape; None if the configuration is not that of a transformer.
 
-    Of a model of several parts (vision and language) it is the shape of the text part.
+    Of a model of several parts (vision and language) it is the shape of the text part, and all parameters are not counted.
     """
     text = config.get("text_config")
     if isinstance(text, Mapping):
-        config = text
+        part = parse_shape(text)
+        return None if part is None else replace(part, parameters=None)
     hidden = read_size(config, "hidden_size", "n_embd")
     layers = read_size(config, "num_hidden_layers", "n_layer")
     heads = read_size(config, "num_attention_heads", "n_head")
     vocabulary = read_size(config, "vocab_size")
-    if hidden is None or layers is None or heads is None or vocabulary is None:
+    if hidden is None or layers is None or heads is None or vocabulary is None or hidden < heads:
         return None
     kind = str(config.get("model_type") or "").removesuffix("_text").replace("gemma3", "gemma3_text")
     counted = count_layers(config, kind, hidden, layers, heads, vocabulary) if kind in FAMILIES else None

@@ -211,8 +211,8 @@ def _list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]
     if setup.stage == 3:
         rows = [MemoryRow("reduce bucket", setup.bytes_each * work.bucket, "bytes of a parameter x reduce_bucket_size")]
         if not _is_offloaded(setup):
-            size = _share(setup, setup.bytes_each * setup.trainable)
-            rows.append(MemoryRow("gradient partition", size, "2 P / N, kept from the start"))
+            partition = _share(setup, setup.bytes_each * setup.trainable)
+            rows.append(MemoryRow("gradient partition", partition, "2 P / N, kept from the start"))
         return rows
     if setup.stage in (1, 2) and _is_offloaded(setup):
         size = 2 * setup.bytes_each * (setup.largest_layer or 0)
