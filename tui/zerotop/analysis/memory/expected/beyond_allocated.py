@@ -17,10 +17,14 @@ _STATES_SPREAD, _ACTIVATIONS_SPREAD, _GUESSED_SPREAD = (0.98, 1.02), (0.94, 1.06
 """Measured over computed allocated memory: of the optimizer's step, of other moments, and of adapters without checkpointing
 and of unknown families, for which no formula here knows what the forward keeps (dropout and casts differ)."""
 
-_PARTLY_USED = 1.4e9  # of segments, whatever their size
-_LAYER_SHARE, _LOGITS_SHARE = 0.6, 0.1  # of blocks whose segments fit no later block
-_RESERVED_SPREAD = (0.88, 1.35)
-_STREAM_SHARE = 0.12  # of allocated, the least seen: blocks that FSDP's stream holds until the GPU is done
+_PARTLY_USED = 1.0e9  # of segments, whatever their size
+_LAYER_SHARE = 0.1  # of a layer's blocks
+# Of the logits' blocks. With checkpointing the next forward puts layer inputs, which live long, into their free segments.
+_LOGITS_SHARES = {"logits": 0.4, "fused": 0.9}
+_LOGITS_SHARE = 0.1  # without checkpointing
+_GATHERING_SHARE = 0.15  # of allocated: FSDP's stream for gathering has segments of its own
+_RESERVED_SPREAD = (0.88, 1.22)
+_STUCK_SHARE = 0.12  # the least seen of it, which counts for the verdict
 
 # CUDA's context and libraries of one process, by the beginning of the GPU's name: lowest, usual, highest.
 _CONTEXTS = {"H100": (1.38e9, 1.4e9, 1.8e9), "H200": (1.38e9, 1.4e9, 1.8e9), "A100": (0.5e9, 0.8e9, 1.0e9)}
@@ -72,11 +76,13 @@ def estimate_memory(
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
     context = _find_context(gpu, setup)
-    layer = max(_sum_rows(moment, "gradients in a layer", "recomputed layer") for moment in moments)
-    logits = max(_sum_rows(moment, "logits and loss") for moment in moments)
-    likely = peak + _PARTLY_USED + _LAYER_SHARE * layer + _LOGITS_SHARE * logits
-    shares = f"{_LAYER_SHARE} of a layer's and {_LOGITS_SHARE} of the logits' blocks"
-    text = f"allocated + {_PARTLY_USED / 1e9:.1f} GB of partly used segments + {shares}; at most the GPU"
+    likely = max(_add_segments(moment, setup, work) for moment in moments)
+    text = (
+        f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
+    )
+    text += f", {_find_logits_share(work)} of the logits'" + (
+        f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
+    )
     reserved = Interval(max(low * peak, _RESERVED_SPREAD[0] * likely), likely, _RESERVED_SPREAD[1] * likely, text)
     device = _add(reserved, context, "reserved + context")
     if gpu_bytes is not None:
@@ -101,11 +107,28 @@ def _limit(part: Interval, most: float) -> Interval:
     return Interval(min(part.low, most), min(part.likely, most), min(part.high, most), part.formula)
 
 
+def _gathers(setup: EngineSetup) -> bool:
+    """Return whether FSDP gathers layers."""
+    return setup.is_loop and setup.ranks > 1 and setup.stage == 3
+
+
+def _find_logits_share(work: Workload) -> float:
+    return _LOGITS_SHARES.get(work.loss, 0.0) if work.checkpointing != "none" else _LOGITS_SHARE
+
+
+def _add_segments(moment: Moment, setup: EngineSetup, work: Workload) -> float:
+    """Return what is reserved if this moment decides."""
+    layer = _sum_rows(moment, "gradients in a layer", "recomputed layer")
+    logits = _sum_rows(moment, "logits and loss")
+    all_share = 1 + _GATHERING_SHARE * _gathers(setup)
+    return all_share * moment.bytes + _PARTLY_USED + _LAYER_SHARE * layer + _find_logits_share(work) * logits
+
+
 def _find_stuck(shape: ModelShape, setup: EngineSetup, work: Workload, moment: Moment) -> MemoryRow:
     if moment.name == STEP:
         return MemoryRow("stuck segments", 0, "the step's blocks are those of single parameters")
-    if setup.is_loop and setup.ranks > 1 and setup.stage == 3:
-        return MemoryRow("stuck segments", _STREAM_SHARE * moment.bytes, "0.12 of allocated: blocks of FSDP's own stream")
+    if _gathers(setup):
+        return MemoryRow("stuck segments", _STUCK_SHARE * moment.bytes, "0.12 of allocated: blocks of FSDP's own stream")
     size = 4 * shape.vocabulary * work.tokens if moment.name == LOSS and LOSSES[work.loss][0] else 0
     return MemoryRow("stuck segments", size, "4 v t: a free block of fp32 logits between blocks in use")
 
