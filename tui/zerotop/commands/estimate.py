@@ -23,9 +23,7 @@ from zerotop.analysis.sweeps.estimates import (
     estimate_all_rows,
     estimate_options,
 )
-from zerotop.analysis.sweeps.measurement import measure_point
 from zerotop.analysis.sweeps.regimes import Regime, build_model
-from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
@@ -33,7 +31,6 @@ from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.estimate_text import explain, format_options, recommend
 from zerotop.commands.common.model_config import read_model_config
-from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
@@ -61,12 +58,7 @@ def estimate(options: argparse.Namespace) -> int:
     _refuse_combinations(options)
     subject = _find_subject(options)
     config = read_deepspeed_config(options.config) if options.config else None
-    hardware = Hardware(
-        gpus=options.gpus or subject.gpus or max(1, count_visible_gpus()),
-        nodes=options.nodes or subject.nodes or 1,
-        gpu_bytes=options.gpu_memory or read_gpu_bytes(),
-        gpu=options.gpu or "",
-    )
+    hardware = _find_hardware(options, subject)
     if options.framework == "none" and hardware.gpus * hardware.nodes > 1:
         raise Problem(
             "Without DeepSpeed, DDP or FSDP a process trains on one GPU: give --gpus 1, or --framework ddp or fsdp"
@@ -98,6 +90,15 @@ def estimate(options: argparse.Namespace) -> int:
         lines += ["", *_format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
+
+
+def _find_hardware(options: argparse.Namespace, subject: ModelCase) -> Hardware:
+    gpus, gpu_bytes = options.gpus or subject.gpus, options.gpu_memory
+    if gpus is None or gpu_bytes is None:
+        from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes  # it brings NVML
+
+        gpus, gpu_bytes = gpus or max(1, count_visible_gpus()), gpu_bytes or read_gpu_bytes()
+    return Hardware(gpus, options.nodes or subject.nodes or 1, gpu_bytes, options.gpu or "")
 
 
 def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
@@ -202,6 +203,8 @@ def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], token
 
 def _read_session(path: Path) -> ModelCase:
     """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
+    from zerotop.analysis.sweeps.measurement import measure_point  # it brings all that explains failures
+
     session = Session.open(path)
     engine = read_first_engine(session.at())
     setup = parse_setup(engine)
@@ -235,6 +238,8 @@ def _find_state_bytes(setup: EngineSetup) -> int | None:
 
 def _read_sweep(path: Path) -> ModelCase:
     """Return the model of a sweep's last recorded point, and the slope of its line as activations."""
+    from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
+
     sweep = sweeps.read_sweep(path)
     sessions = [found for point in sweep.finished if (found := sweeps.find_point_session(path, point.result))]
     if not sessions:

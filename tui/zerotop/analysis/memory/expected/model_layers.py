@@ -136,6 +136,7 @@ def count_layers(
     largest = max(
         embedding + vocabulary * family.head_bias,
         positions,
+        (len(names) + 1) * hidden * expert * experts,  # all experts are one module
         hidden * inner + inner * mlp_bias,
         hidden * queries,
         packed if kind != "qwen" else 0,
