@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import pytest
 
 from memory_recording import Recording, gib_to_bytes, make_reading
 from small_recording import make_identity, make_span
+from zerotop.analysis.memory.expected.peak_moments import LOSSES
+from zerotop.analysis.sweeps.regimes import DTYPES, FRAMEWORKS, OPTIMIZERS, QUANTIZATIONS
 from zerotop.cli import main
+from zerotop.commands.options.sweep_options import add_regime_options
 from zerotop_probe.recording import directory, events, tables
 
 LOOP: dict[str, Any] = {
@@ -140,6 +144,32 @@ def test_impossible_settings_are_refused(
         code = int(exit_.code or 0)
     assert code != 0
     assert sentence in capsys.readouterr().err
+
+
+def test_learned_positions_limit_the_length(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "gpt2", "--seq-length", "5000"]) != 0
+    assert "gpt2 has 1,024 positions, fewer than the sequence length, 5,000" in capsys.readouterr().err
+
+
+def test_fsdp_is_called_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_estimate(tmp_path, "--framework", "fsdp", "--gpus", "8", "--gpu-memory", "80GB") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("FSDP fits: at most ")
+    assert "zero_optimization" not in text
+
+
+def test_options_offer_what_the_model_knows() -> None:
+    parser = argparse.ArgumentParser()
+    add_regime_options(parser)
+    choices = {action.dest: tuple(action.choices) for action in parser._actions if action.choices}
+    known = {
+        "framework": FRAMEWORKS,
+        "dtype": DTYPES,
+        "optimizer": OPTIMIZERS,
+        "quantization": QUANTIZATIONS,
+        "loss": LOSSES,
+    }
+    assert choices == {name: tuple(values) for name, values in known.items()}
 
 
 def test_damaged_configurations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,8 @@ def _find_subject(options: argparse.Namespace) -> ModelCase:
 
 
 def _read_config(options: argparse.Namespace) -> ModelCase:
-    shape = parse_shape(read_model_config(options.model))
+    config = read_model_config(options.model)
+    shape = parse_shape(config)
     if shape is None:
         raise Problem(f"{options.model} is not a decoder-only transformer: its configuration has no layers and hidden size")
     parameters = options.parameters or shape.parameters
@@ -158,6 +159,9 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
         quantization=options.quantization or "",
         framework=options.framework,
     )
+    positions = config.get("n_positions")  # learned: those of other families can be extended
+    if isinstance(positions, int) and (options.seq_length or 0) > positions:
+        raise Problem(f"{options.model} has {positions:,} positions, fewer than the sequence length, {options.seq_length:,}")
     if regime.lora_rank > shape.hidden:
         raise Problem(f"A rank of {regime.lora_rank:,} is more than the hidden size of {options.model}, {shape.hidden:,}")
     model = build_model(shape, parameters, regime)

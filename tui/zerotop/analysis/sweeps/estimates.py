@@ -57,6 +57,7 @@ class OptionEstimate:
     activation_bytes: float | None
     own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
     memory: JobMemory | None = None  # by the model's layers, if its configuration is known
+    is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
 
     @property
     def total_bytes(self) -> float:
@@ -104,7 +105,7 @@ def estimate_options(
             host, nvme = sizes[1] * hardware.gpus, sizes[2] * hardware.gpus
             if memory is not None:
                 host = round(memory.host.likely) * hardware.gpus
-            options.append(OptionEstimate(stage, offload, sizes[0], host, nvme, activations, rows, memory))
+            options.append(OptionEstimate(stage, offload, sizes[0], host, nvme, activations, rows, memory, model.is_loop))
     return options
 
 

@@ -26,16 +26,18 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
     if chosen is None or chosen.memory is None:
         advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
         return [f"Nothing fits in {size}: {name} may need {needed} of each GPU; {advice}."]
+    name = _name_option(chosen)
     spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     return [
-        f"{_name_option(chosen).capitalize()} fits: at most {format_bytes(chosen.memory.needed)} of {size},"
-        f" {spare} to spare{host}.",
-        *([_format_config(chosen)] if chosen.own_estimates or chosen.stage else []),
+        f"{name[0].upper()}{name[1:]} fits: at most {format_bytes(chosen.memory.needed)} of {size}, {spare} to spare{host}.",
+        *([] if chosen.is_loop else [_format_config(chosen)]),
     ]
 
 
 def _name_option(row: OptionEstimate) -> str:
+    if row.is_loop:
+        return "FSDP" if row.stage == 3 else "the whole model on each GPU"
     return f"stage {row.stage}" + (f" with offload of {row.offload.replace('_', ' and ')}" if row.offload != "none" else "")
 
 

@@ -65,14 +65,15 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
-    _add_regime_options(estimate)
+    add_regime_options(estimate)
     estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
 
-def _add_regime_options(command: argparse.ArgumentParser) -> None:
+def add_regime_options(command: argparse.ArgumentParser) -> None:
+    """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
     regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), default="deepspeed", help="[deepspeed]")
     dtypes = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
-from zerotop.analysis.memory.expected.peak_moments import LOSS, LOSSES, STEP, MemoryRow, Moment, Workload, compute_moments
+from zerotop.analysis.memory.expected.peak_moments import (
+    LOSS,
+    LOSSES,
+    STEP,
+    MemoryRow,
+    PeakMoment,
+    Workload,
+    compute_moments,
+)
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS
 
@@ -49,7 +57,7 @@ class Interval:
 class JobMemory:
     """The memory of one rank."""
 
-    moments: tuple[Moment, ...]  # the highest first
+    moments: tuple[PeakMoment, ...]  # the highest first
     allocated: Interval
     reserved: Interval
     context: Interval
@@ -116,7 +124,7 @@ def _find_logits_share(work: Workload) -> float:
     return _LOGITS_SHARES.get(work.loss, 0.0) if work.checkpointing != "none" else _LOGITS_SHARE
 
 
-def _add_segments(moment: Moment, setup: EngineSetup, work: Workload) -> float:
+def _add_segments(moment: PeakMoment, setup: EngineSetup, work: Workload) -> float:
     """Return what is reserved if this moment decides."""
     layer = _sum_rows(moment, "gradients in a layer", "recomputed layer")
     logits = _sum_rows(moment, "logits and loss")
@@ -124,7 +132,7 @@ def _add_segments(moment: Moment, setup: EngineSetup, work: Workload) -> float:
     return all_share * moment.bytes + _PARTLY_USED + _LAYER_SHARE * layer + _find_logits_share(work) * logits
 
 
-def _find_stuck(shape: ModelShape, setup: EngineSetup, work: Workload, moment: Moment) -> MemoryRow:
+def _find_stuck(shape: ModelShape, setup: EngineSetup, work: Workload, moment: PeakMoment) -> MemoryRow:
     if moment.name == STEP:
         return MemoryRow("stuck segments", 0, "the step's blocks are those of single parameters")
     if _gathers(setup):
@@ -133,7 +141,7 @@ def _find_stuck(shape: ModelShape, setup: EngineSetup, work: Workload, moment: M
     return MemoryRow("stuck segments", size, "4 v t: a free block of fp32 logits between blocks in use")
 
 
-def _sum_rows(moment: Moment, *names: str) -> float:
+def _sum_rows(moment: PeakMoment, *names: str) -> float:
     return sum(row.bytes for row in moment.rows if row.name in names)
 
 

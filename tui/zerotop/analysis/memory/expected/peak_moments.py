@@ -54,7 +54,7 @@ class MemoryRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PeakMoment:
     """A moment of a step, and what is allocated then."""
 
     name: str
@@ -84,7 +84,7 @@ class Workload:
         return self.micro_batch * self.sequence
 
 
-def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tuple[Moment, ...]:
+def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tuple[PeakMoment, ...]:
     """Return the moments of one step on one GPU, the highest first."""
     states = [*_list_states(setup)]
     states.append(MemoryRow("workspaces", WORKSPACE_BYTES, "cuBLAS, a constant"))
@@ -102,10 +102,10 @@ def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tu
     ]
     layer = _list_layer(shape, setup, work)
     moments = [
-        Moment(LOSS, (*states, *gathered, *held, *loss)),
-        Moment("backward of the last layer", (*states, *gathered, *held, kept, *layer)),
-        Moment("end of backward", (*states, *gathered, *_list_gradients(setup, work), *layer)),
-        Moment(STEP, (*states, *_list_update(setup, work))),
+        PeakMoment(LOSS, (*states, *gathered, *held, *loss)),
+        PeakMoment("backward of the last layer", (*states, *gathered, *held, kept, *layer)),
+        PeakMoment("end of backward", (*states, *gathered, *_list_gradients(setup, work), *layer)),
+        PeakMoment(STEP, (*states, *_list_update(setup, work))),
     ]
     return tuple(sorted(moments, key=lambda moment: -moment.bytes))
 
@@ -215,7 +215,7 @@ def _list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]
             rows.append(MemoryRow("gradient partition", partition, "2 P / N, kept from the start"))
         return rows
     if setup.stage in (1, 2) and _is_offloaded(setup):
-        size = 2 * setup.bytes_each * (setup.largest_layer or 0)
+        size = 2 * setup.bytes_each * min(setup.largest_layer or 0, setup.trainable)
         return [MemoryRow("gradients on their way to the CPU", size, "two of the largest tensor")]
     return []
 
