@@ -1,10 +1,13 @@
-# make demo    opens the monitor on a real two-rank DeepSpeed fine-tune, which it launches itself
-# make test    checks everything; make test-fast only what needs no real DeepSpeed job
-# Both install into .venv first. Needed: Python 3.10 or newer, make, a C++ compiler. PYTHON=... chooses the Python.
+# make demo-recorded    replays a recording of four GPUs; installs neither torch nor DeepSpeed
+# make demo             opens the monitor on a real two-rank training with a planted fault, which it launches itself
+# make test             checks everything; make test-fast only what needs no real DeepSpeed job
+# All install into .venv first. Needed: Python 3.10 or newer and make; for all but the first a C++ compiler, too.
+# PYTHON=... chooses the Python.
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+VIEWER := $(VENV)/.viewer-installed
 
 # The first of the usual names that is new enough.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -16,7 +19,7 @@ HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"),
 # Without their bytecode each of a thousand processes would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo lint size test test-fast test-versions bench pictures clean
+.PHONY: install demo demo-recorded lint size test test-fast test-versions bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -36,8 +39,21 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zer
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
 	@touch $@
 
+# All but the training: watches jobs of other environments, replays, exports.
+$(VIEWER): pyproject.toml constraints.txt
+	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
+		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
+		"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
+	@touch $@
+
 demo: install
 	@$(BIN)/zerotop demo
+
+demo-recorded: $(VIEWER)
+	@$(BIN)/zerotop demo --recorded
 
 lint: install
 	$(BIN)/ruff check

@@ -29,6 +29,7 @@ from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.theme import DARK
+from zerotop_probe.recording.metrics import NUMBER
 
 Series = list[tuple[Any, Any]]  # x and y of each line
 Maker = Callable[[], tuple[Widget, Callable[[Series], None]]]
@@ -44,7 +45,7 @@ class Lines(FrameWidget):
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         canvas = charts.Canvas(width - charts.AXIS_WIDTH, height - 1, self.glyphs)
-        axis = charts.choose_scale(charts.Quantity.NUMBER, 8.0, canvas.height)
+        axis = charts.choose_scale(NUMBER, 8.0, canvas.height)
         charts.plot_grid(canvas, axis)
         for number, (x, y) in enumerate(self.series):
             low, high = charts.resample_minmax(x, y, x[0], x[-1], canvas.dot_columns)

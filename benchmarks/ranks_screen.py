@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -58,11 +58,13 @@ async def measure_recording(folder: Path, width: int, height: int) -> dict[str, 
         frame = replace(app.viewer.make_frame(), tabs=TABS)
         found["step"] = median_ms(lambda: Ranking(source).make_picture(frame, width))
         matrix = Ranking(source).make_picture(frame, width).matrix
-        for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
+        for metric in (RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES):
             found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.session).read_metric(metric, matrix))
 
         def redraw_matrix() -> None:
-            screen.ranking.metric = Metric.WAIT if screen.ranking.metric is Metric.ITERATION else Metric.ITERATION
+            screen.ranking.metric = (
+                RankMetric.WAIT if screen.ranking.metric is RankMetric.ITERATION else RankMetric.ITERATION
+            )
             screen.frame = frame
             screen._compositor.render_strips()
 

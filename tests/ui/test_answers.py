@@ -18,7 +18,7 @@ from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from waiting import PATIENCE_S, wait_until
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
+from zerotop.analysis.ranks.matrix import Matrix, RankMatrix, RankMetric
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
@@ -201,9 +201,9 @@ def test_steps_are_counted_from_where_one_goes() -> None:
     assert viewer.make_frame().view.progress.step == 13
 
 
-@pytest.mark.parametrize("metric", [Metric.PEAK, Metric.FREE, Metric.CORES])
+@pytest.mark.parametrize("metric", [RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES])
 def test_what_is_looked_up_after_the_first_picture_is_the_same(
-    metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: RankMetric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
     source = RecordingSource(read_recording(tmp_path))
@@ -230,7 +230,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ranking_module, "_MANY_RANKS", 0)
     gate, read_metric = threading.Event(), RankSamples.read_metric
 
-    def read_slowly(samples: RankSamples, metric: Metric, matrix: RankMatrix) -> Matrix:
+    def read_slowly(samples: RankSamples, metric: RankMetric, matrix: RankMatrix) -> Matrix:
         assert gate.wait(PATIENCE_S)
         return read_metric(samples, metric, matrix)
 
@@ -246,7 +246,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         await wait_while_busy(lambda: "peak" in read_screen(app).split("Ranks: ")[1].split("─")[0])
         picture = screen.ranking.last_picture
         assert picture is not None
-        assert picture.metric is Metric.PEAK
+        assert picture.metric is RankMetric.PEAK
         assert np.isnan(picture.values).all()
         gate.set()
         await pilot.pause()

@@ -144,6 +144,10 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
         assert isinstance(seen.app.screen, GoToDialog)
         assert "Enter a step (12), a time (1:30), begin or end." in seen.text()
         assert "A step (0 to 14) such as 12" in seen.text()
+        seen.app.screen.query_one(Input).value = "99"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "There is no step 99: the last one is 14." in seen.text()
         seen.app.screen.query_one(Input).value = ""
         await pilot.press("enter")
         await pilot.pause()

@@ -419,3 +419,12 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
             screen.app.draw_frame()
             await screen.pilot.pause()
         assert screen.screen.folding.find_shown(screen.app.viewer.make_frame()) is before
+
+
+async def test_sensors_slower_than_an_iteration_are_a_line_and_leave_room_for_the_steps() -> None:
+    async with open_app(recordings.open_recording("gpu-counted-pause"), size=(120, 50)) as seen:
+        text = seen.read_text()
+        (means,) = (line for line in text.splitlines() if line.startswith(" means "))
+        assert "CPU 1.00 of 16, D2H 11.6 MB/s, H2D 73.9 MB/s  (these sensors are slower than an iteration)" in means
+        assert "CPU/16" not in text
+        assert {"waves", "steps", "phases"} <= set(seen.app.shown_screen.own_boxes)

@@ -12,7 +12,7 @@ from screens import read_rows
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from waiting import wait_until
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text
@@ -60,15 +60,15 @@ async def test_keys_turn_to_other_metrics_and_back(six_ranks: Path) -> None:
     app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await open_ranks(app, pilot)
-        assert screen.ranking.metric is Metric.WAIT  # a rank delays the others
+        assert screen.ranking.metric is RankMetric.WAIT  # a rank delays the others
         await pilot.press("m")
-        assert screen.ranking.metric is Metric.PEAK
+        assert screen.ranking.metric is RankMetric.PEAK
         assert any("Ranks: peak allocated GiB" in line for line in read_rows(app))
         await pilot.press("M", "M", "M")
-        assert screen.ranking.metric is Metric.OTHER
+        assert screen.ranking.metric is RankMetric.OTHER
         for _ in screen.ranking.recorded_metrics:
             await pilot.press("m")
-        assert screen.ranking.metric is Metric.OTHER
+        assert screen.ranking.metric is RankMetric.OTHER
 
 
 async def test_what_was_not_recorded_is_passed_over(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ async def test_what_was_not_recorded_is_passed_over(tmp_path: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         screen = await open_ranks(app, pilot)
         await pilot.press("m", "m")
-        assert screen.ranking.metric is Metric.DATA
+        assert screen.ranking.metric is RankMetric.DATA
         await pilot.press("down")
         assert rank_of(screen) == 1  # though no sampler saw the processes
 
@@ -130,7 +130,7 @@ async def test_what_was_set_stays_while_another_screen_is_shown(six_ranks: Path)
         app.action_switch("live")
         await pilot.pause()
         assert await open_ranks(app, pilot) is screen
-        assert (screen.ranking.metric, screen.ranking.by_number) == (Metric.PEAK, True)
+        assert (screen.ranking.metric, screen.ranking.by_number) == (RankMetric.PEAK, True)
 
 
 async def test_the_map_goes_with_the_cursor(six_ranks: Path) -> None:

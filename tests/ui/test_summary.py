@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recordings import open_recording
+from screens import read_rows
 from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.annotations import find_annotations
@@ -59,3 +60,14 @@ def test_a_replay_starts_at_the_first_step() -> None:
     viewer = Viewer(source, None, lambda: 0.0)
     viewer.toggle_play()  # at the end of a recording
     assert viewer.compute_cursor() == source.first_step_ns
+
+
+async def test_memory_and_cores_are_those_of_the_last_step() -> None:
+    session = open_recording("z3-offload-all")
+    app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=BLOCKS)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+        text = "\n".join(read_rows(app))
+        assert f"GPU memory GiB at step {app.viewer.source.last_step}" in text
+        (row,) = (line for line in text.splitlines() if line.startswith(" GPU 0 ▕"))
+        assert "–" not in row[:60]

@@ -142,6 +142,20 @@ async def test_leaving_an_ended_sweep_asks_nothing() -> None:
     assert app.return_code == 0
 
 
+def test_an_ended_sweep_says_its_answer_first() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "sweeps"
+    for name, answer in (
+        ("fit", " Largest seq-length that fits: 4,608 (offload none), 6,400 (offload optimizer)."),
+        ("stages", " Fastest: stage 0, offload none, 14,559 tokens per second."),
+    ):
+        progress = Progress(0)
+        progress.sweep, progress.is_over, progress.attempts = read_sweep(folder / name), True, {}
+        for size in ((80, 24), (120, 40)):
+            rows = [row_text(row) for row in draw_sweep(SweepModel(progress), *size, BLOCKS)]
+            assert rows[2].startswith(answer)
+    assert sum("ok, fastest" in row_text(row) for row in draw_sweep(SweepModel(progress), 250, 70, BLOCKS)) == 1
+
+
 async def test_a_point_without_a_recording_is_said() -> None:
     app = SweepApp(SweepModel(Progress(16)), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -96,7 +96,8 @@ async def test_all_that_there_is_of_it() -> None:
 
 async def test_zoom_keys() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press_keys("left", "left")
+        assert seen.picture.begin == 0, "a job that has ended is first seen whole"
+        await seen.press_keys("w", "left", "left")
         before = seen.length
         await seen.press_keys("plus")
         assert 0.4 * before < seen.length < 0.6 * before
@@ -117,7 +118,7 @@ async def test_zoom_keys() -> None:
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press_keys("left")
+        await seen.press_keys("w", "left")
         begin, cursor = seen.picture.begin, seen.picture.cursor
         for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
             await seen.press_keys(key)
@@ -227,7 +228,7 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
 )
 async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press_keys("left", "left", "h")
+        await seen.press_keys("w", "left", "left", "h")
         begin, length = seen.picture.begin, seen.length
         seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
         await seen.pilot.pause()

@@ -57,3 +57,16 @@ def find_cause(before: Any, after: Any, engine: dict[str, Any]) -> Cause:
 )
 def test_accumulation_is_set_as_in_the_script(engine: dict[str, Any], fix: str) -> None:
     assert find_cause(make_steps(8, 512, 2, 0.1), make_steps(16, 1024, 4, 0.4), engine).fix == fix
+
+
+@pytest.mark.parametrize(("old", "is_later"), [(0, False), (1, False), (2, True), (3, True)])
+def test_batches_that_became_larger_after_the_iterations_are_another_change(old: int, is_later: bool) -> None:
+    before, after = make_steps(4, 256, 1, 0.1), make_steps(4, 1024, 1, 0.4)
+    after["tokens"][:old] = 256
+    assert find_cause(before, after, {}).has_own_finding is is_later
+
+
+def test_batches_of_varying_sizes_do_not_show_a_later_change() -> None:
+    before, after = make_steps(4, 256, 1, 0.1), make_steps(4, 1024, 1, 0.4)
+    before["tokens"][::2], after["tokens"][:2] = 500, 256
+    assert not find_cause(before, after, {}).has_own_finding

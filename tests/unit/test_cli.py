@@ -49,6 +49,9 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
         (("run", "--fast", "true"), "zerotop run: error: unrecognized arguments: --fast"),
         (("run",), "zerotop run: error: missing COMMAND: zerotop run COMMAND ..."),
         (("sessions", "--yes"), "zerotop sessions: error: --older-than"),
+        (("replya",), "zerotop: error: there is no command 'replya'. Did you mean: zerotop replay?"),
+        (("train.py",), "zerotop: error: there is no command 'train.py'. Did you mean: zerotop run -- python train.py?"),
+        (("xyzzy",), "zerotop: error: there is no command 'xyzzy'. All are in zerotop --help."),
     ],
 )
 def test_wrong_usage_is_told_by_the_command_it_is_of(
@@ -58,6 +61,25 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
     shown = capsys.readouterr().err
     assert shown.splitlines()[-1].startswith(said)
     assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("run", "train.py", "--lr", "1"), "'train.py' on the PATH. Did you mean: zerotop run -- python train.py --lr 1?"),
+        (("run", "torchrn", "x.py"), "'torchrn' on the PATH. Did you mean: zerotop run -- torchrun x.py?"),
+        (("replay", "gone/x"), "There is no session at gone/x: no file or folder is there."),
+        (("replay", "--speed", "5000", "x"), "A speed is from 0.25 to 1000, not 5000"),
+        (("sweep", "--model", "nosuch", "--seq-length", "8,16"), "There is no model 'nosuch': give a preset (tiny, "),
+        (("attach", "999999999"), "Process 999999999 is not "),
+        (("estimate", "tiny", "--gpu-memory", "80"), "80 is not a size such as 500MB or 2GB; did you mean 80GB?"),
+    ],
+)
+def test_mistakes_are_told_with_what_was_probably_meant(
+    command: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command)
+    assert said in capsys.readouterr().err
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:

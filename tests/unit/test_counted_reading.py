@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.ranks.matrix import Metric, RankMatrices
+from zerotop.analysis.ranks.matrix import RankMatrices, RankMetric
 from zerotop.analysis.steps.step_blocks import merge_before
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.timeline.step_lane import StepTimes
@@ -121,10 +121,10 @@ def test_ranks_timeline_and_fold_leave_counted_steps_out(tmp_path: Path) -> None
     table.update()
     (process,) = table.rank_steps
     matrix = RankMatrices().matrix_at([process], BEGIN_NS + 100 * S, 10, meets_in_forward=False)
-    assert np.isnan(matrix.times[Metric.FORWARD][0, 3:9]).all()
-    assert np.isnan(matrix.times[Metric.OTHER][0, 3:9]).all()
-    assert matrix.times[Metric.ITERATION][0, 4] == 10
-    assert matrix.usual_times[Metric.FORWARD].tolist() == [2]
+    assert np.isnan(matrix.times[RankMetric.FORWARD][0, 3:9]).all()
+    assert np.isnan(matrix.times[RankMetric.OTHER][0, 3:9]).all()
+    assert matrix.times[RankMetric.ITERATION][0, 4] == 10
+    assert matrix.usual_times[RankMetric.FORWARD].tolist() == [2]
     times = StepTimes(process)
     times.update()
     seconds = times.measure_phases(BEGIN_NS + np.array([30, 50, 60, 90, 100]) * S)

@@ -12,7 +12,7 @@ from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.ranks.delays import RankDelay
-from zerotop.analysis.ranks.matrix import Metric, RankMatrices
+from zerotop.analysis.ranks.matrix import RankMatrices, RankMetric
 from zerotop.analysis.ranks.outliers import Skew, find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import Playhead
@@ -27,7 +27,7 @@ from zerotop.ui.ranks.table import draw_table
 
 
 def make_picture(
-    folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None
+    folder: Path, metric: RankMetric = RankMetric.ITERATION, *, by_number: bool = False, rank: int | None = None
 ) -> RankPicture:
     source = RecordingSource(read_recording(folder))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
@@ -74,9 +74,9 @@ def test_it_opens_on_the_rank_that_delays_the_others(three_ranks: Path) -> None:
     source = RecordingSource(read_recording(three_ranks))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     picture = ranking.make_picture(viewer.make_frame(), 60)
-    assert (picture.metric, picture.chosen) == (Metric.WAIT, 1)
-    assert picture.other_metrics[0] is Metric.DATA  # in which it does so
-    assert picture.table_rows[0].metric is Metric.WAIT
+    assert (picture.metric, picture.chosen) == (RankMetric.WAIT, 1)
+    assert picture.other_metrics[0] is RankMetric.DATA  # in which it does so
+    assert picture.table_rows[0].metric is RankMetric.WAIT
     viewer.set_rank(2)
     assert ranking.make_picture(viewer.make_frame(), 60).chosen == 2
 
@@ -93,7 +93,7 @@ def test_a_delay_is_counted_from_where_it_began() -> None:
 
 
 def test_by_number_and_by_another_metric(three_ranks: Path) -> None:
-    assert read_map(draw_map(make_picture(three_ranks, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
+    assert read_map(draw_map(make_picture(three_ranks, RankMetric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
         " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         " 0 --------------------------------------------------   30.0",
@@ -104,7 +104,7 @@ def test_by_number_and_by_another_metric(three_ranks: Path) -> None:
 
 
 def test_little_free_memory_has_strong_colours(three_ranks: Path) -> None:
-    rows = read_map(draw_map(make_picture(three_ranks, Metric.FREE), 60, 6, ASCII))
+    rows = read_map(draw_map(make_picture(three_ranks, RankMetric.FREE), 60, 6, ASCII))
     assert rows[0] == "Ranks: least free GiB  outliers first ---- 110 .:-=+*oO#@ 85"
     assert [row[8] for row in rows[2:5]] == ["O", "#", "#"]
     assert [row[-2:] for row in rows[2:5]] == ["90", "89", "88"]
@@ -134,18 +134,18 @@ def test_the_table(three_ranks: Path) -> None:
 
 def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
     write_ranks(tmp_path, 40, 6, late_s={9: 0.1}, sampled=False)
-    drawn = draw_map(make_picture(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
+    drawn = draw_map(make_picture(tmp_path, RankMetric.WAIT), 60, 26, BLOCKS)
     rows = read_map(drawn)[4:]
     assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # the upper rank of two, or the chosen one
     assert rows[0][6] == "▀"  # rank 9, and rank 0 under it
     assert drawn.ranks[4] == 9
-    rows = read_map(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
+    rows = read_map(draw_map(make_picture(tmp_path, RankMetric.WAIT, rank=0), 60, 12, BLOCKS))
     assert [row[:9].strip("› ") for row in rows[2:9]] == ["9", "0", "node000", "node001", "node002", "node003", "node004"]
 
 
 def test_a_thousand_ranks_are_grouped(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1024, 3, late_s={700: 0.2, 3: 0.1}, sampled=False)
-    plan = plan_lines(make_picture(tmp_path, Metric.WAIT, rank=0), 40, BLOCKS)
+    plan = plan_lines(make_picture(tmp_path, RankMetric.WAIT, rank=0), 40, BLOCKS)
     assert [line.label for line in plan.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
     assert plan.height <= 40
     assert sorted(row for line in plan.lines for row in line.matrix_rows) == list(range(1024))  # each rank has one line
@@ -188,27 +188,27 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
 
 
 def test_sentences_about_skew() -> None:
-    late = Skew(44, 20, 8, Metric.DATA, 3, 0.31, 0.02, 2.75, 0.29)
+    late = Skew(44, 20, 8, RankMetric.DATA, 3, 0.31, 0.02, 2.75, 0.29)
     assert describe_skew(late, 3, 8) == (
         "Rank 3 delays the others by 290 ms (11 % of an iteration) in each step since step 20:"
         " it spends 310 ms for its data, the others 20.0 ms.",
         "Rank 3 delays the others by 290 ms (11 %) for its data.",
         True,
     )
-    assert describe_skew(Skew(1, None, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0, 1.0), 0, 2)[0] == (
+    assert describe_skew(Skew(1, None, 2, RankMetric.OTHER, 0, 1.5, 0.5, 4.0, 1.0), 0, 2)[0] == (
         "Rank 0 delays the other one by 1.00 s (25 % of an iteration) in the only step:"
         " it spends 1.50 s between the phases, the other one 500 ms."
     )
     for own in (0.55, 0.95):  # ranks wait for one another in step(), however long: the one that waits is not to blame
-        text, _, is_warning = describe_skew(Skew(9, None, 8, Metric.STEP, 0, own, 0.5, 1.0, 0.02), 0, 8)
+        text, _, is_warning = describe_skew(Skew(9, None, 8, RankMetric.STEP, 0, own, 0.5, 1.0, 0.02), 0, 8)
         assert text.startswith("No rank delays the others by more than 2.0 % of an iteration. Rank 0 is in step for")
         assert not is_warning
-    assert describe_skew(Skew(9, None, 8, Metric.STEP, 0, 0.95, 0.5, 1.0, 0.2), 0, 8)[2]  # somebody is late
-    alike = describe_skew(Skew(9, None, 8, Metric.STEP, 0, 0.505, 0.5, 1.0, 0.0), 0, 8)
+    assert describe_skew(Skew(9, None, 8, RankMetric.STEP, 0, 0.95, 0.5, 1.0, 0.2), 0, 8)[2]  # somebody is late
+    alike = describe_skew(Skew(9, None, 8, RankMetric.STEP, 0, 0.505, 0.5, 1.0, 0.0), 0, 8)
     assert alike[0] == "All 8 ranks are alike: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
     assert describe_skew(None, None, 1)[0].startswith("One rank")
     assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
-    assert Skew(9, None, 8, Metric.STEP, 0, math.nan, math.nan, 0.0, 0.0).iteration_share == 0.0
+    assert Skew(9, None, 8, RankMetric.STEP, 0, math.nan, math.nan, 0.0, 0.0).iteration_share == 0.0
 
 
 def test_with_much_room_lines_are_taller_and_maps_have_gaps(three_ranks: Path) -> None:
@@ -231,12 +231,12 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     frame = viewer.make_frame()
     assert {finding.step for finding in frame.findings if finding.name == "straggler"} == {15}
     picture = ranking.make_picture(frame, 60)
-    assert (picture.chosen, picture.metric) == (1, Metric.WAIT)
+    assert (picture.chosen, picture.metric) == (1, RankMetric.WAIT)
     assert picture.skew is not None
     assert picture.skew.since_step == 15
     rows = draw_table(picture, 46, 13, BLOCKS)
     assert "means of steps 15–24" in [row_text(row).strip() for row in rows]
-    (delay,) = (row for row in picture.table_rows if row.metric is Metric.WAIT)
+    (delay,) = (row for row in picture.table_rows if row.metric is RankMetric.WAIT)
     assert delay.own > 0.04
     assert delay.usual == 0
     viewer.go_to_step(14)

@@ -183,3 +183,14 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
     path.write_text(json.dumps(CONFIG))
     code = f"import sys; from zerotop.cli import main; main(['estimate', {str(path)!r}]); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_the_answer_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    for size, answer in (
+        ("80GB", "Stage 1 fits: at most "),
+        ("40GB", "Stage 2 fits: at most "),
+        ("2GB", "Nothing fits in 1.86 GiB: stage 3 with offload of "),
+    ):
+        assert main(["estimate", "llama-8b", "--gpus", "8", "--gpu-memory", size]) == 0
+        text = capsys.readouterr().out
+        assert answer in text.partition("\n\n")[0]

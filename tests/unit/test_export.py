@@ -286,5 +286,7 @@ def test_the_name_of_a_file_says_its_format(name: str, begin: bytes, tmp_path: P
     output = tmp_path / name
     assert main(["export", str(RECORDING_PATH), "-o", str(output)]) == 0
     assert output.read_bytes().startswith(begin)
-    assert main(["export", str(RECORDING_PATH), "--format", "csv", "-o", str(output)]) == 0
+    assert main(["export", str(RECORDING_PATH), "--format", "csv", "-o", str(output)]) == 1
+    assert output.read_bytes().startswith(begin)
+    assert main(["export", str(RECORDING_PATH), "--format", "csv", "--force", "-o", str(output)]) == 0
     assert output.read_bytes().startswith(b"rank,step,")

@@ -19,8 +19,8 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     path = recordings.unpack_to_folder("story", tmp_path)
     assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "known after 65.7 s  from step 11  double_spike  (warning)" in lines
-    at = lines.index("known after 65.7 s  from step 11  double_spike  (warning)")
+    assert "step 11 (detected at 1:06)  double_spike  (warning)" in lines
+    at = lines.index("step 11 (detected at 1:06)  double_spike  (warning)")
     assert lines[at + 1] == "    GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer"
     assert lines[at + 2].startswith("    In steps 11 to 13 the optimizer takes 1.80 s, in 4 processes x 59 threads")
     assert "    Cost: about 5.40 s, 23 % of the training time." in lines[at:]

@@ -13,6 +13,7 @@ import pytest
 
 from rank_recordings import Rank
 from zerotop_probe.inside.inspection import identity
+from zerotop_probe.recording import launchers
 
 DEEPSPEED = {
     "RANK": "5",
@@ -58,7 +59,7 @@ def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) 
     ],
 )
 def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
-    assert identity.find_launcher(environment) == name
+    assert launchers.find_launcher(environment) == name
 
 
 def test_without_a_launcher_the_process_is_rank_0() -> None:

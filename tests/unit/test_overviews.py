@@ -96,7 +96,7 @@ def test_unchanged_recordings_are_not_read_again(session_root: Path, monkeypatch
     shutil.copy(recordings.find_packed_file("z2-fp16"), session_root / "z2.zerotop")
     (changed,) = [r for r in Overviews(session_root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
     assert changed.overview is not None
-    assert changed.overview.name == "z2-fp16"
+    assert changed.overview.short_precision == "fp16"
 
 
 def _cut_file(path: Path) -> None:
@@ -173,4 +173,4 @@ def test_packing_keeps_the_overview(session_root: Path, tmp_path: Path) -> None:
     with (session_root / "again.zerotop").open("wb") as stream:
         pack_folder(Directory(session), stream)
     (found,) = Overviews(session_root, None, nobody_runs).read_all()
-    assert found.overview == replace(build_overview(quick_read.open_glimpse(session)))
+    assert found.overview == replace(build_overview(quick_read.open_glimpse(session)), name="again")

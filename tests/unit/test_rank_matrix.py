@@ -10,7 +10,7 @@ import pytest
 from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
-from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, compute_median
+from zerotop.analysis.ranks.matrix import RankMatrices, RankMatrix, RankMetric, compute_median
 from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -31,9 +31,9 @@ def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     assert matrix.rank_numbers.tolist() == [0, 1, 2]
     assert matrix.host_names == ("node000",) * 3
     assert matrix.steps.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.isnan(matrix.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
-    assert matrix.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
-    assert matrix.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
+    assert np.isnan(matrix.times[RankMetric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
+    assert matrix.times[RankMetric.FORWARD][0, 2] == pytest.approx(0.2)
+    assert matrix.times[RankMetric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
 
 
 def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_job_that_was_started_again_is_another(tmp_path: Path) -> None:
 
 def test_the_one_who_is_late_is_waited_for(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 5, late_s={2: 0.02}, sampled=False)
-    waits = build_matrix(tmp_path).times[Metric.WAIT]
+    waits = build_matrix(tmp_path).times[RankMetric.WAIT]
     assert waits[2, 1:] == pytest.approx([0.02] * 4, abs=1e-4)
     assert waits[[0, 1, 3]].max() == pytest.approx(0, abs=1e-4)
 
@@ -90,8 +90,8 @@ def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> N
             spans.append(make_span(step, step + forward, "forward", step))
             spans.append(make_span(step + forward, step + 0.9, "step", step, BOUNDARY))
         write_table(tmp_path, SPANS, make_identity(rank), *spans).close()
-    assert build_matrix(tmp_path).times[Metric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
-    assert build_matrix(tmp_path, meets_in_forward=True).times[Metric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
+    assert build_matrix(tmp_path).times[RankMetric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
+    assert build_matrix(tmp_path, meets_in_forward=True).times[RankMetric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
 
 
 def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
@@ -99,15 +99,15 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     session = read_recording(tmp_path)
     source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
     matrix = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
-    peak = samples.read_metric(Metric.PEAK, matrix)
+    peak = samples.read_metric(RankMetric.PEAK, matrix)
     assert peak[0].tolist() == [30 * GIB] * 6
     assert peak[9].tolist() == [32 * GIB] * 6
-    free = samples.read_metric(Metric.FREE, matrix)
+    free = samples.read_metric(RankMetric.FREE, matrix)
     assert free[:, 3].tolist() == [(140 - 50 - rank % 8) * GIB for rank in range(10)]
-    cores = samples.read_metric(Metric.CORES, matrix)
+    cores = samples.read_metric(RankMetric.CORES, matrix)
     assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
-    assert samples.read_metric(Metric.PEAK, matrix) is peak
-    assert all(samples.is_recorded(metric) for metric in Metric)
+    assert samples.read_metric(RankMetric.PEAK, matrix) is peak
+    assert all(samples.is_recorded(metric) for metric in RankMetric)
 
 
 def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
 
     def read_cores(seconds: float, samples: RankSamples) -> np.ndarray:
         now = matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
-        return samples.read_metric(Metric.CORES, now)
+        return samples.read_metric(RankMetric.CORES, now)
 
     kept = RankSamples(session)
     for seconds in (3.1, 4.1, 6.1, 2.1, 8.5):
@@ -127,7 +127,7 @@ def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
 def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
     samples, found = RankSamples(read_recording(tmp_path)), build_matrix(tmp_path)
-    for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
+    for metric in (RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES):
         assert not samples.is_recorded(metric)
         assert np.isnan(samples.read_metric(metric, found)).all()
 
@@ -135,12 +135,12 @@ def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
 def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
     matrix = build_matrix(tmp_path)
-    waits = matrix.times[Metric.WAIT]
-    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, matrix, waits)))
+    waits = matrix.times[RankMetric.WAIT]
+    order = order_outliers(compute_deviations(waits, choose_scale(RankMetric.WAIT, matrix, waits)))
     assert order.tolist() == [4, 1, 0, 2, 3, 5]
-    iteration = matrix.times[Metric.ITERATION]
+    iteration = matrix.times[RankMetric.ITERATION]
     assert not compute_deviations(
-        iteration, choose_scale(Metric.ITERATION, matrix, iteration)
+        iteration, choose_scale(RankMetric.ITERATION, matrix, iteration)
     ).any()  # they wait for one another
 
 
@@ -149,9 +149,9 @@ def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
     matrix = build_matrix(tmp_path)
     skew = find_skew(matrix)
     assert skew is not None
-    assert (skew.metric, skew.row, skew.is_waited_for, skew.is_alike) == (Metric.DATA, 4, True, False)
+    assert (skew.metric, skew.row, skew.is_waited_for, skew.is_alike) == (RankMetric.DATA, 4, True, False)
     assert skew.lag_s == pytest.approx(0.2, rel=0.2)
-    beside = compare_rank(matrix, 4, Metric.DATA, matrix.times[Metric.DATA])
+    beside = compare_rank(matrix, 4, RankMetric.DATA, matrix.times[RankMetric.DATA])
     assert not beside.is_alike
     assert beside.own - beside.usual == pytest.approx(skew.lag_s)
 
@@ -160,7 +160,7 @@ def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 8, late_s={1: 0.1}, sampled=False)
     skew = find_skew(build_matrix(tmp_path))
     assert skew is not None
-    assert (skew.metric, skew.row) == (Metric.DATA, 1)
+    assert (skew.metric, skew.row) == (RankMetric.DATA, 1)
 
 
 @pytest.mark.parametrize("unknown", [1, 3])
@@ -169,7 +169,7 @@ def test_a_difference_never_begins_with_steps_that_were_only_counted(tmp_path: P
     write_ranks(tmp_path, 2, 12, late_s={1: 0.004}, sampled=False)
     matrix = build_matrix(tmp_path)
     for metric, times in matrix.times.items():
-        if metric is not Metric.ITERATION:
+        if metric is not RankMetric.ITERATION:
             times[:, -unknown:] = np.nan
             times[1, -unknown - 3 : -unknown : 2] = times[0, -unknown - 3 : -unknown : 2]  # not late in the last known one
     skew = find_skew(matrix)
@@ -199,7 +199,7 @@ def test_skipped_steps_are_not_compared_with_those_that_train() -> None:
     assert within.recent_steps.tolist() == list(range(10))
     after = RankMatrices().matrix_at(source.rank_steps, last, 100, meets_in_forward=False)
     assert after.recent_steps.tolist() == [10, 11, 12, 13]
-    assert after.usual_times[Metric.ITERATION] == pytest.approx(3.14, abs=0.05)
+    assert after.usual_times[RankMetric.ITERATION] == pytest.approx(3.14, abs=0.05)
 
 
 def test_medians_leave_out_what_is_not_known() -> None:

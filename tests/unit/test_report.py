@@ -191,8 +191,8 @@ def test_a_job_without_ranks_has_a_peak(tmp_path: Path) -> None:
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     story = str(recordings.find_packed_file("story"))
     for name in ("iterations", "gpu-memory"):
-        assert main(["report", story, "--chart", name, "-o", str(tmp_path / "chart.png")]) == 0
-        assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert main(["report", story, "--chart", name, "-o", str(tmp_path / f"{name}.png")]) == 0
+        assert (tmp_path / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert main(["report", story, "--chart", "nothing", "-o", str(tmp_path / "chart.png")]) == 2
     assert "Choose one of: iterations, tokens, gpu-memory" in capfd.readouterr().err
     assert main(["report", story, "--chart", "cores", "-o", "x.html", "--format", "html"]) == 2
@@ -262,7 +262,7 @@ def test_a_chart_of_a_sweep_as_png(
     sweep, picture = str(make_sweep_folder(16)), tmp_path / "chart.png"
     pictures = set()
     for name in ((), ("--chart", "reserved-peak-bytes"), ("--chart", "tokens-per-s")):
-        assert main(["report", sweep, "--format", "png", *name, "-o", str(picture)]) == 0
+        assert main(["report", sweep, "--format", "png", *name, "--force", "-o", str(picture)]) == 0
         assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
         pictures.add(picture.read_bytes())
     assert len(pictures) == 3
@@ -280,7 +280,9 @@ def test_a_search_s_page_says_first_what_fits(tmp_path: Path) -> None:
     assert "offload optimizer: seq-length 6,400 fits and 6,656 does not." in text
     chart = json.loads(re.findall(r'id="charts-data">(.*?)</script>', page.read_text(), re.DOTALL)[0])["charts"][0]
     assert chart["x"] == [3328, 4096, 4608, 4864, 5120, 6400, 6656, 6912, 14080]
-    assert main(["report", str(folder / "stages"), "-o", str(page)]) == 0
+    assert main(["report", str(folder / "stages"), "-o", str(page)]) == 1  # nothing is replaced without a word
+    assert parse_page(page.read_text()).text == text
+    assert main(["report", str(folder / "stages"), "--force", "-o", str(page)]) == 0
     assert "9 of 16 points trained; 7 were left out." in parse_page(page.read_text()).text
 
 
@@ -291,7 +293,7 @@ def test_a_sweep_that_has_not_finished_or_begun_says_so(
     assert main(["report", str(make_sweep_folder(5)), "-o", str(page), "--price-per-hour", "60EUR"]) == 0
     assert "5 of 16 points trained; 11 have not run yet." in parse_page(page.read_text()).text
     assert "60.00 EUR an hour" in page.read_text()
-    assert main(["report", str(make_sweep_folder(0)), "-o", str(page)]) == 0
+    assert main(["report", str(make_sweep_folder(0)), "--force", "-o", str(page)]) == 0
     assert "None of 16 points has run yet." in parse_page(page.read_text()).text
     assert main(["report", str(tmp_path / "sweep-0"), "--format", "png"]) == 1
     assert "sweep-0 has nothing to draw: no point was measured" in capfd.readouterr().err

@@ -296,7 +296,7 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
     assert [one.step for one in findings] == expected
     for one in findings:
-        assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
+        assert one.headline.startswith("A 100 ms pause every 5 iterations (")
         assert one.headline.endswith("): train.py:60")
         assert "most of it at train.py:60 in clean (calls gc.collect)" in one.details
     run = RecordedRun(session, memory=False)

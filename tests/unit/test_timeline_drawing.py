@@ -27,7 +27,7 @@ from zerotop.ui.timeline.window import TimelineView
 from zerotop_probe.recording.tables import PROCESSES
 
 S = 10**9
-EVERYTHING = {value for lane in LANES for value in lane.values}
+EVERYTHING = {metric.name for lane in LANES for metric in lane.metrics}
 
 
 @lru_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import io
 import os
@@ -89,6 +90,8 @@ def _add_command(
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = _build_parser()
+    if arguments[:split] and not arguments[0].startswith("-"):
+        _check_name(parser, arguments[0])
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
     if options.name is None:  # without any argument the list opens, but only in a terminal
@@ -106,6 +109,16 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     elif command:
         options.fail(f"{options.name} takes no command after --")
     return options
+
+
+def _check_name(parser: argparse.ArgumentParser, name: str) -> None:
+    """Refuse an unknown command with the nearest one; argparse would list all."""
+    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    if name not in commands:
+        likely = difflib.get_close_matches(name, commands, 1)
+        script = f"run -- python {name}" if name.endswith(".py") else ""
+        meant = f"Did you mean: zerotop {(likely or [script])[0]}?" if likely or script else "All are in zerotop --help."
+        parser.error(f"there is no command {escape_unprintable(name)!r}. {meant}")
 
 
 def _has_prune_option(options: argparse.Namespace) -> bool:

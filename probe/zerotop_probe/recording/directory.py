@@ -8,7 +8,6 @@ import json
 import os
 import re
 import stat
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +26,8 @@ ELSEWHERE = "elsewhere"
 MAX_BYTES = 2_000_000_000
 MIN_BYTES = 20_000_000
 FULL_DETAIL_S = 3600.0
+# Names that are tried before one gets a number.
+_TRIES = 20
 
 # Named PYTHON... because DeepSpeed's multi-node launchers pass such variables to the ranks, and no others of ours.
 SESSION_VARIABLE = "PYTHONZEROTOP_SESSION"
@@ -65,7 +66,7 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     """Create a session directory for ``command`` and return its path.
 
     The directory is private to the user (mode 0700). ``path`` may exist if it is empty and the user's own; others lose the
-    right to write to it. Without ``path`` the session is named after the time and the script. ``facts`` are added to
+    right to write to it. Without ``path`` the session has a name of two words, see ``names``. ``facts`` are added to
     ``session.json``.
 
     Raise FileExistsError if ``path`` is not empty, PermissionError with a sentence and no number if it belongs to somebody
@@ -73,7 +74,7 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     """
     chosen = None if path is None else os.path.abspath(path)  # "" is the working directory
     existed = chosen is not None and os.path.isdir(chosen)
-    path = _make_default_folder(command) if chosen is None else _make_chosen_folder(chosen)
+    path = _make_default_folder() if chosen is None else _make_chosen_folder(chosen)
     content = {
         "zerotop": [FORMAT_MAJOR, FORMAT_MINOR],
         "name": os.path.basename(path),
@@ -117,15 +118,17 @@ def has_recording(path: str) -> bool:
     return has_events and sizes.get(SESSION_FILE, 0) > 0
 
 
-def _make_default_folder(command: Sequence[str]) -> str:
+def _make_default_folder() -> str:
+    from zerotop_probe.recording.names import make_name  # ranks, which also import this module, need no names
+
     root = find_default_root()
     if not os.path.isabs(root):
         raise FileNotFoundError("the user has no home folder. Set HOME or XDG_STATE_HOME")
     os.makedirs(root, exist_ok=True)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{find_script_name(command)}"
-    for number in itertools.count(1):
-        path = os.path.join(root, name if number == 1 else f"{name}-{number}")
-        # Jobs of a Slurm array start in the same second: the one that creates the directory owns the name.
+    for number in itertools.count():
+        name = make_name()
+        path = os.path.join(root, name if number < _TRIES else f"{name}-{number}")
+        # The one that creates the directory owns the name.
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             break

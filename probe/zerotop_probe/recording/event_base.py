@@ -71,6 +71,12 @@ class Event(Facts):
     def __init__(self, facts: dict[str, Any], unix_ns: int, writer: Identity) -> None:
         self.__dict__.update(facts=facts, unix_ns=unix_ns, writer=writer)
 
+    @property
+    def process_key(self) -> tuple[str, int]:
+        """Host and pid of the process that it is about: the one that a sampler names, else its writer."""
+        pid = getattr(self, "pid", None)
+        return self.writer.host, self.writer.pid if pid is None else pid
+
     def __init_subclass__(cls) -> None:
         if cls.__module__ != __name__ and not cls.__name__.endswith("Event"):
             cls.event_name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in cls.__name__)[1:]

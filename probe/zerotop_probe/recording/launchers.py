@@ -1,18 +1,107 @@
-"""The environment variables in which launchers pass a process its rank.
-
-Earlier names take precedence. In order: torchrun, deepspeed and accelerate; Open MPI; MPICH and its derivatives; Slurm. See
-DeepSpeed's launcher_helper.py.
-"""
+"""Launchers: their programs, the variables in which they pass a process its rank, and what they print when ranks end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-RANK = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
-LOCAL_RANK = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID", "SLURM_LOCALID")
-LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-NODE_RANK = ("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID")
-WORLD_SIZE = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+class Launcher(NamedTuple):
+    """One kind of launcher. Its patterns are regular expressions, which are searched in lines of output."""
+
+    name: str
+    title: str = ""  # in sentences about its output
+    programs: tuple[str, ...] = ()  # commands, and modules run with -m; with a dot at the end all modules below it
+    marks: tuple[str, ...] = ()  # variables that only its ranks have: one is enough, or all of several with spaces between
+    rank: tuple[str, ...] = ("RANK",)
+    local_rank: tuple[str, ...] = ("LOCAL_RANK",)
+    local_size: tuple[str, ...] = ()
+    node_rank: tuple[str, ...] = ()
+    world_size: tuple[str, ...] = ("WORLD_SIZE",)
+    job: tuple[str, ...] = ("MASTER_PORT",)  # variables with the same value in all ranks of a job
+    ends: tuple[str, ...] = ()  # a rank ended: its ``code``, or ``signal`` in words; its ``rank``, ``local`` rank, ``pid``
+    stops: tuple[str, ...] = ()  # it was asked to end, with its ranks
+    kills: tuple[str, ...] = ()  # it ends the rank ``pid``, which is left
+    passes_negative: bool = False  # it exits with the code of a rank, which is negative for a signal
+
+
+# In order of precedence. See DeepSpeed's launcher_helper.py for the variables of MPI.
+LAUNCHERS = (
+    Launcher(
+        "accelerate",
+        programs=("accelerate", "accelerate-launch", "accelerate.commands."),
+        marks=("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED"),
+    ),
+    Launcher(
+        "torchrun",
+        "torchrun",
+        programs=("torchrun", "torch.distributed.run", "torch.distributed.launch"),
+        marks=("TORCHELASTIC_RUN_ID",),
+        local_size=("LOCAL_WORLD_SIZE",),
+        node_rank=("GROUP_RANK",),
+        job=("TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+        ends=(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of binary",),
+        stops=(r"Received \w+ death signal, shutting down workers", r"SignalException: Process \d+ got signal: \d+"),
+        kills=(r"Sending process (?P<pid>\d+) closing signal SIG\w+",),
+    ),
+    Launcher(
+        "deepspeed",
+        "DeepSpeed's launcher",
+        programs=("deepspeed", "deepspeed.launcher."),
+        marks=("CROSS_SIZE RANK",),
+        local_size=("LOCAL_SIZE",),
+        node_rank=("CROSS_RANK",),
+        # The command is always that of the last rank, even if another one has ended.
+        ends=(r"\[launch\.py:\d+:\w+\] \[.*\] exits with return code = (?P<code>-?\d+)",),
+        stops=(r"Main process received SIG\w+, exiting",),
+        kills=(r"\[launch\.py:\d+:sigkill_handler\] Killing subprocess (?P<pid>\d+)",),
+        passes_negative=True,
+    ),
+    Launcher(
+        "mpi",
+        programs=("mpirun", "mpiexec", "orterun"),
+        marks=("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
+        rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        world_size=("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+        job=("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
+    ),
+    Launcher(
+        "slurm",
+        "srun",
+        programs=("srun",),
+        marks=("SLURM_PROCID",),
+        rank=("SLURM_PROCID",),
+        local_rank=("SLURM_LOCALID",),
+        node_rank=("SLURM_NODEID",),
+        world_size=("SLURM_NTASKS",),
+        job=("SLURM_JOB_ID",),
+        ends=(r"srun: error: \S+: task (?P<rank>\d+): (?:Exited with exit code (?P<code>\d+)|(?P<signal>.+))",),
+        stops=(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT",),
+    ),
+)
+
+
+def _join_names(field: str) -> tuple[str, ...]:
+    """Return the variables of all launchers for one thing, the first of them first."""
+    return tuple(dict.fromkeys(name for launcher in LAUNCHERS for name in getattr(launcher, field)))
+
+
+RANK, LOCAL_RANK, LOCAL_SIZE = _join_names("rank"), _join_names("local_rank"), _join_names("local_size")
+NODE_RANK, WORLD_SIZE, JOB = _join_names("node_rank"), _join_names("world_size"), _join_names("job")
+
+
+def find_launcher(environment: Mapping[str, str]) -> str:
+    """Return the launcher that started a rank with this environment; "python" if none did."""
+    marked = (one.name for one in LAUNCHERS if any(environment.keys() >= set(mark.split()) for mark in one.marks))
+    return next(marked, "python")
+
+
+def find_program(word: str) -> str:
+    """Return the launcher that a program's name or a module belongs to; "" if to none."""
+    parents = tuple(word[: place + 1] for place, letter in enumerate(word) if letter == ".")
+    return next((one.name for one in LAUNCHERS if not {word, *parents}.isdisjoint(one.programs)), "")
 
 
 def read_number(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, SECONDS, SHARE, WATTS, Metric
+
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 6
 
@@ -28,6 +30,7 @@ class Field(NamedTuple):
     name: str
     code: str
     meaning: str
+    folds: str = ""  # HIGHEST or LOWEST remains of a minute of samples; else the mean of floats, the last of integers
     since: int = 0
 
     @property
@@ -36,6 +39,7 @@ class Field(NamedTuple):
         return "S" + self.code[:-1] if self.code.endswith("s") else _NUMPY[self.code]
 
 
+HIGHEST, LOWEST = "highest", "lowest"
 _NUMPY = {"q": "<i8", "Q": "<u8", "i": "<i4", "I": "<u4", "H": "<u2", "B": "|u1", "f": "<f4", "d": "<f8"}
 
 
@@ -45,6 +49,8 @@ class Table(NamedTuple):
     name: str
     time_column: str
     fields: tuple[Field, ...]
+    metrics: tuple[Metric, ...] = ()
+    """What screens, reports and exports show of them."""
 
     @property
     def record_struct(self) -> struct.Struct:
@@ -127,6 +133,7 @@ SPANS = Table(
         Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),
     ),
+    (Metric("iteration", SECONDS, "", "iteration", "iteration", "accent"),),
 )
 
 BEGINS = Table(
@@ -164,6 +171,11 @@ ALLOCATOR = Table(
         Field("segments", "i", "segments of reserved memory", since=1),
         Field("device_allocs", "i", "calls of cudaMalloc so far, also for parts of expandable segments", since=4),
         Field("device_frees", "i", "calls of cudaFree so far, likewise", since=4),
+    ),
+    (
+        Metric("allocated", BYTES, "allocated_bytes", "memory", "allocated", "memory-allocated", "allocated bytes"),
+        Metric("reserved", BYTES, "reserved_bytes", "memory", "reserved", "memory-reserved", "reserved bytes"),
+        Metric("peak", BYTES, "allocated_peak_bytes", "memory", "peak", "peak"),
     ),
 )
 
@@ -204,7 +216,7 @@ GPUS = Table(
     "time_ns",
     (
         Field("time_ns", "q", "the sampler's tick; all GPUs of a node share it"),
-        Field("used_bytes", "q", "NVML: device memory in use by all processes"),
+        Field("used_bytes", "q", "NVML: device memory in use by all processes", HIGHEST),
         Field("total_bytes", "q", "NVML: device memory"),
         Field("pcie_tx_bytes", "q", "bytes sent to the host so far, a lower bound (see above); -1 unsupported"),
         Field("pcie_rx_bytes", "q", "bytes received from the host so far, likewise"),
@@ -216,6 +228,13 @@ GPUS = Table(
         Field("sm_clock_mhz", "f", "streaming multiprocessor clock"),
         Field("gpu", "i", "NVML index on this node, or a higher number for a MIG instance; see the node event"),
     ),
+    (
+        Metric("utilization", SHARE, "utilization_percent", "utilization", trace="utilization", scale=100),
+        Metric("power", WATTS, "power_w", "power", "power", "muted", "power"),
+        Metric("device", BYTES, "used_bytes", "memory", "process", "memory-other", "device memory used"),
+        Metric("sent", BYTES_PER_S, "pcie_tx_bytes", "pcie", "PCIe D2H", "series-2"),
+        Metric("received", BYTES_PER_S, "pcie_rx_bytes", "pcie", "PCIe H2D", "series-1"),
+    ),
 )
 
 GPU_PROCESSES = Table(
@@ -223,7 +242,7 @@ GPU_PROCESSES = Table(
     "time_ns",
     (
         Field("time_ns", "q", "the sampler's tick; a row of every process if memory in use has changed, else once a second"),
-        Field("used_bytes", "q", "NVML: device memory used by this process, context included; -1 unknown"),
+        Field("used_bytes", "q", "NVML: device memory used by this process, context included; -1 unknown", HIGHEST),
         Field("pid", "i", "process id as NVML reports it, which in a container may be another than the local one"),
         Field("gpu", "i", "NVML index on this node"),
         Field(
@@ -231,6 +250,7 @@ GPU_PROCESSES = Table(
         ),
         Field("pad", "I", "0", since=4),
     ),
+    (Metric("process", BYTES, "used_bytes", "memory", "process", "memory-other"),),
 )
 
 PROCESSES = Table(
@@ -238,11 +258,11 @@ PROCESSES = Table(
     "time_ns",
     (
         Field("time_ns", "q", "the sampler's tick; all rank processes of a node share it"),
-        Field("rss_bytes", "q", "resident set size, VmRSS"),
-        Field("shared_bytes", "q", "shared memory in the resident set, RssShmem (often includes pinned buffers)"),
-        Field("pinned_bytes", "q", "VmPin"),
-        Field("locked_bytes", "q", "VmLck"),
-        Field("swap_bytes", "q", "VmSwap"),
+        Field("rss_bytes", "q", "resident set size, VmRSS", HIGHEST),
+        Field("shared_bytes", "q", "shared memory in the resident set, RssShmem (often includes pinned buffers)", HIGHEST),
+        Field("pinned_bytes", "q", "VmPin", HIGHEST),
+        Field("locked_bytes", "q", "VmLck", HIGHEST),
+        Field("swap_bytes", "q", "VmSwap", HIGHEST),
         Field("cpu_ns", "q", "processor time so far of all its threads, ended ones included"),
         Field("cores_used", "f", "processor time per wall time since the previous sample"),
         Field("waiting_cores", "f", "time that threads were runnable but not running, per wall time, as with too few cores"),
@@ -255,8 +275,14 @@ PROCESSES = Table(
         Field("loader_cores", "f", "processor time of these per wall time", since=4),
         Field("loader_waiting_cores", "f", "time that these were runnable but not running, per wall time", since=4),
         Field("loader_blocked", "f", "how many of these waited for a disk at that moment", since=4),
-        Field("held_bytes", "q", "resident without pages of files: RssAnon + RssShmem; -1 unknown", since=6),
-        Field("loader_private_bytes", "q", "anonymous pages of its DataLoader workers alone; -1 unknown", since=6),
+        Field("held_bytes", "q", "resident without pages of files: RssAnon + RssShmem; -1 unknown", HIGHEST, since=6),
+        Field("loader_private_bytes", "q", "anonymous pages of its DataLoader workers alone; -1 unknown", HIGHEST, since=6),
+    ),
+    (
+        Metric("cores", CORES, "cores_used", "cores", trace="cores in use"),
+        Metric("rss", BYTES, "rss_bytes", "host memory", trace="resident memory"),
+        Metric("all_cores", CORES, "cores_used", "cores"),
+        Metric("all_rss", BYTES, "rss_bytes", "host memory"),
     ),
 )
 
@@ -281,9 +307,9 @@ HOSTS = Table(
     (
         Field("time_ns", "q", "the sampler's tick"),
         Field("memory_total_bytes", "q", "host memory"),
-        Field("memory_available_bytes", "q", "host memory available without swapping"),
-        Field("swap_used_bytes", "q", "swap in use on the host"),
-        Field("cgroup_used_bytes", "q", "memory charged to the job's cgroup; -1 without one"),
+        Field("memory_available_bytes", "q", "host memory available without swapping", LOWEST),
+        Field("swap_used_bytes", "q", "swap in use on the host", HIGHEST),
+        Field("cgroup_used_bytes", "q", "memory charged to the job's cgroup; -1 without one", HIGHEST),
         Field("cgroup_limit_bytes", "q", "memory limit of the cgroup; -1 without one"),
         Field("cores_used", "f", "processor time of the whole host per wall time"),
         Field("load", "f", "one-minute load average"),
@@ -293,7 +319,12 @@ HOSTS = Table(
         Field("swap_out_bytes", "q", "bytes written to swap since boot; -1 unknown", since=4),
         Field("cpu_mhz", "f", "clock of a few cores on average, every five seconds; NaN where the kernel hides it", since=4),
         Field("pad", "I", "0", since=4),
-        Field("shared_bytes", "q", "shared memory and files in memory (tmpfs, /dev/shm) of all processes", since=6),
+        Field("shared_bytes", "q", "shared memory and files in memory (tmpfs, /dev/shm) of all processes", HIGHEST, since=6),
+    ),
+    (
+        Metric("host_cores", CORES, "cores_used", "cores", trace="cores in use"),
+        Metric("host_memory", BYTES, "", "host memory"),
+        Metric("available", BYTES, "memory_available_bytes", trace="available memory"),
     ),
 )
 
@@ -391,3 +422,8 @@ TABLES = {
         FOLDED,
     )
 }
+
+METRICS = {
+    metric.name: metric for table in (ALLOCATOR, GPU_PROCESSES, GPUS, PROCESSES, HOSTS, SPANS) for metric in table.metrics
+}
+"""All metrics, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +19,6 @@ from zerotop_probe.recording.events import EngineFacts, PipelineStage
 # How many of the last steps are searched for steps with phases.
 _MOST_SEARCHED = 64
 DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
-_TEXTS = {
-    "kind": "",
-    "parallelism": "",
-    "library": "",
-    "model": "",
-    "dtype": "",
-    "frozen_dtype": "",
-    "autocast": "",
-    "inner_optimizer": "",
-    "offload_optimizer": "none",
-    "offload_parameters": "none",
-}
-_NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
-
 LOOP = "loop"  # a kind
 
 
@@ -199,12 +186,12 @@ def find_takeovers(engines: Iterable[events.Engine]) -> dict[int, int]:
 
 def parse_engine(engine: EngineFacts) -> dict[str, Any]:
     """Return the fields of an :class:`EngineSummary` from the facts of an ``engine`` event."""
-    texts = {name: getattr(engine, name) or default for name, default in _TEXTS.items()}
-    numbers = {name: getattr(engine, name) for name in _NUMBERS}
+    stated = {one.name: getattr(engine, one.name, None) for one in dataclasses.fields(EngineSummary)}
+    known = {name: value for name, value in stated.items() if value not in (None, "")}
     computes_in = (engine.sharding.dtype if engine.sharding is not None else None) or ""
     stages = engine.pipeline.stages if engine.pipeline is not None else None
     counts = {"ranks": engine.world_size, "replicas": find_replicas(engine), "stages": stages}
-    return {**texts, **numbers, **counts, "computes_in": computes_in}
+    return {**known, **counts, "computes_in": computes_in}
 
 
 def find_replicas(engine: EngineFacts) -> int | None:

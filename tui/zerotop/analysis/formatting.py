@@ -31,7 +31,8 @@ def parse_bytes(text: str) -> int:
     """Return a size such as ``2GB``, ``500M`` or ``60 GiB`` in bytes. Raises ValueError with a reason."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text} is not a size such as 500MB or 2GB")
+        meant = f"; did you mean {text}GB?" if text.strip().isdecimal() and int(text) < 10_000 else ""
+        raise ValueError(f"{text} is not a size such as 500MB or 2GB{meant}")
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
 

@@ -223,6 +223,7 @@ class LiveView:
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
     history: History = NO_HISTORY
     inferred: Inferred | None = None
+    is_last_step: bool = False  # of a job that has ended since then
 
     @property
     def cost_text(self) -> str:

@@ -37,7 +37,7 @@ def attach(options: argparse.Namespace) -> int:
 
         check_needs()
         return print_jobs(as_json=options.json)
-    if not (options.headless or has_terminal()) and options.session.isdecimal():
+    if not (options.headless or has_terminal()) and options.session.isdecimal() and find_job(int(options.session)):
         raise Problem(_NO_TERMINAL)
     if options.hosts is not None or options.ssh is not None:
         from zerotop.commands.job import remote_nodes

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
@@ -25,11 +24,17 @@ from zerotop.analysis.sweeps.estimates import (
 )
 from zerotop.analysis.sweeps.regimes import Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
-from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.estimate_text import explain, format_options, recommend
+from zerotop.commands.common.estimate_text import (
+    explain,
+    format_options,
+    format_own,
+    format_states,
+    recommend,
+    recommend_recorded,
+)
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
@@ -80,14 +85,19 @@ def estimate(options: argparse.Namespace) -> int:
         }
         print(json.dumps(content, indent=1))
         return 0
-    table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
+    table = format_states(rows, hardware, has_state=subject.model.state_each is not None)
     if subject.shape is not None:
         table = list(format_options(rows, hardware))
-    lines = [*recommend(rows, hardware), *_describe_subject(subject, hardware, tokens), "", *table]
+    lines = [
+        *(recommend(rows, hardware) or recommend_recorded(rows, hardware)),
+        *_describe_subject(subject, hardware, tokens),
+        "",
+        *table,
+    ]
     if options.explain and subject.shape is not None:
         lines += explain(rows, choose_option(rows, hardware))
     if own:
-        lines += ["", *_format_own(own)]
+        lines += ["", *format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
 
@@ -284,34 +294,3 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, tokens: int) -> li
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines
-
-
-def _format_options(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:
-    cells = [
-        ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
-    ]
-    for row in rows:
-        first = row.own_estimates[0] if row.own_estimates else None
-        total = format_bytes(row.total_bytes) if row.activation_bytes is not None else "-"
-        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
-        own = (format_bytes(first.gpu_bytes), format_bytes(first.host_bytes)) if first is not None else ("-", "-")
-        host, nvme = (format_bytes(size) if size else "-" for size in (row.host_bytes, row.nvme_bytes))
-        sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
-        cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
-    notes = [
-        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
-        *([] if has_state else ["The optimizer's state is missing: its size is not known."]),
-        "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
-    ]
-    return [*align_columns(cells, "><>>>>>><"), *notes]
-
-
-def _format_own(rows: Sequence[Estimate]) -> list[str]:
-    cells = [("DeepSpeed's own estimates, without activations", "GPU", "host/node")]
-    for row in rows:
-        cells.append((f"  stage {row.stage}, {row.option_text}", format_bytes(row.gpu_bytes), format_bytes(row.host_bytes)))
-    has_stage_3 = any(row.stage == 3 for row in rows)
-    notes = (
-        [] if has_stage_3 else ["Those of stage 3 need the size of the largest layer, which the recording does not have."]
-    )
-    return [*align_columns(cells, "<>>"), *notes]

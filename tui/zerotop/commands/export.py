@@ -15,6 +15,7 @@ from zerotop.analysis.views.notices import describe_missing_steps
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.common.open_recording import open_named
 from zerotop.session.atomic_write import write_atomically
 from zerotop.session.reader import Session
@@ -42,7 +43,7 @@ def export(options: argparse.Namespace) -> int:
             export_table(session, table, form, _TerminalStream() if sys.stdout.isatty() else sys.stdout.buffer)
             sys.stdout.flush()
         else:
-            _write_files(session, table, form, Path(options.output))
+            _write_files(session, table, form, Path(options.output), options.force)
     return 0
 
 
@@ -63,7 +64,7 @@ def _export_trace(options: argparse.Namespace) -> int:
             return 0
         path = Path(options.output)
         path = path / f"{session.name}.pftrace" if path.is_dir() else path
-        packets = _write_path(path, lambda stream: write_trace(session, stream))
+        packets = _write_path(choose_file(path, options.force), lambda stream: write_trace(session, stream))
         print(escape_unprintable(f"{path}: {packets} packets. Open it on ui.perfetto.dev"), file=sys.stderr)
     return 0
 
@@ -78,13 +79,16 @@ class _TerminalStream:
         return len(binary)
 
 
-def _write_files(session: Session, table: str, form: str, output: Path) -> None:
+def _write_files(session: Session, table: str, form: str, output: Path, force: bool) -> None:
     if table != "all" and not output.is_dir():
+        choose_file(output, force)
         _report_file(output, write_file(session, table, form, output))
         return
     output.mkdir(parents=True, exist_ok=True)
-    for name in TABLES if table == "all" else (table,):
-        path = output / f"{name}.{form}"
+    paths = {name: output / f"{name}.{form}" for name in (TABLES if table == "all" else (table,))}
+    for path in paths.values():
+        choose_file(path, force)
+    for name, path in paths.items():
         _report_file(path, write_file(session, name, form, path))
 
 

@@ -57,8 +57,10 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     """Return the finding's lines, indented below its cause."""
     finding, cause, depth = linked
     margin = _INDENT * depth
-    step = f"  from step {finding.step}" if finding.step is not None else ""
-    head = f"known after {(finding.known_ns - begin_ns) / 1e9:.1f} s{step}  {finding.name}  ({finding.severity.value})"
+    seconds = round((finding.known_ns - begin_ns) / 1e9)
+    detected = f"detected at {seconds // 60}:{seconds % 60:02}"
+    when = f"step {finding.step} ({detected})" if finding.step is not None else detected
+    head = f"{when}  {finding.name}  ({finding.severity.value})"
     texts = [
         finding.headline,
         cause and f"Because of: {cause.headline}.",

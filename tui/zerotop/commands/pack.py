@@ -11,6 +11,7 @@ from typing import BinaryIO
 from zerotop.analysis.formatting import format_bytes
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.sessions import is_live
 from zerotop.session import catalog
 from zerotop.session.atomic_write import write_atomically
@@ -27,7 +28,7 @@ def pack(options: argparse.Namespace) -> int:
     path = catalog.find_session(options.session)
     if path.is_dir() and is_live(Session.open(path)):
         print("The job is still running: packing the recording up to now.", file=sys.stderr)
-    message, left_out = pack_session(path, options.output)
+    message, left_out = pack_session(path, options.output, force=options.force)
     if left_out:
         more = [f"{len(left_out) - _MAX_NAMES} more"] if len(left_out) > _MAX_NAMES else []
         names = ", ".join([*left_out[:_MAX_NAMES], *more])
@@ -36,7 +37,7 @@ def pack(options: argparse.Namespace) -> int:
     return 0
 
 
-def pack_session(path: Path, output: str | None) -> tuple[str, list[str]]:
+def pack_session(path: Path, output: str | None, *, force: bool = False) -> tuple[str, list[str]]:
     """Pack a session into ``output`` [SESSION.zerotop in this directory].
 
     Return a message with the file's name and size, and the names of files that were left out. Raises Problem, SessionError
@@ -45,9 +46,7 @@ def pack_session(path: Path, output: str | None) -> tuple[str, list[str]]:
     Session.open(path)
     if path.is_file():
         raise Problem(f"{path} is already packed")
-    target = Path(output or f"{path.resolve().name}{SUFFIX}")
-    if target.exists():
-        raise Problem(f"{target} already exists: name another file with -o FILE")
+    target = choose_file(Path(output or f"{path.resolve().name}{SUFFIX}"), force)
     left_out = _write_checked(path, target)
     before = sum(file.lstat().st_size for file in path.iterdir())
     return f"{target}: {format_bytes(target.stat().st_size)}, from {format_bytes(before)}", left_out

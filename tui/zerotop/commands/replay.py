@@ -14,9 +14,8 @@ def replay(options: argparse.Namespace) -> int:
     """Replay the recording. Return 0 unless the screen failed."""
     from zerotop.ui.app.playhead import SPEEDS
 
-    if options.speed not in SPEEDS:
-        speeds = ", ".join(f"{speed:g}" for speed in SPEEDS)
-        raise Problem(f"Unknown speed {options.speed:g}. Choose one of: {speeds}", USAGE)
+    if not SPEEDS[0] <= options.speed <= SPEEDS[-1]:  # false for NaN
+        raise Problem(f"A speed is from {SPEEDS[0]:g} to {SPEEDS[-1]:g}, not {options.speed:g}", USAGE)
     session = Session.open(catalog.find_session(options.session))
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")

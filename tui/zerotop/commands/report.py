@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.report_files import build_page, build_sweep_page, draw_chart, draw_sweep_chart, write_report
 from zerotop.report import OTHER_FORMATS
@@ -36,5 +37,5 @@ def report(options: argparse.Namespace) -> int:
         return 0
     name += ".png" if is_picture else ".html"
     path = Path(output or name)
-    write_report(path / name if path.is_dir() else path, content)
+    write_report(choose_file(path / name if path.is_dir() else path, options.force), content)
     return 0

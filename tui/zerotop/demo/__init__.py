@@ -1,10 +1,11 @@
-"""The demo's files: a training script, which imports nothing from zerotop, DeepSpeed configs and a recording."""
+"""The demo's files: training scripts, which import nothing from zerotop, DeepSpeed configs and a recording."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 SCRIPT_PATH = Path(__file__).with_name("finetune.py")
+FAULTY_SCRIPT_PATH = Path(__file__).with_name("slow_data.py")
 RECORDING_PATH = Path(__file__).with_name("story.zerotop")
 """A packed recording: 8 B parameters on four H200s, fp16, optimizer on the CPU. Ten steps are skipped; the first real step
 takes five times as long as those."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,54 +16,42 @@ from numpy.typing import NDArray
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.reports.session_report import SessionReport
-from zerotop.analysis.timeline.timeline import ColumnValues, Timeline
+from zerotop.analysis.timeline.timeline import Timeline
 from zerotop.session.samples import Rows
+from zerotop_probe.recording.metrics import BYTES, SHARE
+from zerotop_probe.recording.tables import METRICS
 
 _MOST_PIECES = 1500
 _PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 Chart = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of a chart of samples: a value of ``Timeline.values``, its unit and its colour."""
-
-    name: str
-    value: str
-    colour: str  # a CSS variable of the themes
-    factor: float = 1.0
-    highest: bool = False  # the highest in each column, not the mean
-    is_filled: bool = False
-
-
-_SAMPLE_CHARTS: dict[str, tuple[str, str, tuple[_Line, ...]]] = {
+# Of charts of samples the title and the lines: name, metric and colour, a CSS variable of the themes. The last is filled.
+_SAMPLE_CHARTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
     "gpu-memory": (
         "GPU memory",
-        "GiB",
         (
-            _Line("device used (NVML)", "device", "memory-other", 1 / GIB, True),
-            _Line("reserved", "reserved", "memory-reserved", 1 / GIB, True),
-            _Line("allocated, highest", "peak", "memory-activations", 1 / GIB, True),
-            _Line("allocated", "allocated", "memory-allocated", 1 / GIB, True, True),
+            ("device used (NVML)", "device", "memory-other"),
+            ("reserved", "reserved", "memory-reserved"),
+            ("allocated, highest", "peak", "memory-activations"),
+            ("allocated", "allocated", "memory-allocated"),
         ),
     ),
-    "gpu-load": ("GPU utilization", "%", (_Line("utilization", "utilization", "load", 100, is_filled=True),)),
+    "gpu-load": ("GPU utilization", (("utilization", "utilization", "load"),)),
     "cores": (
         "CPU cores in use",
-        "cores",
         (
-            _Line("whole host", "host_cores", "load-others"),
-            _Line("all ranks on it", "all_cores", "phase-transfer"),
-            _Line("this rank", "cores", "load", is_filled=True),
+            ("whole host", "host_cores", "load-others"),
+            ("all ranks on it", "all_cores", "phase-transfer"),
+            ("this rank", "cores", "load"),
         ),
     ),
     "host-memory": (
         "Host memory",
-        "GiB",
         (
-            _Line("whole host", "host_memory", "memory-other", 1 / GIB, True),
-            _Line("all ranks on it", "all_rss", "memory-reserved", 1 / GIB, True),
-            _Line("this rank (RSS)", "rss", "memory-allocated", 1 / GIB, True, True),
+            ("whole host", "host_memory", "memory-other"),
+            ("all ranks on it", "all_rss", "memory-reserved"),
+            ("this rank (RSS)", "rss", "memory-allocated"),
         ),
     ),
 }
@@ -153,31 +140,33 @@ def _build_series(name: str, values: Floats, colour: str) -> dict[str, Any]:
 
 
 def _iter_sample_charts(report: SessionReport) -> Iterator[Chart]:
-    for identifier, (title, unit, lines) in _SAMPLE_CHARTS.items():
+    for identifier, (title, lines) in _SAMPLE_CHARTS.items():
         by_rank = {str(rank): _build_lines(timeline, lines) for rank, timeline in report.timelines.items()}
         by_rank = {rank: series for rank, series in by_rank.items() if series}
         if by_rank:
             window = next(iter(report.timelines.values())).window
             spacing = {"x0": _round_value(window.first * window.column_ns / 1e9), "dx": window.column_ns / 1e9}
-            limit = _find_limit(report, identifier)
+            limit, (unit, _) = _find_limit(report, identifier), _find_unit(lines[0][1])
             yield {"id": identifier, "title": title, "unit": unit, "kind": "line", "ranks": by_rank, **spacing, **limit}
 
 
-def _build_lines(timeline: Timeline, lines: tuple[_Line, ...]) -> list[dict[str, Any]]:
+def _build_lines(timeline: Timeline, lines: tuple[tuple[str, str, str], ...]) -> list[dict[str, Any]]:
     return [
-        {
-            "name": line.name,
-            "colour": line.colour,
-            "fill": line.is_filled,
-            "values": _round_all(_choose_values(timeline.values[line.value], line) * line.factor),
-        }
-        for line in lines
-        if line.value in timeline.values
+        {"name": name, "colour": colour, "fill": name == lines[-1][0], "values": _round_all(_read_values(timeline, metric))}
+        for name, metric, colour in lines
+        if metric in timeline.values
     ]
 
 
-def _choose_values(values: ColumnValues, line: _Line) -> Floats:
-    return values.highest if line.highest else values.mean
+def _find_unit(metric: str) -> tuple[str, float]:
+    """Return the unit of a chart of a metric, and the factor to it."""
+    unit = METRICS[metric].unit
+    return {BYTES: ("GiB", 1 / GIB), SHARE: ("%", 100.0)}.get(unit, (unit, 1.0))
+
+
+def _read_values(timeline: Timeline, metric: str) -> Floats:
+    values = timeline.values[metric]
+    return (values.highest if METRICS[metric].shows_highest else values.mean) * _find_unit(metric)[1]
 
 
 def _find_limit(report: SessionReport, identifier: str) -> dict[str, Any]:

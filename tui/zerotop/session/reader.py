@@ -18,7 +18,7 @@ from zerotop.session.events.event_files import E, EventBudget, EventFile
 from zerotop.session.events.event_index import EventIndex, get_event_time
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, parse_writer, read_header
 from zerotop.session.moments.at import At, Moments
-from zerotop.session.packed.packing import unpack_files
+from zerotop.session.packed.packing import SUFFIX, unpack_files
 from zerotop.session.session_info import load_info
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop.session.table_files import Source
@@ -53,7 +53,7 @@ class Session:
         self.path = path
         self._folder: Folder = folder or Directory(path)
         self.info = info
-        self.name = str(info.get("name") or path.name)
+        self.name = path.resolve().name.removesuffix(SUFFIX)  # the one that it was packed or renamed to
         self.sources: dict[str, list[Source]] = {name: [] for name in TABLES}
         self._sources_by_stem: dict[str, Source] = {}
         self._sources_by_host: dict[tuple[str, str], list[Source]] = {}

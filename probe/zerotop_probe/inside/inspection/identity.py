@@ -61,21 +61,8 @@ def read_identity(environment: Mapping[str, str]) -> dict[str, Any]:
         "local_rank": launchers.read_number(environment, launchers.LOCAL_RANK),
         "node_rank": node,
         "world_size": launchers.read_number(environment, launchers.WORLD_SIZE),
-        "launcher": find_launcher(_read_start_environment() or environment),
+        "launcher": launchers.find_launcher(_read_start_environment() or environment),
     }
-
-
-def find_launcher(environment: Mapping[str, str]) -> str:
-    """Return the kind of launcher that started this rank, judged by the rank's initial environment."""
-    if "ACCELERATE_MIXED_PRECISION" in environment or "ACCELERATE_USE_DEEPSPEED" in environment:
-        return "accelerate"
-    if "TORCHELASTIC_RUN_ID" in environment:
-        return "torchrun"
-    if "CROSS_SIZE" in environment and "RANK" in environment:
-        return "deepspeed"
-    if "OMPI_COMM_WORLD_RANK" in environment or "PMI_RANK" in environment or "PMIX_RANK" in environment:
-        return "mpi"
-    return "slurm" if "SLURM_PROCID" in environment else "python"
 
 
 def _read_start_environment() -> dict[str, str]:

@@ -20,9 +20,6 @@ from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
-# Programs, and modules run with -m, that start ranks.
-_RENDEZVOUS_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
-
 
 @dataclass(frozen=True)
 class FoundRank:
@@ -143,7 +140,7 @@ class _NodeSnapshot:
             if root is not None:
                 by_root.setdefault(root, []).append(rank)
             else:
-                rendezvous = tuple(rank.environment.get(name, "") for name in _RENDEZVOUS_NAMES)
+                rendezvous = tuple(rank.environment.get(name, "") for name in ("MASTER_ADDR", *launchers.JOB))
                 orphans.setdefault(rendezvous, []).append(rank)
         jobs = [_make_job(root, members) for root, members in by_root.items()]
         return jobs + [_make_job(_choose_first(members).process, members) for members in orphans.values()]

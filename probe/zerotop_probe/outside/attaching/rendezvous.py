@@ -14,8 +14,6 @@ from typing import Any
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.recording import launchers
 
-# Variables with the same value in all ranks of a job.
-_VARIABLES = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
 _ADDRESS = "MASTER_ADDR"
 _LOOPBACK = ("localhost", "127.", "::1")
 # torchrun's id of a job without one.
@@ -37,7 +35,7 @@ class Rendezvous:
         if not ranks:
             return None
         environment = ranks[0].environment
-        variables = {name: environment[name] for name in (*_VARIABLES, _ADDRESS) if _is_meaningful(name, environment)}
+        variables = {name: environment[name] for name in (*launchers.JOB, _ADDRESS) if _is_meaningful(name, environment)}
         world = launchers.read_number(environment, launchers.WORLD_SIZE)
         numbers = frozenset(rank.rank for rank in ranks if rank.rank is not None)
         return cls(variables, world, numbers) if variables else None
@@ -60,7 +58,7 @@ class Rendezvous:
 
     def is_same_job(self, other: Rendezvous) -> bool:
         """Whether these are ranks of one job on two nodes."""
-        common = [name for name in _VARIABLES if name in self.variables and name in other.variables]
+        common = [name for name in launchers.JOB if name in self.variables and name in other.variables]
         if not common or any(self.variables[name] != other.variables[name] for name in common):
             return False
         if self.world != other.world or self.ranks & other.ranks:

@@ -19,7 +19,7 @@ from zerotop_probe.outside.folding.table_files import (
     replace_file,
 )
 from zerotop_probe.recording import segments
-from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS, HOSTS, PROCESSES, THREADS, Table
+from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS, HIGHEST, HOSTS, LOWEST, PROCESSES, THREADS, Field, Table
 
 KEYS = {
     GPUS.name: ("gpu",),
@@ -33,13 +33,6 @@ KEYS = {
 COARSE_SUFFIX = ".coarse"
 _PERIOD_NS = 60_000_000_000
 _MAX_THREADS = 8  # of a process, the busiest
-# Of these the highest value remains, of memory that is free the lowest; of rates the mean, of all others the last value.
-_HIGHEST = {
-    *("used_bytes", "rss_bytes", "shared_bytes", "pinned_bytes", "locked_bytes", "swap_bytes"),
-    *("held_bytes", "loader_private_bytes"),
-    *("swap_used_bytes", "cgroup_used_bytes"),
-}
-_LOWEST = {"memory_available_bytes"}
 
 
 class CoarseTable:
@@ -118,15 +111,15 @@ def _fold_period(records: Sequence[Record], table: Table) -> list[Record]:
 
 def _fold_subject(records: list[Record], table: Table) -> Record:
     columns = zip(*records, strict=True)
-    return tuple(_fold_column(field.name, field.code, values) for field, values in zip(table.fields, columns, strict=True))
+    return tuple(_fold_column(field, values) for field, values in zip(table.fields, columns, strict=True))
 
 
-def _fold_column(name: str, code: str, values: tuple[object, ...]) -> object:
-    if name in _HIGHEST:
+def _fold_column(field: Field, values: tuple[object, ...]) -> object:
+    if field.folds == HIGHEST:
         return max(values)  # type: ignore[type-var]
-    if name in _LOWEST:
+    if field.folds == LOWEST:
         return min(values)  # type: ignore[type-var]
-    if code == "f":
+    if field.code == "f":
         known = [value for value in values if isinstance(value, float) and not math.isnan(value)]
         return sum(known) / len(known) if known else math.nan
     return values[-1]

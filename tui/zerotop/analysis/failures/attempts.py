@@ -93,13 +93,13 @@ def _group_processes(at: At) -> list[_Processes]:
         *at.events_of(events.RankFound),
         *at.events_of(events.Hello),
     ]
-    gone = {_get_key(event): event.unix_ns for event in at.events_of(events.RankGone)}
-    found_ns = {_get_key(event): event.unix_ns for event in at.events_of(events.RankFound)}
-    scripts = {_get_key(event): _read_script(event) for event in at.events_of(events.Hello)}
+    gone = {event.process_key: event.unix_ns for event in at.events_of(events.RankGone)}
+    found_ns = {event.process_key: event.unix_ns for event in at.events_of(events.RankFound)}
+    scripts = {event.process_key: _read_script(event) for event in at.events_of(events.Hello)}
     groups: list[_Processes] = []
     seen: set[ProcessKey] = set()
     for event in sorted(found, key=lambda event: event.unix_ns):
-        key, rank = _get_key(event), event.rank
+        key, rank = event.process_key, event.rank
         if key in seen or rank is None:
             continue
         seen.add(key)
@@ -110,11 +110,6 @@ def _group_processes(at: At) -> list[_Processes]:
             groups.append(last := _Processes({}, event.unix_ns, found_ns.get(key, event.unix_ns), len(known) < 2))
         last.by_key[key] = RankProcess(key[0], key[1], rank)
     return groups
-
-
-def _get_key(event: events.RankFound | events.RankGone | events.Hello) -> ProcessKey:
-    pid = None if isinstance(event, events.Hello) else event.pid
-    return event.writer.host, event.writer.pid if pid is None else pid
 
 
 def _read_script(event: events.Hello) -> str:

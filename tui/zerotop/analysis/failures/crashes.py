@@ -111,7 +111,7 @@ def _describe_host_memory(memory: Sequence[HostMemory]) -> str:
     shares = [sample.used_bytes / sample.limit_bytes for sample in memory if sample.limit_bytes]
     if not shares:
         return "The node's memory was not sampled in its last seconds."
-    return f"Host memory was not short: at most {max(shares) * 100:.0f} % was in use in the last seconds."
+    return f"Host memory was fine: {max(shares) * 100:.0f} % in use in the last seconds."
 
 
 def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zerotop.session.output.tail import PrintedLine
+from zerotop_probe.recording.launchers import LAUNCHERS
 
 
 class LauncherReport(NamedTuple):
@@ -27,25 +28,13 @@ class LauncherReport(NamedTuple):
         return self.rank is None and self.local_rank is None and self.pid is None
 
 
-TORCHRUN, DEEPSPEED, SLURM = "torchrun", "DeepSpeed's launcher", "srun"
-
-# The command is always that of the last rank, even if another one has ended.
-_DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\] \[.*\] exits with return code = (?P<code>-?\d+)")
-_TORCHRUN_LOG = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of binary"
-)
+_ENDS = tuple((launcher.title, re.compile(pattern)) for launcher in LAUNCHERS for pattern in launcher.ends)
+_STOPPED = re.compile("|".join(pattern for launcher in LAUNCHERS for pattern in launcher.stops))
 _TABLE_FIRST = re.compile(r"Root Cause \(first observed failure\):")
 _TABLE_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
-_SRUN = re.compile(r"srun: error: \S+: task (?P<task>\d+): (?P<end>.+)")
-_SRUN_MEMORY = "Out Of Memory"  # killed for that
-_SRUN_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
-# Messages of a launcher that was asked to end, with its ranks.
-_STOPPED = re.compile(
-    r"Received \w+ death signal, shutting down workers|SignalException: Process \d+ got signal: \d+"
-    r"|Main process received SIG\w+, exiting|\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT"
-)
+_SIGNALS_BY_WORDS["Out Of Memory"] = int(signal.SIGKILL)  # killed for that
 
 
 def find_stop(lines: Sequence[PrintedLine]) -> int | None:
@@ -60,23 +49,20 @@ def parse_reports(lines: Sequence[PrintedLine]) -> list[LauncherReport]:
 
 def _parse_lines(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
     """Parse reports of one line. DeepSpeed's launcher prints only one, for the first rank, without its number."""
-    has_task = False
+    has_rank = False
     for time_ns, text in lines:
-        if (match := _DEEPSPEED.search(text)) is not None:
-            yield LauncherReport(DEEPSPEED, time_ns, int(match["code"]), is_first=True)
-        elif (match := _TORCHRUN_LOG.search(text)) is not None:
-            local_rank, pid = int(match["local"]), int(match["pid"])
-            yield LauncherReport(TORCHRUN, time_ns, int(match["code"]), is_first=True, local_rank=local_rank, pid=pid)
-        elif (match := _SRUN.search(text)) is not None and (code := _parse_srun_end(match["end"])) is not None:
-            yield LauncherReport(SLURM, time_ns, code, is_first=not has_task, rank=int(match["task"]))
-            has_task = True
+        title, match = next(((title, match) for title, end in _ENDS if (match := end.search(text)) is not None), ("", None))
+        found = match.groupdict() if match is not None else {}
+        rank, local_rank, pid = (int(found[name]) if found.get(name) else None for name in ("rank", "local", "pid"))
+        if (code := _find_code(found)) is not None:
+            yield LauncherReport(title, time_ns, code, rank is None or not has_rank, rank, local_rank, pid)
+            has_rank = has_rank or rank is not None
 
 
-def _parse_srun_end(text: str) -> int | None:
-    if (match := _SRUN_CODE.match(text)) is not None:
-        return int(match[1])
-    words = text.removesuffix(" (core dumped)").strip()
-    number = signal.SIGKILL if words == _SRUN_MEMORY else _SIGNALS_BY_WORDS.get(words)
+def _find_code(found: dict[str, str]) -> int | None:
+    if found.get("code"):
+        return int(found["code"])
+    number = _SIGNALS_BY_WORDS.get(found.get("signal", "").removesuffix(" (core dumped)").strip())
     return -number if number is not None else None
 
 
@@ -90,5 +76,5 @@ def _parse_tables(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
             ranks = int(match[1]), int(match[2])
         elif ranks is not None and (match := _TABLE_EXIT.search(text)) is not None:
             code, pid = int(match[1]), int(match[2])
-            yield LauncherReport(TORCHRUN, time_ns, code, is_first, rank=ranks[0], local_rank=ranks[1], pid=pid)
+            yield LauncherReport("torchrun", time_ns, code, is_first, rank=ranks[0], local_rank=ranks[1], pid=pid)
             is_first, ranks = False, None

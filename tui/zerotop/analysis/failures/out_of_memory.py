@@ -113,7 +113,7 @@ def _explain_recorded(
 
 def _has_survived(at: At, error: OutOfMemory) -> bool | None:
     """Return whether the rank that recorded an error trained on; None while that is not known."""
-    if has_worked_after(at, RankProcess(error.writer.host, error.writer.pid, error.writer.rank), error.unix_ns):
+    if has_worked_after(at, RankProcess(*error.process_key, error.writer.rank), error.unix_ns):
         return True
     exits = read_exits(at)
     return None if exits.find_exit_after(error.writer.host, error.writer.pid, error.unix_ns) is None else False
@@ -133,7 +133,7 @@ def _explain_error(
     survived: bool | None,
     failures: int,
 ) -> PostMortem:
-    process = RankProcess(error.writer.host, error.writer.pid, error.writer.rank)
+    process = RankProcess(*error.process_key, error.writer.rank)
     facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
     phase = error.phase or ""
     outer_phase = find_outermost(at.at(error.unix_ns), process) or phase

@@ -268,7 +268,7 @@ def _has_vanished(at: At, process: RankProcess, since_ns: int) -> bool:
         return False
     gone = at.events_of(RankGone)
     key = process.host, process.pid
-    return any((event.writer.host, event.pid) == key and event.unix_ns >= since_ns for event in gone)
+    return any(event.process_key == key and event.unix_ns >= since_ns for event in gone)
 
 
 def find_last_exception(at: At) -> Traceback | None:
@@ -279,5 +279,5 @@ def find_last_exception(at: At) -> Traceback | None:
 
 def find_output_file(at: At, process: RankProcess) -> str | None:
     """Return the file with the last output of a rank; None if it wrote to no file, as far as known."""
-    noted = [event for event in at.events_of(OutputFiles) if (event.writer.host, event.pid) == (process.host, process.pid)]
+    noted = [event for event in at.events_of(OutputFiles) if event.process_key == (process.host, process.pid)]
     return noted[-1].stderr or noted[-1].stdout if noted else None

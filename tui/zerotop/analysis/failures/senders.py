@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from zerotop.session.output.tail import PrintedLine
+from zerotop_probe.recording.launchers import LAUNCHERS
 
 
 class Reason(Enum):
@@ -49,8 +50,7 @@ _SLURM_MEMORY = re.compile(
     r"|(?:Job|Step|StepId=)\s?(?P<job>\d+)\S* exceeded (?:job |step |virtual )*memory limit)"
 )
 _SRUN_MEMORY = re.compile(r"srun: error: \S+: tasks? \S+: Out Of Memory")
-_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG\w+")
-_DEEPSPEED = re.compile(r"\[launch\.py:\d+:sigkill_handler\] Killing subprocess (?P<pid>\d+)")
+_KILLS = tuple((launcher.title, re.compile(pattern)) for launcher in LAUNCHERS for pattern in launcher.kills)
 
 
 def find_senders(lines: Sequence[PrintedLine]) -> Iterator[Sender]:
@@ -62,7 +62,6 @@ def find_senders(lines: Sequence[PrintedLine]) -> Iterator[Sender]:
             yield Sender(time_ns, "Slurm", Reason.MEMORY, job=match["step"] or match["job"])
         elif _SRUN_MEMORY.search(text) is not None:
             yield Sender(time_ns, "Slurm", Reason.MEMORY)
-        elif (match := _TORCHRUN.search(text)) is not None:
-            yield Sender(time_ns, "torchrun", Reason.PEER, pid=int(match["pid"]))
-        elif (match := _DEEPSPEED.search(text)) is not None:
-            yield Sender(time_ns, "DeepSpeed's launcher", Reason.PEER, pid=int(match["pid"]))
+        for title, kill in _KILLS:
+            if (match := kill.search(text)) is not None:
+                yield Sender(time_ns, title, Reason.PEER, pid=int(match["pid"]))

@@ -109,7 +109,7 @@ def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, en
     own = select_events(session.process_events(Stacks, *process, end_ns), begin_ns + 1, end_ns)
     seen = select_events(session.events_of(RankStacks, end_ns), begin_ns + 1, end_ns)
     found = [_build_stacks(event, process) for event in own if event.why == SILENT]
-    found += [_build_stacks(event, process) for event in seen if (event.writer.host, event.pid) == key]
+    found += [_build_stacks(event, process) for event in seen if event.process_key == key]
     ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
     compared: list[StackReport] = []
     for stacks in ordered:

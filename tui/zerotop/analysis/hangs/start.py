@@ -30,8 +30,8 @@ class Start(NamedTuple):
 def list_processes(at: At) -> list[RankProcess]:
     """Return the processes of the ranks that run at a time, by rank, also of those that have not written anything."""
     found = (*at.events_of(events.RankFound), *at.events_of(events.RankStacks))
-    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in at.events_of(events.RankGone)}
-    last = {(event.writer.host, event.pid): (event.rank, event.unix_ns) for event in found}
+    gone_ns = {event.process_key: event.unix_ns for event in at.events_of(events.RankGone)}
+    last = {event.process_key: (event.rank, event.unix_ns) for event in found}
     return sorted(
         (
             RankProcess(host, pid, rank)

@@ -104,7 +104,7 @@ def read_last_look(at: At, process: RankProcess) -> Look | None:
 
 def read_look(at: At, event: events.MemoryLines) -> Look:
     """Return the look that a ``memory_lines`` event describes."""
-    process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
+    process = RankProcess(*event.process_key, event.writer.rank)
     spans = at.at(event.unix_ns).find_table("spans", process)
     offset_ns = spans.offset_ns if spans is not None else 0
     sizes: dict[CodeLine | None, dict[int, int]] = {}
@@ -132,7 +132,7 @@ def read_look(at: At, event: events.MemoryLines) -> Look:
 
 def _find_phases(at: At, event: Event, times_ns: Sequence[int]) -> list[str]:
     """Return the name of the innermost phase of a rank at each time."""
-    process = RankProcess(event.writer.host, event.writer.pid, event.writer.rank)
+    process = RankProcess(*event.process_key, event.writer.rank)
     begins, spans = (at.at(event.unix_ns).find_table(name, process) for name in ("begins", "spans"))
     if begins is None or not times_ns:
         return [PHASES[OTHER]] * len(times_ns)

@@ -90,7 +90,7 @@ def find_engine_gpus(at: At, allocator: str | None = None) -> dict[ProcessKey, G
     """Return the GPU that each process names for its engine, or only those of engines with this ``allocator``."""
     devices = read_devices(at)
     return {
-        (engine.writer.host, engine.writer.pid): devices.find_gpu(engine.writer.host, engine.writer.pid, device.ordinal or 0)
+        engine.process_key: devices.find_gpu(engine.writer.host, engine.writer.pid, device.ordinal or 0)
         for engine in at.events_of(Engine)
         if allocator in (None, engine.allocator)
         for device in engine.devices or []

@@ -186,7 +186,7 @@ def find_pids(at: At, host: str) -> set[int]:
 def _list_devices(engines: Sequence[Engine], holders: Sequence[GpuHolder]) -> list[EngineDevice]:
     """Return PyTorch's descriptions of the holders' devices."""
     processes = {(holder.process.host, holder.process.pid) for holder in holders}
-    own = (engine for engine in engines if (engine.writer.host, engine.writer.pid) in processes)
+    own = (engine for engine in engines if engine.process_key in processes)
     return [device for engine in own for device in engine.devices or []]
 
 

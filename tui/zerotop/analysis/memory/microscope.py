@@ -116,7 +116,7 @@ def _build_trace(at: At, event: Microscope) -> AllocationTrace:
 
 
 def _find_table(at: At, name: str, event: Microscope) -> Source | None:
-    return at.at(event.unix_ns).find_table(name, RankProcess(event.writer.host, event.writer.pid, event.writer.rank))
+    return at.at(event.unix_ns).find_table(name, RankProcess(*event.process_key, event.writer.rank))
 
 
 def _read_rows(source: Source | None, request: int) -> NDArray[Any]:

@@ -103,10 +103,10 @@ def find_missing_probes(at: At) -> list[MissingProbe]:
 
     While a rank reports, processes that no launcher numbered may be anything: they do not count.
     """
-    reported = {(event.writer.host, event.writer.pid) for event in at.events_of(events.Hello)}
+    reported = {event.process_key for event in at.events_of(events.Hello)}
     found = at.events_of(events.ProbeMissing)
     latest = {(event.writer.host, event.pid, event.start): event for event in found}
-    missing = [event for event in latest.values() if (event.writer.host, event.pid) not in reported]
+    missing = [event for event in latest.values() if event.process_key not in reported]
     ranks = [event for event in missing if event.is_rank]
     if reported:
         ranks = [event for event in ranks if event.rank is not None]

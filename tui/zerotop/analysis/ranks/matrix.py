@@ -20,6 +20,7 @@ from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.session.samples import Ints
 from zerotop.session.steps.missing_steps import find_recorded
 from zerotop.session.steps.step_table import RankSteps
+from zerotop_probe.recording.metrics import BYTES, CORES, SECONDS, Metric
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are of
@@ -27,23 +28,24 @@ _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which fig
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
 
-class Metric(Enum):
-    """A metric of each step: seconds of host time, or a sampled value."""
+class RankMetric(Enum):
+    """A metric of each step: seconds of host time, or a sampled value; in the order in which they are offered."""
 
-    ITERATION = "iteration"
-    WAIT = "wait"  # how long the median rank waited for this one to communicate
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    STEP = "step"
-    DATA = "data"
-    OTHER = "other"  # between the phases
-    PEAK = "peak"  # bytes: PyTorch's highest allocated
-    FREE = "free"  # bytes: the GPU's least free memory
-    CORES = "cores"  # mean
+    ITERATION = Metric("iteration", SECONDS, "iteration_s", label="iteration")
+    WAIT = Metric("wait", SECONDS, label="delays others")  # how long the median rank waited for this one to communicate
+    PEAK = Metric("peak", BYTES, label="peak allocated")
+    FREE = Metric("free", BYTES, label="least free")  # of the GPU
+    CORES = Metric("cores", CORES, label="CPU cores")  # mean
+    DATA = Metric("data", SECONDS, "data_s", label="data", style="phase-data")
+    FORWARD = Metric("forward", SECONDS, "forward_s", label="forward", style="phase-forward")
+    BACKWARD = Metric("backward", SECONDS, "backward_s", label="backward", style="phase-backward")
+    STEP = Metric("step", SECONDS, "step_s", label="step", style="phase-step")
+    OTHER = Metric("other", SECONDS, label="between phases", style="phase-other")
 
 
-_SAMPLED_METRICS = (Metric.PEAK, Metric.FREE, Metric.CORES)
-_RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
+METRIC_TABLES = {RankMetric.PEAK: "allocator", RankMetric.FREE: "gpus", RankMetric.CORES: "processes"}
+"""The tables of sampled metrics."""
+_RECORDED_METRICS = tuple(metric for metric in RankMetric if metric.value.column)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class RankMatrix:
     ends: Ints
     counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
     skipped: NDArray[np.bool_]  # of each step: fp16 overflowed, and a rank made no update
-    times: dict[Metric, Matrix]
+    times: dict[RankMetric, Matrix]
     recent_count: int = 0  # number of newest steps that belong together; figures are of them
     is_delayed: bool = False  # they are the steps since a rank began to delay the others
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
@@ -80,24 +82,24 @@ class RankMatrix:
         return tuple(process.source.host for process in self.processes)
 
     @cached_property
-    def usual_times(self) -> dict[Metric, Matrix]:
+    def usual_times(self) -> dict[RankMetric, Matrix]:
         """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
         return {metric: self.compute_usual_time(metric) for metric in self.times}
 
-    def compute_usual_time(self, metric: Metric, onset: int = 0) -> Matrix:
+    def compute_usual_time(self, metric: RankMetric, onset: int = 0) -> Matrix:
         """Return the usual time of each rank, (ranks,), in its recent steps from index ``onset`` on.
 
         Iterations are those whose phases are known, if there are any, so that phases add up to them.
         """
-        values, phased = (self.cut_recent(self.times[name])[:, onset:] for name in (metric, Metric.OTHER))
-        if metric is Metric.ITERATION and not np.isnan(phased).all():
+        values, phased = (self.cut_recent(self.times[name])[:, onset:] for name in (metric, RankMetric.OTHER))
+        if metric is RankMetric.ITERATION and not np.isnan(phased).all():
             values = np.where(np.isnan(phased), np.nan, values)
         return compute_usual(metric, values)
 
     @property
     def figured_steps(self) -> int:
         """The most steps of a rank that its usual times are means of."""
-        phased = ~np.isnan(self.cut_recent(self.times[Metric.OTHER])) if self.times else np.empty((0, 0))
+        phased = ~np.isnan(self.cut_recent(self.times[RankMetric.OTHER])) if self.times else np.empty((0, 0))
         return int(phased.sum(axis=1).max(initial=0)) or self.recent_count
 
 
@@ -156,7 +158,7 @@ def _count_delayed(matrix: RankMatrix, delay: RankDelay) -> int:
     count = int(np.count_nonzero(np.maximum.accumulate(matrix.ends[row] > delay.begin_ns)))
     if not _FEWEST_DELAYED <= count < min(RECENT_STEPS, len(matrix.steps)):
         return 0
-    waits = matrix.times[Metric.WAIT][row, -count:]
+    waits = matrix.times[RankMetric.WAIT][row, -count:]
     usual, last = (float(compute_median(part[None, :], 1)[0]) for part in (waits, waits[-_FEWEST_DELAYED:]))
     return count if usual > 0 and last >= usual / 2 else 0
 
@@ -215,30 +217,30 @@ def _build_matrix(
         counted[row, cells] = tail["counted"]
         skipped[cells] |= tail["skipped"]
         for metric in _RECORDED_METRICS:
-            times[metric][row, cells] = tail[f"{metric.value}_s"]
+            times[metric][row, cells] = tail[metric.value.column]
     _derive_times(times, meets_in_forward)
     steps = np.arange(first, last + 1)
     return RankMatrix(processes, counts, steps, begins, ends, counted, skipped, times, meets_in_forward=meets_in_forward)
 
 
-def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
+def _derive_times(times: dict[RankMetric, Matrix], meets_in_forward: bool) -> None:
     """Add the metrics that follow from the recorded ones."""
-    met = times[Metric.BACKWARD] + times[Metric.STEP]
-    known = met + times[Metric.FORWARD] + times[Metric.DATA]
-    times[Metric.OTHER] = np.maximum(0, times[Metric.ITERATION] - known)
+    met = times[RankMetric.BACKWARD] + times[RankMetric.STEP]
+    known = met + times[RankMetric.FORWARD] + times[RankMetric.DATA]
+    times[RankMetric.OTHER] = np.maximum(0, times[RankMetric.ITERATION] - known)
     # Time that a rank spends before it communicates: the longer, the longer others wait for it.
-    alone = times[Metric.ITERATION] - met
+    alone = times[RankMetric.ITERATION] - met
     if meets_in_forward:
-        alone = alone - times[Metric.FORWARD]
-    times[Metric.WAIT] = np.maximum(0, alone - compute_median(alone, 0)[None, :])
+        alone = alone - times[RankMetric.FORWARD]
+    times[RankMetric.WAIT] = np.maximum(0, alone - compute_median(alone, 0)[None, :])
 
 
-def compute_usual(metric: Metric, values: Matrix) -> Matrix:
+def compute_usual(metric: RankMetric, values: Matrix) -> Matrix:
     """Return the usual value of each rank, (ranks,): the mean of times, the median of sampled values.
 
     Means of phases add up, and others wait for each pause of a rank, however rare they are.
     """
-    if metric in _SAMPLED_METRICS:
+    if metric in METRIC_TABLES:
         return compute_median(values, 1)
     known = ~np.isnan(values)
     count = known.sum(axis=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix, compute_median, compute_usual
+from zerotop.analysis.ranks.matrix import Matrix, RankMatrix, RankMetric, compute_median, compute_usual
 
 Ints = NDArray[np.intp]
 
@@ -18,8 +18,8 @@ _DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long i
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
 # With sharded parameters they do so in the forward, too.
-_ALONE_METRICS = (Metric.DATA, Metric.OTHER, Metric.FORWARD)
-MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
+_ALONE_METRICS = (RankMetric.DATA, RankMetric.OTHER, RankMetric.FORWARD)
+MEETING_METRICS = (RankMetric.BACKWARD, RankMetric.STEP)
 
 
 def compute_deviations(values: Matrix, scale: float) -> Matrix:
@@ -43,10 +43,10 @@ def order_outliers(deviation: Matrix) -> Ints:
     return np.argsort(-deviation, kind="stable")
 
 
-def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
+def choose_scale(metric: RankMetric, matrix: RankMatrix, values: Matrix) -> float:
     """Return the scale of a metric's deviations: the iteration time, or the median of a sampled value."""
     if metric in matrix.times:
-        values = matrix.times[Metric.ITERATION]
+        values = matrix.times[RankMetric.ITERATION]
     recent = np.abs(matrix.cut_recent(values))
     return float(np.nanmedian(recent)) if recent.size and not np.isnan(recent).all() else 0.0
 
@@ -58,7 +58,7 @@ class Skew:
     steps: int  # since it began, of the recent ones
     since_step: int | None  # the step in which it began; None if it is as old as the figures
     ranks: int
-    metric: Metric
+    metric: RankMetric
     row: int  # of the rank in the matrix
     own_s: float
     usual_s: float  # of the median rank, or of the other one of two
@@ -106,7 +106,7 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
     """
     if int((matrix.ends > 0).any(axis=1).sum()) < 2:
         return None
-    weighted: list[tuple[float, Metric, int]] = []
+    weighted: list[tuple[float, RankMetric, int]] = []
     for metric in (*_ALONE_METRICS, *MEETING_METRICS):
         own = matrix.usual_times[metric]
         row = int(np.nanargmax(own))
@@ -116,15 +116,15 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
     return _measure_skew(matrix, metric, row)
 
 
-def _is_alone(metric: Metric, meets_in_forward: bool) -> bool:
-    return metric in _ALONE_METRICS and not (metric is Metric.FORWARD and meets_in_forward)
+def _is_alone(metric: RankMetric, meets_in_forward: bool) -> bool:
+    return metric in _ALONE_METRICS and not (metric is RankMetric.FORWARD and meets_in_forward)
 
 
 def _find_usual(own: Matrix) -> float:
     return float(compute_median(own[None, :], 1)[0])
 
 
-def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
+def _measure_skew(matrix: RankMatrix, metric: RankMetric, row: int) -> Skew:
     """Measure a rank's lag over the steps since it began; an effect over all that other figures are of."""
     recent = matrix.cut_recent(matrix.times[metric])
     lag = recent[row] - compute_median(recent, 0)
@@ -135,13 +135,13 @@ def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
     return _measure_since(matrix, metric, row, 0) if skew.is_effect else skew
 
 
-def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> Skew:
+def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int) -> Skew:
     recent = matrix.cut_recent(matrix.times[metric])
     own = matrix.compute_usual_time(metric, onset)
-    iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[Metric.ITERATION])[:, onset:]))
+    iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[RankMetric.ITERATION])[:, onset:]))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
     steps = recent.shape[1] - onset
-    delay = float(np.nanmax(matrix.usual_times[Metric.WAIT], initial=0.0))
+    delay = float(np.nanmax(matrix.usual_times[RankMetric.WAIT], initial=0.0))
     figures = float(own[row]), _find_usual(own), iteration, delay
     return Skew(steps, since, len(matrix.processes), metric, row, *figures, matrix.meets_in_forward)
 
@@ -158,13 +158,13 @@ def _find_onset(lag: Matrix, least: float) -> int:
 class RankComparison:
     """One figure of a rank beside the median rank's, of two ranks beside the other's: seconds, bytes or cores."""
 
-    metric: Metric
+    metric: RankMetric
     own: float
     usual: float
     is_alike: bool
 
 
-def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
+def compare_rank(matrix: RankMatrix, row: int, metric: RankMetric, values: Matrix) -> RankComparison:
     """Compare the usual value of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
     medians = (
         matrix.usual_times[metric] if metric in matrix.usual_times else compute_usual(metric, matrix.cut_recent(values))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
+from zerotop.analysis.ranks.matrix import METRIC_TABLES, Matrix, RankMatrix, RankMetric
 from zerotop.session.keys import GpuKey, ProcessKey
 from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
@@ -16,7 +16,6 @@ from zerotop.session.steps.step_dtype import MEMORY_COLUMNS
 from zerotop.session.steps.step_memory import add_allocator
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
-METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
 # Read this much before and after the steps, for a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
 # The newest steps: their samples may not all be written yet.
@@ -28,15 +27,15 @@ class RankSamples:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._last: dict[Metric, tuple[RankMatrix, Matrix]] = {}
+        self._last: dict[RankMetric, tuple[RankMatrix, Matrix]] = {}
 
-    def is_recorded(self, metric: Metric) -> bool:
+    def is_recorded(self, metric: RankMetric) -> bool:
         """Whether the recording has samples of a metric."""
         return metric not in METRIC_TABLES or any(
             len(source.array) for source in self._session.sources[METRIC_TABLES[metric]]
         )
 
-    def read_metric(self, metric: Metric, matrix: RankMatrix) -> Matrix:
+    def read_metric(self, metric: RankMetric, matrix: RankMatrix) -> Matrix:
         """Return a metric, ranks x steps, NaN where unknown."""
         before = self._last.get(metric)
         if before is None or before[0] is not matrix:
@@ -45,13 +44,17 @@ class RankSamples:
             self._last[metric] = before
         return before[1]
 
-    def _measure_metric(self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
+    def _measure_metric(self, metric: RankMetric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
         values = np.full(matrix.ends.shape, np.nan, np.float32)
         missing = matrix.ends > 0
         if before is not None and len(before[0].steps) and len(matrix.steps):
             _copy_known(matrix, before, values, missing)
         rows = np.flatnonzero(missing.any(axis=1)).tolist()
-        measures = {Metric.PEAK: self._measure_peaks, Metric.FREE: self._measure_free, Metric.CORES: self._measure_cores}
+        measures = {
+            RankMetric.PEAK: self._measure_peaks,
+            RankMetric.FREE: self._measure_free,
+            RankMetric.CORES: self._measure_cores,
+        }
         if rows:
             measures[metric](matrix, rows, missing, values)
         return values

@@ -1,4 +1,4 @@
-"""A recording summarized in a few lines of text: setup, pace, peak memory, cost of recording."""
+"""A recording summarized in a few lines of text: setup, pace, peak memory, cost of recording, the worst finding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.live_view import LiveView
-from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.reports.finding_costs import rank_findings
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.watching_cost import describe_share
 from zerotop.session.reader import Session
 from zerotop.session.steps.step_table import RankSteps
@@ -17,7 +18,8 @@ from zerotop.session.steps.step_table import RankSteps
 
 def summarize_session(session: Session) -> str:
     """Return the measurements up to the recording's end, one per line."""
-    source = RecordingSource(session, memory=True)
+    run = RecordedRun(session)
+    source = run.source
     view = source.view_at(None)
     lines = [
         view.job.describe_engine(),
@@ -26,6 +28,7 @@ def summarize_session(session: Session) -> str:
         *_describe_cost(view),
         *_describe_gpus(view),
     ]
+    lines += _describe_worst_finding(run)
     lines += [f"zerotop: {notice}" for notice in view.job.notices]
     lines += [view.cost_sentence] if view.cost_sentence else []
     if view.job.exit_text:
@@ -43,6 +46,15 @@ def _describe_steps(view: LiveView) -> list[str]:
         f" slowest {np.nanmax(seconds):.3f} s at step {view.iterations.step[np.nanargmax(seconds)]}",
         f"seconds per phase (median, slowest rank): {phases}",
     ]
+
+
+def _describe_worst_finding(run: RecordedRun) -> list[str]:
+    ranked = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
+    if not ranked:
+        return []
+    worst = ranked[0].finding
+    advice = [f"  -> {worst.advice}"] if worst.advice else []
+    return [f"{worst.headline}.", *advice, *(f"     {line}" for line in worst.fix.splitlines())]
 
 
 def _describe_peaks(processes: Sequence[RankSteps]) -> list[str]:

@@ -9,7 +9,7 @@ from zerotop.analysis.formatting import format_bytes, format_count, format_long_
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.verdict import Outcome, Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line
-from zerotop.analysis.sweeps.series import build_series, choose_axis
+from zerotop.analysis.sweeps.series import SweepSeries, build_series, choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, describe_settings
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
@@ -41,6 +41,38 @@ def build_sweep_verdict(sweep: Sweep, lines: Sequence[LineReport]) -> Verdict:
     return Verdict(outcome, _describe_points(sweep, counts, waiting), tuple(sentences))
 
 
+def describe_answer(sweep: Sweep) -> str:
+    """Return the answer in one sentence: the largest value that fits, else the fastest point; "" without either."""
+    axis, fits = choose_axis(sweep.plan), []
+    for series in build_series(sweep, axis)[:_MOST_SERIES] if axis in (SEQ_LENGTH, MICRO_BATCH) else ():
+        largest, failing = _find_largest(series, axis)
+        if failing is not None:
+            label = f" ({series.label})" if series.label else ""
+            fits.append(f"{'none' if largest is None else f'{largest:,}'}{label}")
+    if fits:
+        return f"Largest {axis.replace('_', '-')} that fits: {', '.join(fits)}."
+    fastest = find_fastest(sweep)
+    if fastest is None:
+        return ""
+    return f"Fastest: {describe_settings(sweep.plan, fastest[0].settings)}, {fastest[1]:,.0f} tokens per second."
+
+
+def _find_largest(series: SweepSeries, axis: str) -> tuple[int | None, int | None]:
+    """Return the largest value that fits, and the smallest that does not."""
+    failing = min((int(point.settings[axis]) for point in series.out_of_memory), default=None)
+    values = [int(point.settings[axis]) for point in series.points]
+    return max((value for value in values if failing is None or value < failing), default=None), failing
+
+
+def find_fastest(sweep: Sweep) -> tuple[Point, float] | None:
+    """Return the point with the most tokens per second, and those."""
+    return _find_best(_list_measured(sweep), lambda result: result.tokens_per_s)
+
+
+def _list_measured(sweep: Sweep) -> list[tuple[Point, Result]]:
+    return [(point, point.result) for point in sweep.points if point.result is not None and point.result.outcome == OK]
+
+
 def _describe_points(sweep: Sweep, counts: Counter[str], waiting: int) -> str:
     total = format_count(len(sweep.points), "point")
     if not sweep.finished:
@@ -56,18 +88,16 @@ def _describe_largest(sweep: Sweep) -> Iterator[str]:
     if axis not in (SEQ_LENGTH, MICRO_BATCH):
         return
     for series in build_series(sweep, axis)[:_MOST_SERIES]:
-        if not series.out_of_memory:
+        fitting, failing = _find_largest(series, axis)
+        if failing is None:
             continue
-        failing = min(int(point.settings[axis]) for point in series.out_of_memory)
-        fitting = max((value for point in series.points if (value := int(point.settings[axis])) < failing), default=None)
         name, head = axis.replace("_", "-"), f"{series.label}: " if series.label else ""
         fits = f"{fitting:,} fits and " if fitting is not None else ""
         yield f"{head}{name} {fits}{failing:,} does not{'' if fits else ' fit'}."
 
 
 def _describe_best(sweep: Sweep) -> Iterator[str]:
-    measured = [(point, point.result) for point in sweep.points if point.result is not None and point.result.outcome == OK]
-    fastest = _find_best(measured, lambda result: result.tokens_per_s)
+    measured, fastest = _list_measured(sweep), find_fastest(sweep)
     if fastest is not None:
         yield f"The fastest is {describe_settings(sweep.plan, fastest[0].settings)}: {fastest[1]:,.0f} tokens per second."
     smallest = _find_best(measured, lambda result: -size if (size := result.reserved_peak_bytes) else None)

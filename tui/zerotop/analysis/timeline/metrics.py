@@ -26,7 +26,8 @@ from zerotop.session.moments.host_memory import measure_used_bytes
 from zerotop.session.moments.process_exits import read_exits
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows, iter_samples, sum_ticks
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.metrics import BYTES_PER_S, Metric
+from zerotop_probe.recording.tables import GPUS, HOSTS, UNKNOWN
 
 # The sampler reads PCIe counters at least this often while nothing moves.
 _COUNTER_READ_NS = 550_000_000
@@ -87,22 +88,32 @@ class HostTableColumns(SampleColumns):
         """Return the series of the samples of one table; each stands for the time before it, at most ``longest_ns``."""
 
 
+def _read_column(rows: Rows, metric: Metric) -> NDArray[Any]:
+    """Return the column of a metric, UNKNOWN in older recordings that lack it."""
+    return rows[metric.column] if metric.column in (rows.dtype.names or ()) else np.full(len(rows), UNKNOWN)
+
+
+def _read_gauges(rows: Rows, metrics: Sequence[Metric]) -> list[NDArray[Any]]:
+    columns = ((_read_column(rows, metric), metric.scale) for metric in metrics)
+    return [np.where(column == UNKNOWN, np.nan, column / scale) for column, scale in columns]
+
+
 class GpuColumns(HostTableColumns):
     """NVML's figures for one GPU."""
 
-    names = ("utilization", "power", "device", "sent", "received")
+    _rates = tuple(metric for metric in GPUS.metrics if metric.unit == BYTES_PER_S)
+    _gauges = tuple(metric for metric in GPUS.metrics if metric.unit != BYTES_PER_S)
+    names = tuple(metric.name for metric in (*_gauges, *_rates))
     table = "gpus"
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
-        used = np.where(rows["used_bytes"] == UNKNOWN, np.nan, rows["used_bytes"])
-        columns = [rows["utilization_percent"] / 100, rows["power_w"], used]
-        yield LaneSeries(0, make_series_before(times, columns, longest_ns=longest_ns))
-        yield LaneSeries(3, _compute_rates(times, rows, longest_ns))
+        yield LaneSeries(0, make_series_before(times, _read_gauges(rows, self._gauges), longest_ns=longest_ns))
+        counters = np.stack([_read_column(rows, metric) for metric in self._rates])
+        yield LaneSeries(len(self._gauges), _compute_rates(times, counters, longest_ns))
 
 
-def _compute_rates(times: Ints, rows: Rows, longest_ns: int) -> Series:
-    """Return PCIe bytes per second each way between readings of the counters, which samples in between repeat."""
-    counters = np.stack([rows["pcie_tx_bytes"], rows["pcie_rx_bytes"]]) if len(rows) else np.empty((2, 0), np.int64)
+def _compute_rates(times: Ints, counters: Ints, longest_ns: int) -> Series:
+    """Return bytes per second between readings of the counters, which samples in between repeat."""
     changed = np.flatnonzero((counters[:, 1:] != counters[:, :-1]).any(axis=0)) + 1
     # After a pause, a change covers the time since the last reading; the current reading is not known yet.
     quiet = np.searchsorted(times, np.append(times[changed], times[-1:]) - _COUNTER_READ_NS, "right") - 1
@@ -215,8 +226,10 @@ class ProcessColumns(HostTableColumns):
 class HostColumns(HostTableColumns):
     """Cores and memory in use of a host, or of the control group that limits the job."""
 
-    names = ("host_cores", "host_memory")
+    _gauges = tuple(metric for metric in HOSTS.metrics if metric.lane and metric.column)
+    names = (*(metric.name for metric in _gauges), "host_memory")
     table = "hosts"
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
-        yield LaneSeries(0, make_series_before(times, [rows["cores_used"], measure_used_bytes(rows)], longest_ns=longest_ns))
+        columns = [*_read_gauges(rows, self._gauges), measure_used_bytes(rows)]
+        yield LaneSeries(0, make_series_before(times, columns, longest_ns=longest_ns))

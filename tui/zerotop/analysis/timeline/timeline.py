@@ -68,10 +68,8 @@ class ColumnValues:
 class Timeline:
     """A window of a recording.
 
-    ``values`` by name. Of the GPU: utilization (0 to 1), power (W), device, process, allocated, reserved, peak (bytes; peak
-    is the highest allocated since the sample before), sent, received (bytes per second over PCIe). Of the rank: iteration
-    (s), cores, rss (bytes). Of all ranks on its host: all_cores, all_rss. Of the host: host_cores, host_memory. Quantities
-    that were never recorded are missing. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
+    ``values`` by name, see METRICS: of the GPU, the rank and its host ("all_" is of all its ranks). What was never recorded
+    is missing. ``phases`` by rank: seconds in each of PHASES, shape (phases, columns).
     """
 
     window: Window

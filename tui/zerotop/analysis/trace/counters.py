@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
-from zerotop_probe.recording.tables import UNKNOWN
+from zerotop_probe.recording.metrics import PERCENT, SHARE, Metric
+from zerotop_probe.recording.tables import TABLES, UNKNOWN
 
 # Of longer counters each piece keeps its highest value: a screen has a few thousand columns.
 _MOST_POINTS = 40_000
 
-BYTES, PERCENT, WATTS, CORES = "bytes", "%", "W", "cores"
+_KEYS = {"allocator": "", "gpus": "gpu", "processes": "rank", "hosts": ""}
+"""The tables, and the column that divides each."""
 
 
 class Owner(NamedTuple):
@@ -38,42 +40,33 @@ class Counter(NamedTuple):
 
 def read_counters(session: Session) -> Iterator[Counter]:
     """Yield the counters of ranks, GPUs and hosts that have values."""
-    for source in session.sources["allocator"]:
-        owner = Owner(source.host, rank=source.rank)
-        for name in ("allocated", "reserved"):
-            yield from _make_counter(source, source.array, owner, f"{name} bytes", BYTES, f"{name}_bytes")
-        source.release_memory()
-    for source in session.sources["gpus"]:
-        for index, rows in _split_rows(source.array, "gpu"):
-            owner = Owner(source.host, gpu=index)
-            yield from _make_counter(source, rows, owner, "device memory used", BYTES, "used_bytes")
-            yield from _make_counter(source, rows, owner, "utilization", PERCENT, "utilization_percent")
-            yield from _make_counter(source, rows, owner, "power", WATTS, "power_w")
-        source.release_memory()
-    for source in session.sources["processes"]:
-        for index, rows in _split_rows(source.array[source.array["rank"] >= 0], "rank"):
-            owner = Owner(source.host, rank=index)
-            yield from _make_counter(source, rows, owner, "resident memory", BYTES, "rss_bytes")
-            yield from _make_counter(source, rows, owner, "cores in use", CORES, "cores_used")
-        source.release_memory()
-    for source in session.sources["hosts"]:
-        owner = Owner(source.host)
-        yield from _make_counter(source, source.array, owner, "cores in use", CORES, "cores_used")
-        yield from _make_counter(source, source.array, owner, "available memory", BYTES, "memory_available_bytes")
+    for table, key in _KEYS.items():
+        metrics = [metric for metric in TABLES[table].metrics if metric.trace]
+        for source in session.sources[table]:
+            for value, rows in _split_rows(source, key):
+                owner = Owner(source.host, rank=value if key != "gpu" else None, gpu=value if key == "gpu" else None)
+                for metric in metrics:
+                    yield from _make_counter(source, rows, owner, metric)
+            source.release_memory()
 
 
-def _split_rows(rows: Rows, column: str) -> Iterator[tuple[int, Rows]]:
-    for index in np.unique(rows[column]).tolist():
-        yield index, rows[rows[column] == index]
+def _split_rows(source: Source, key: str) -> Iterator[tuple[int | None, Rows]]:
+    if not key:
+        yield (source.rank if source.rank >= 0 else None), source.array
+        return
+    for index in np.unique(source.array[key]).tolist():
+        if index >= 0:
+            yield index, source.array[source.array[key] == index]
 
 
-def _make_counter(source: Source, rows: Rows, owner: Owner, name: str, unit: str, column: str) -> Iterator[Counter]:
-    values = rows[column].astype(np.float64)
+def _make_counter(source: Source, rows: Rows, owner: Owner, metric: Metric) -> Iterator[Counter]:
+    values = rows[metric.column].astype(np.float64)
     known = np.isfinite(values) & (values != UNKNOWN)
     if known.any():
         times = source.unix_times(rows)[known]
         kept = thin_values(values[known])
-        yield Counter(owner, name, unit, times[kept], values[known][kept])
+        unit = PERCENT if metric.unit == SHARE else metric.unit
+        yield Counter(owner, metric.trace, unit, times[kept], values[known][kept])
 
 
 def thin_values(values: Floats) -> NDArray[np.int64]:

@@ -13,12 +13,13 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor,
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.trace.counters import BYTES, Counter, Owner, read_counters
+from zerotop.analysis.trace.counters import Counter, Owner, read_counters
 from zerotop.analysis.trace.slices import build_edges
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
 from zerotop.session.steps.step_table import StepTable
+from zerotop_probe.recording.metrics import BYTES
 from zerotop_probe.recording.tables import PHASES
 
 # All packets are of one writer, whose names are interned: a name costs a number in each event.

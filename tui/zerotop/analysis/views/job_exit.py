@@ -66,7 +66,7 @@ def count_losses(at: At) -> Losses:
         counted[source.host, source.pid] = counted.get((source.host, source.pid), 0) + lost
     reported: dict[ProcessKey, int] = {}
     for event in (*at.events_of(events.Left), *at.events_of(events.Goodbye)):
-        key = event.writer.host, event.writer.pid
+        key = event.process_key
         reported[key] = reported.get(key, 0) + (event.lost or 0)
     by_ranks = sum(max(counted.get(key, 0), reported.get(key, 0)) for key in {*counted, *reported})
     ends = at.events_of(events.SamplerEnded)

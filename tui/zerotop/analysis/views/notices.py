@@ -149,9 +149,9 @@ def _describe_not_reached(at: At) -> list[str]:
 
 def _describe_not_entered(at: At) -> list[str]:
     """Describe the processes that the probe could not enter, then or later."""
-    last = {(event.writer.host, event.pid): event for event in at.events_of(NotEntered)}
+    last = {event.process_key: event for event in at.events_of(NotEntered)}
     for entered in at.events_of(Entered):
-        last.pop((entered.writer.host, entered.writer.pid), None)
+        last.pop(entered.process_key, None)
     sentences = []
     for (_, pid), event in last.items():
         who = f"Process {pid}" if event.rank is None else f"Rank {event.rank}"

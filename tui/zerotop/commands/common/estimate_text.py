@@ -1,4 +1,4 @@
-"""The text of ``zerotop estimate`` for a model's configuration: the recommendation, the table, and the sums behind it."""
+"""The text of ``zerotop estimate``: the recommendation, the table, and the sums behind it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.beyond_allocated import Interval
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, choose_option
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
+
+# Of a GPU's memory; the rest is for what the estimate from a recording leaves out.
+_USABLE_SHARE = 0.9
 
 
 def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
@@ -86,3 +90,55 @@ def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> It
 def _format_interval(name: str, part: Interval) -> tuple[str, str, str]:
     ends = f"{format_bytes(part.low)} to {format_bytes(part.high)}"
     return name, format_bytes(part.likely), f"{ends}: {part.formula}"
+
+
+# --- recordings and sweeps -------------------------------------------------------------------------------------------------
+
+
+def recommend_recorded(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
+    """Return the answer for a recording: what fits and costs the least time.
+
+    Rows come in that order, but offloads after all stages.
+    """
+    if hardware.gpu_bytes is None or all(row.fits(hardware) is None for row in rows):
+        return []
+    for row in sorted(rows, key=lambda row: (row.offload != "none", "nvme" in row.offload)):
+        size = row.total_bytes if row.activation_bytes is not None else row.gpu_bytes
+        if row.fits(hardware) and size <= _USABLE_SHARE * hardware.gpu_bytes:
+            offload = "no offload" if row.offload == "none" else f"offload {row.offload}"
+            each = f"{format_bytes(size)} of the {format_bytes(hardware.gpu_bytes)} of each GPU"
+            return [f"Start with stage {row.stage}, {offload}: {each}. What follows it needs less memory and more time."]
+    return [f"Nothing fits with {1 - _USABLE_SHARE:.0%} to spare: more GPUs, a shorter sequence or a smaller micro-batch."]
+
+
+def format_states(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:
+    """Return the table of a recording's options."""
+    cells = [
+        ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
+    ]
+    for row in rows:
+        first = row.own_estimates[0] if row.own_estimates else None
+        total = format_bytes(row.total_bytes) if row.activation_bytes is not None else "-"
+        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
+        own = (format_bytes(first.gpu_bytes), format_bytes(first.host_bytes)) if first is not None else ("-", "-")
+        host, nvme = (format_bytes(size) if size else "-" for size in (row.host_bytes, row.nvme_bytes))
+        sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
+        cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
+    notes = [
+        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
+        *([] if has_state else ["The optimizer's state is missing: its size is not known."]),
+        "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
+    ]
+    return [*align_columns(cells, "><>>>>>><"), *notes]
+
+
+def format_own(rows: Sequence[Estimate]) -> list[str]:
+    """Return the table of DeepSpeed's own estimates."""
+    cells = [("DeepSpeed's own estimates, without activations", "GPU", "host/node")]
+    for row in rows:
+        cells.append((f"  stage {row.stage}, {row.option_text}", format_bytes(row.gpu_bytes), format_bytes(row.host_bytes)))
+    has_stage_3 = any(row.stage == 3 for row in rows)
+    notes = (
+        [] if has_stage_3 else ["Those of stage 3 need the size of the largest layer, which the recording does not have."]
+    )
+    return [*align_columns(cells, "<>>"), *notes]

@@ -26,7 +26,12 @@ def format_report(report: MemoryReport) -> list[str]:
         sections.append(_format_failure(report.post_mortem))
     elif report.failure is not None:
         sections.append([report.failure.what, f"  {report.failure.why}", f"  {report.failure.advice}"])
-    sections += [_format_gpu(*pair) for pair in zip(view.gpus, report.gpu_differences, strict=True)]
+    pairs = list(zip(view.gpus, report.gpu_differences, strict=True))
+    used = [pair for pair in pairs if pair[0].ranks] or pairs  # of the job, where that is known
+    sections += [_format_gpu(*pair) for pair in used]
+    if len(used) < len(pairs):
+        left_out = ", ".join(f"{gpu.index} ({gpu.host})" for gpu, _ in pairs if not gpu.ranks)
+        sections.append([f"No rank of the job uses GPU {left_out}."])
     if not view.gpus:
         sections.append(["No GPU recorded: host memory only."])
     sections += [_format_peaks(peaks, report) for peaks in report.peaks]

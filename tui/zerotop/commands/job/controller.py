@@ -32,6 +32,11 @@ class JobController:
         self.not_stopped: list[str] = []
 
     @property
+    def is_entering(self) -> bool:
+        """Whether an entry has already been started."""
+        return self._await_entry is not None
+
+    @property
     def attach_command(self) -> str:
         """The shell command that reattaches to the job."""
         return f"zerotop attach {shlex.quote(self._attach_name)}"

@@ -34,11 +34,12 @@ def has_ended(session: str) -> bool:
 
 def report_job(session: str, report: str) -> None:
     """Write the report of a session; a message says so, or why not. The exit code stays the job's."""
+    from zerotop.commands.common.new_files import find_free_path
     from zerotop.commands.common.report_files import build_page, write_report
     from zerotop.session.reader import Session, SessionError
 
     try:
-        write_report(Path(report), build_page(Session.open(Path(session))))
+        write_report(find_free_path(Path(report)), build_page(Session.open(Path(session))))
     except (OSError, SessionError) as error:
         write_messages(f"No report was written: {error}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
+import shlex
 import shutil
 import signal
 import tempfile
@@ -23,6 +25,7 @@ from zerotop_probe.recording import directory
 
 # As shells, env and timeout have it.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+_PROGRAMS = ("python", "python3", "torchrun", "deepspeed", "accelerate", "mpirun", "srun")
 # A recording in a temporary folder takes this share of what is free there, if at least so many bytes are.
 _SHARE_OF_ROOM = 0.1
 _LEAST_ROOM = 2 * directory.MIN_BYTES
@@ -45,7 +48,7 @@ def make_session(command: Sequence[str], path: str | None, *, elsewhere: bool = 
     try:
         check_command(command)
     except CommandError as error:
-        raise _describe_command_error(error) from error
+        raise _describe_command_error(error, command) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
     try:
         session = _create_session(command, path, facts)
@@ -74,9 +77,19 @@ def run_unrecorded(command: Sequence[str], why: NotRecorded) -> None:
         raise _describe_command_error(make_command_error(command[0], error)) from error
 
 
-def _describe_command_error(error: CommandError) -> Problem:
+def _describe_command_error(error: CommandError, command: Sequence[str] = ()) -> Problem:
     codes = {errno.ENOENT: _NOT_FOUND, errno.EINVAL: USAGE}
-    return Problem(str(error), codes.get(error.errno or 0, _NOT_EXECUTABLE))
+    text = str(error)
+    if error.errno == errno.ENOENT and command and (likely := _find_likely_command(command)):
+        text += f". Did you mean: zerotop run -- {shlex.join(likely)}?"
+    return Problem(text, codes.get(error.errno or 0, _NOT_EXECUTABLE))
+
+
+def _find_likely_command(command: Sequence[str]) -> list[str]:
+    """Return the command that was probably meant: a script needs its Python, and a launcher's name may be misspelt."""
+    if command[0].endswith(".py"):
+        return ["python", *command]
+    return [*likely, *command[1:]] if (likely := difflib.get_close_matches(command[0], _PROGRAMS, 1, 0.75)) else []
 
 
 def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:

@@ -85,10 +85,11 @@ class UserLibrary:
 
     def export(self, recording: Recording) -> str:
         """Write the steps as CSV to the current folder; return a message."""
+        from zerotop.commands.common.new_files import find_free_path
         from zerotop.commands.export import write_file
 
         with _refuse_errors():
-            path = Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute()
+            path = find_free_path(Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute())
             rows = write_file(Session.open(recording.path), "steps", "csv", path)
         return f"{path}: {rows} rows, one per step and rank"
 

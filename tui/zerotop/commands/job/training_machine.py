@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pynvml
@@ -17,9 +18,9 @@ from zerotop.commands.common.errors import Problem
 _REQUIRED_PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 
 
-def check_packages(what: str) -> None:
+def check_packages(what: str, required: Sequence[str] = _REQUIRED_PACKAGES) -> None:
     """Raise Problem if a package is missing that ``what`` needs for training."""
-    missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in required if importlib.util.find_spec(name) is None]
     if missing:
         raise Problem(f"{what} needs {', '.join(missing)} to train: pip install 'zerotop[train]'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from zerotop.analysis.views.job_exit import read_ending
@@ -23,21 +24,28 @@ from zerotop_probe.outside.job import job_control
 # How long to wait for the exit code after a stop.
 _STOP_WAIT_S = 5.0
 
+RunApp = Callable[[RecordingSource, JobController], ZerotopApp]
 
-def watch_job(path: str | Path, await_entry: AwaitEntry | None = None) -> int:
+
+def _run_app(source: RecordingSource, controller: JobController) -> ZerotopApp:
+    app = ZerotopApp(source, controller, title=source.session.name, settings=load_settings())
+    app.enter_on_start = controller.is_entering
+    app.run()
+    return app
+
+
+def watch_job(path: str | Path, await_entry: AwaitEntry | None = None, run_app: RunApp = _run_app) -> int:
     """Show a running job; ``await_entry`` waits for a probe entry that has already been started.
 
     Return the job's exit code, 0 if the job continues, 1 if the screen failed or the exit code is unknown.
     """
     session = RunningSession.open(Path(path))
     controller = JobController(session.path, await_entry)
-    app = ZerotopApp(RecordingSource(session), controller, title=session.name, settings=load_settings())
-    app.enter_on_start = await_entry is not None
-    leaving = app.run()
+    app = run_app(RecordingSource(session), controller)
     for text in controller.not_stopped:
         print(escape_unprintable(text))
     folder = str(session.path)
-    if leaving is Leaving.STOPPED or not job_control.is_job_alive(folder):
+    if app.return_value is Leaving.STOPPED or not job_control.is_job_alive(folder):
         _await_end(session)
     with contextlib.suppress(SessionError):  # the screen has said it
         session.refresh()

@@ -14,6 +14,11 @@ SESSION_HELP = "name, start of a name, or path"
 JSON_HELP = "print JSON for programs"
 
 
+def add_force(command: argparse.ArgumentParser) -> None:
+    """Add the option to replace files."""
+    command.add_argument("--force", action="store_true", help="replace files that exist")
+
+
 def add_price(command: argparse.ArgumentParser) -> None:
     """Add the option for a price per hour."""
     command.add_argument(

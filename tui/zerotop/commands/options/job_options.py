@@ -18,9 +18,13 @@ def add_job_commands(add_command: AddCommand) -> None:
 
 
 def _add_start(add_command: AddCommand) -> None:
-    demo = add_command("demo", "train a small model with two ranks and watch it", "zerotop demo", "zerotop demo --recorded")
-    demo.add_argument("--steps", type=parse_count, default=24, help="optimizer steps to train [24]")
+    demo = add_command(
+        "demo", "train a small model with a planted fault, and watch it", "zerotop demo --recorded", "zerotop demo"
+    )
     demo.add_argument("--recorded", action="store_true", help="replay a recording of an 8 B model on 4 GPUs instead")
+    demo.add_argument("--steps", type=parse_count, help="optimizer steps to train [200; 600 on GPUs]")
+    demo.add_argument("--fixed", action="store_true", help="without the fault")
+    demo.add_argument("--offload", action="store_true", help="with DeepSpeed's CPU optimizer: compiled on the first run")
     run = add_command(
         "run",
         "start a job and watch it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_force, add_price
 from zerotop.commands.options.option_types import parse_age, parse_size
 
 
@@ -30,6 +30,7 @@ def add_recording_commands(add_command: AddCommand) -> None:
     pack = add_command("pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop")
     pack.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     pack.add_argument("-o", "--output", metavar="FILE", help="output file [SESSION.zerotop in this directory]")
+    add_force(pack)
     _add_serve(add_command)
 
 

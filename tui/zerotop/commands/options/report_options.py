@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_force, add_price
 
 
 def add_report_commands(add_command: AddCommand) -> None:
@@ -18,6 +18,7 @@ def add_report_commands(add_command: AddCommand) -> None:
     report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [NAME.html]")
     report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
     report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
+    add_force(report)
     add_price(report)
     check = add_command(
         "check",
@@ -48,3 +49,4 @@ def _add_export(add_command: AddCommand) -> None:
         help="file format, or a trace of everything for ui.perfetto.dev [by the name of the file, else csv]",
     )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
+    add_force(export)

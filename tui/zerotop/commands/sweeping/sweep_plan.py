@@ -13,7 +13,7 @@ from zerotop.analysis.sweeps import settings as names
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.commands.common.model_config import find_longest_sequence
+from zerotop.commands.common.model_config import find_longest_sequence, read_model_config
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.placeholders import check_placeholders
 from zerotop.session.sweeps import Plan, Value, is_reserved
@@ -76,6 +76,8 @@ def find_limits(plan: Plan) -> dict[str, int]:
     if plan.command:
         return {}
     check_packages("The training script")
+    if "/" not in plan.model:  # else it may be downloaded when training begins
+        read_model_config(plan.model)
     gpus = count_usable_gpus()
     longest = find_longest_sequence(plan.model)
     return ({names.GPUS: gpus} if gpus else {}) | ({names.SEQ_LENGTH: longest} if longest else {})

@@ -11,6 +11,7 @@ from zerotop.session.moments.moment import Moment, at_event
 from zerotop.session.table_files import Source
 from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.events import Attached, Goodbye, Hello, JobEnded, JobStarted, Joined, Left, Parted, RankGone
+from zerotop_probe.recording.launchers import LAUNCHERS
 
 _KINDS: tuple[type[Event], ...] = (RankGone, Goodbye, Left, JobEnded, Parted, JobStarted, Attached, Joined)
 
@@ -27,13 +28,11 @@ class ProcessExits:
         self._command_exits: dict[str, list[int]] = {}
         self._command_begins: dict[str, int] = {}
         for event in events:
-            host, pid = event.writer.host, event.writer.pid
-            if isinstance(event, RankGone):
-                self._rank_exits.setdefault((host, pid if event.pid is None else event.pid), []).append(event.unix_ns)
-            elif isinstance(event, Goodbye):
-                self._rank_exits.setdefault((host, pid), []).append(event.unix_ns)
+            host = event.writer.host
+            if isinstance(event, (RankGone, Goodbye)):
+                self._rank_exits.setdefault(event.process_key, []).append(event.unix_ns)
             elif isinstance(event, Left):
-                self._left_times.setdefault((host, pid), []).append(event.unix_ns)
+                self._left_times.setdefault(event.process_key, []).append(event.unix_ns)
             elif isinstance(event, JobEnded) or (isinstance(event, Parted) and "exit_code" in event.facts):
                 self._command_exits.setdefault(host, []).append(event.unix_ns)
             elif isinstance(event, (JobStarted, Attached, Joined)):
@@ -86,6 +85,7 @@ def find_latest(moment: Moment) -> list[Source]:
 # --- the process that failed first -----------------------------------------------------------------------------------------
 
 _SIGKILL_CODE = 137
+_PASS_NEGATIVE = {launcher.name for launcher in LAUNCHERS if launcher.passes_negative}
 
 
 class ProcessExit(NamedTuple):
@@ -125,7 +125,7 @@ def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
 
     That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255 and is no signal.
     """
-    is_negative = launcher == "deepspeed" and 256 - 64 <= exit_code < 255
+    is_negative = launcher in _PASS_NEGATIVE and 256 - 64 <= exit_code < 255
     number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if is_negative else 0
     try:
         return signal.Signals(number).name
@@ -141,8 +141,8 @@ def describe_exit_code(exit_code: int, launcher: str) -> str:
 
 def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> RankGone | None:
     """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
-    left = {(event.writer.host, event.writer.pid) for event in goodbyes}
-    return next((event for event in gone if (event.writer.host, event.pid) not in left), None)
+    left = {event.process_key for event in goodbyes}
+    return next((event for event in gone if event.process_key not in left), None)
 
 
 def find_first_exit(moment: Moment) -> ProcessExit | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,12 +41,16 @@ class FrameRequest:
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
 
+    guide: Callable[[LiveView, tuple[Annotation, ...]], str] | None = None
+    """Says what to look at next, from the view and the findings so far."""
+
     def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
         self._ranking, self._all_ranking = _Ranking(), _Ranking()
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
+        self._last_step: LiveView | None = None
 
     def build_frame(self, request: FrameRequest) -> Frame:
         """Return the frame at the request's cursor as it is now."""
@@ -79,7 +84,16 @@ class FrameBuilder:
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
+            training=self._view_last_step() if view.job.state.is_over and head.following else None,
+            tip="" if self.guide is None else self.guide(view, findings),
         )
+
+    def _view_last_step(self) -> LiveView | None:
+        source, step = self._source, self._source.last_step
+        end_ns = None if step is None else source.find_step_end(step)
+        if end_ns is not None and (self._last_step is None or self._last_step.cursor_ns != end_ns):
+            self._last_step = replace(source.view_at(end_ns), is_last_step=True)
+        return self._last_step
 
     def _summarize(self, findings: tuple[Annotation, ...]) -> EndSummary:
         source = self._source

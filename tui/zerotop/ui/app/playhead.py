@@ -47,5 +47,5 @@ class Playhead:
         """Play one step faster (1) or slower (-1) among SPEEDS, from the cursor on."""
         if not self.following:
             self.seek(cursor_ns)
-        index = SPEEDS.index(self.speed) + direction
-        self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, index))]
+        others = [speed for speed in SPEEDS if (speed - self.speed) * direction > 0]
+        self.speed = others[0 if direction > 0 else -1] if others else self.speed

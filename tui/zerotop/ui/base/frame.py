@@ -43,10 +43,17 @@ class Frame:
     summary: EndSummary | None = None  # of a job that has ended, at its end
     can_control: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request
+    training: LiveView | None = None  # at the last step of a job that has ended, at its end
+    tip: str = ""  # of the demo: what to look at next
+
+    @property
+    def state_view(self) -> LiveView:
+        """The view for memory and cores: after a job's end, when they are free, that of its last step."""
+        return self.view if self.training is None else self.training
 
     def list_notices(self, height: int) -> list[Notice]:
         """Return the sentences under the header of a terminal of ``height`` rows."""
-        return build_notices(self.view, self.problems, self.headline, self.headline_cause, roomy=height >= 30)
+        return build_notices(self.view, self.problems, self.headline, self.headline_cause, self.tip, roomy=height >= 30)
 
     @property
     def has_error(self) -> bool:

@@ -56,6 +56,7 @@ class Leaving(Enum):
     QUIT = "quit"  # nothing was running
     DETACHED = "detached"  # the job goes on
     STOPPED = "stopped"  # the user stopped the job
+    FOR_STORY = "for story"  # to look at the demo's recording, and to come back
 
 
 class LongWork(Protocol):

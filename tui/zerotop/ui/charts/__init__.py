@@ -21,7 +21,6 @@ from zerotop.ui.charts.heatmap import HEAT, compute_levels, plot_heatmap, plot_r
 from zerotop.ui.charts.lines import plot_line
 from zerotop.ui.charts.scales import (
     GrowingScales,
-    Quantity,
     Scale,
     choose_memory_scale,
     choose_scale,
@@ -34,7 +33,6 @@ __all__ = [
     "Canvas",
     "GrowingScales",
     "Pile",
-    "Quantity",
     "Scale",
     "add_axes",
     "choose_memory_scale",

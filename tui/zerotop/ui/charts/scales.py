@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 
 from zerotop.ui.charts.columns import Floats
 from zerotop.ui.drawing.formatting import choose_ticks, choose_time_unit
 from zerotop.ui.drawing.units import get_units, giga_unit
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, NUMBER, PERCENT, SECONDS, WATTS
 
 _MIN_TOP, _MAX_TOP = 0.04, 5000.0  # limits of an axis in its unit, so that labels stay short
 
@@ -52,21 +52,9 @@ class Scale:
         return height - height % number if height >= number else height
 
 
-class Quantity(Enum):
-    """The quantity that a chart shows."""
-
-    PERCENT = "percent"  # the axis always ends at 100
-    SECONDS = "seconds"
-    BYTES = "bytes"
-    BYTES_PER_S = "bytes per second"
-    WATTS = "watts"
-    CORES = "cores"
-    NUMBER = "number"
-
-
 # (smallest value in SI, unit, size of the unit in SI), chosen so that no label has more than four characters.
-_UNITS: dict[Quantity, tuple[tuple[float, str, float], ...]] = {
-    Quantity.SECONDS: (
+_UNITS: dict[str, tuple[tuple[float, str, float], ...]] = {
+    SECONDS: (
         (0, "µs", 1e-6),
         (5e-4, "ms", 1e-3),
         (0.5, "s", 1),
@@ -74,25 +62,25 @@ _UNITS: dict[Quantity, tuple[tuple[float, str, float], ...]] = {
         (18000, "h", 3600),
         (1.8e7, "d", 86400),
     ),
-    Quantity.BYTES_PER_S: ((0, "kB/s", 1e3), (1e5, "MB/s", 1e6), (1e8, "GB/s", 1e9), (5e12, "TB/s", 1e12)),
-    Quantity.WATTS: ((0, "W", 1), (5000, "kW", 1e3), (5e6, "MW", 1e6)),
-    Quantity.CORES: ((0, "cores", 1), (5000, "k cores", 1e3)),
-    Quantity.NUMBER: ((0, "", 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
+    BYTES_PER_S: ((0, "kB/s", 1e3), (1e5, "MB/s", 1e6), (1e8, "GB/s", 1e9), (5e12, "TB/s", 1e12)),
+    WATTS: ((0, WATTS, 1), (5000, "kW", 1e3), (5e6, "MW", 1e6)),
+    CORES: ((0, CORES, 1), (5000, "k cores", 1e3)),
+    NUMBER: ((0, NUMBER, 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
 }
-_DEFAULT_UNITS = {Quantity.SECONDS: ("s", 1.0), Quantity.BYTES_PER_S: ("GB/s", 1e9)}  # of a chart without values
+_DEFAULT_UNITS = {SECONDS: ("s", 1.0), BYTES_PER_S: ("GB/s", 1e9)}  # of a chart without values
 
 
-def choose_scale(kind: Quantity, largest: float, height: int) -> Scale:
+def choose_scale(kind: str, largest: float, height: int) -> Scale:
     """Return a scale with ticks 1, 2 or 5 times a power of ten apart for a chart of ``height`` rows.
 
     ``largest`` is in SI units. Give ``highest`` of the scale to the ``plot_`` functions as their ``top``. Without a positive
     finite value the axis ends at one.
     """
     rows = max(1, height)
-    if kind is Quantity.PERCENT:
+    if kind == PERCENT:
         return Scale("%", 1.0, 25.0 if height >= 8 else 50.0 if height >= 2 else 100.0, 100.0, rows)
     if not 0 < largest < math.inf:
-        unit, size = get_units().sizes.giga if kind is Quantity.BYTES else _DEFAULT_UNITS.get(kind, _UNITS[kind][0][1:])
+        unit, size = get_units().sizes.giga if kind == BYTES else _DEFAULT_UNITS.get(kind, _list_units(kind)[0][1:])
         return Scale(unit, 1 / size, 1.0, 1.0, rows)
     unit, size = next((unit, size) for least, unit, size in reversed(_list_units(kind)) if largest >= least)
     top = min(max(largest / size, _MIN_TOP), _MAX_TOP)
@@ -123,9 +111,9 @@ def _count_ticks(height: int) -> int:
     return 4 if height >= 8 else 3 if height >= 6 else 2
 
 
-def _list_units(kind: Quantity) -> tuple[tuple[float, str, float], ...]:
-    if kind is not Quantity.BYTES:
-        return _UNITS[kind]
+def _list_units(kind: str) -> tuple[tuple[float, str, float], ...]:
+    if kind != BYTES:
+        return _UNITS.get(kind, ((0, kind, 1),))
     kilo, mega, giga, tera = get_units().sizes
     return (0, *kilo), (mega.bytes / 10, *mega), (giga.bytes / 10, *giga), (5000 * giga.bytes, *tera)
 
@@ -146,7 +134,7 @@ class GrowingScales:
             self._largest[chart] = before = value
         return before
 
-    def choose_scale(self, chart: str, kind: Quantity, value: float, height: int) -> Scale:
+    def choose_scale(self, chart: str, kind: str, value: float, height: int) -> Scale:
         """Return a scale for all values of this chart so far."""
         return choose_scale(kind, self.track_largest(chart, value), height)
 

@@ -73,7 +73,9 @@ class GoToDialog(Dialog[Destination]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         place = parse_destination(event.value)
-        if place is not None:
+        if place is not None and place[0] == "step" and self.last_step is not None and place[1] > self.last_step:
+            self.show_problem(f"There is no step {place[1]}: the last one is {self.last_step}.")
+        elif place is not None:
             self.dismiss(place)
         elif event.value.strip():
             self.show_problem("Enter a step (12), a time (1:30), begin or end.")

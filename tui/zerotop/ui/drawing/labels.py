@@ -10,6 +10,7 @@ from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
 from zerotop.session.moments.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.text import sanitize
 
 # Drawing order, from the bottom of a column up.
@@ -153,3 +154,8 @@ def format_cores_used(view: LiveView, width: int) -> str:
     if not used - ranks >= max(_MIN_OTHER_CORES, _MIN_OTHER_SHARE * total):
         return text
     return f"{format_range([ranks], 1)} {word} {host}" if width < 80 else f"{text}, {word} {host}"
+
+
+def draw_last_step(view: LiveView) -> Row:
+    """Draw, for a title, the step that a view of an ended job is of; nothing for other views."""
+    return ((f" at step {view.progress.step}", "muted"),) if view.is_last_step else ()

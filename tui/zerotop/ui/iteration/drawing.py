@@ -21,7 +21,9 @@ from zerotop.ui.iteration.lanes import (
     LANES,
     PINNED_STYLE,
     SignalLane,
+    choose_curves,
     choose_lanes,
+    describe_means,
     draw_lane,
     find_border,
     find_stretches,
@@ -31,6 +33,8 @@ _MIN_LANE_ROWS = 4  # with fewer rows per lane, fewer lanes are shown
 _MIN_ROWS_TWO_RIBBONS = 12  # rows from which nested phases have a row of their own
 # The share of the next iteration that is shown, so that phases at the end are seen to continue.
 _NEXT_SHARE = 0.25
+_SLOW_SENSORS = "  (these sensors are slower than an iteration)"
+_CURVE_ROWS = 7
 
 
 @dataclass(frozen=True)
@@ -142,8 +146,12 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     if pinned is not None and room >= 7:
         name = sanitize(shown.pinned_name, glyphs) or "pinned"
         ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, glyphs, pinned_text=describe_pinned(shown)))
+    if means := describe_means(fold):
+        word = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
+        note = "" if len(means) + len(_SLOW_SENSORS) > width - gutter else _SLOW_SENSORS
+        ribbons.append(fit_row((*word, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
     ribbons = ribbons[:room]
-    chosen = _rotate_lanes(choose_lanes(fold), shown.first_lane)
+    chosen = _rotate_lanes(choose_curves(fold), shown.first_lane)
     left = room - len(ribbons)
     rows: list[Row] = list(ribbons)
     for lane, height in zip(chosen, layout_heights(left, len(chosen)), strict=False):
@@ -166,7 +174,15 @@ def layout_heights(room: int, count: int) -> list[int]:
 def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
     """Whether some lanes do not fit in a panel of this size."""
     ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + pinned
-    return len(layout_heights(height - 3 - ribbons, len(choose_lanes(fold)))) < len(choose_lanes(fold))
+    curves = len(choose_curves(fold))
+    return len(layout_heights(height - 3 - ribbons, curves)) < curves
+
+
+def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int | None:
+    """Return the rows of the panel where some signals have no curve; None where all have one, which any height suits."""
+    if not describe_means(fold):
+        return None
+    return 3 + 2 + 1 + pinned + _CURVE_ROWS * len(choose_curves(fold))
 
 
 def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:

@@ -16,9 +16,9 @@ from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
     GrowingScales,
-    Quantity,
     Scale,
     add_axes,
+    choose_scale,
     plot_band,
     plot_grid,
     plot_line,
@@ -27,6 +27,7 @@ from zerotop.ui.drawing.formatting import format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, PERCENT, WATTS
 
 Floats = NDArray[np.float64]
 
@@ -44,17 +45,17 @@ class SignalLane:
 
     id: str
     label: str  # at most GUTTER - 1 cells, like its curves' labels
-    kind: Quantity
+    kind: str
     curves: tuple[tuple[str, str, str], ...]  # signal, style, label if there are several
 
 
 LANES = (
-    SignalLane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
-    SignalLane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
-    SignalLane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
-    SignalLane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
-    SignalLane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
-    SignalLane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
+    SignalLane("utilization", "GPU", PERCENT, (("utilization", "load", ""),)),
+    SignalLane("cores", "CPU", CORES, (("cores", "series-1", ""),)),
+    SignalLane("power", "power", WATTS, (("power", "series-0", ""),)),
+    SignalLane("pcie", "PCIe", BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
+    SignalLane("allocated", "allocated", BYTES, (("allocated", "memory-allocated", ""),)),
+    SignalLane("resident", "RSS", BYTES, (("resident", "memory-other", ""),)),
 )
 
 
@@ -63,6 +64,28 @@ def choose_lanes(fold: WaveformFold) -> list[SignalLane]:
     lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
     return [lane for lane in lanes if lane.id != "resident" or "utilization" not in fold.signals]
+
+
+def choose_curves(fold: WaveformFold) -> list[SignalLane]:
+    """Return the lanes that have a curve. The sensors of others are slower than an iteration: see ``describe_means``."""
+    return [lane for lane in choose_lanes(fold) if _is_resolved(lane, fold)]
+
+
+def _is_resolved(lane: SignalLane, fold: WaveformFold) -> bool:
+    return any(fold.signals[name].resolved for name, _, _ in lane.curves if name in fold.signals)
+
+
+def describe_means(fold: WaveformFold) -> str:
+    """Return the means of the signals without a curve: ``GPU 32.3 %, CPU 1.00 of 64, power 277 W``; "" without any."""
+    parts = []
+    for lane in choose_lanes(fold):
+        for name, _, label in lane.curves if not _is_resolved(lane, fold) else ():
+            if name in fold.signals:
+                mean = fold.signals[name].compute_mean(0.0, fold.iteration_s)
+                scale = choose_scale(lane.kind, mean, 4)
+                unit = f"of {fold.host_cores}" if lane.id == "cores" and fold.host_cores else scale.unit
+                parts.append(f"{label or lane.label} {format_significant(mean * scale.factor)} {unit}".strip())
+    return ", ".join(parts)
 
 
 def draw_lane(
@@ -82,7 +105,7 @@ def draw_lane(
     before = [pinned.signals[signal] for signal, _, _ in lane.curves if pinned is not None and signal in pinned.signals]
     largest = max([float(signal.high.max(initial=0.0)) for signal, _ in shown] + [_find_largest(before)])
     axis = scales.choose_scale(lane.id, lane.kind, largest, height)
-    if lane.kind is Quantity.CORES and fold.host_cores and largest > fold.host_cores / 2:
+    if lane.kind == CORES and fold.host_cores and largest > fold.host_cores / 2:
         axis = Scale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
     paint_tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
@@ -181,7 +204,7 @@ def _draw_names(lane: SignalLane, fold: WaveformFold, unit: str, factor: float, 
             rows.append((*(((f"{glyphs.find_sample(style)} ", style),) if curve else ()), (text, "muted")))
     signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
     if not all(signal.resolved for signal in signals):
-        rows.append((("blurred", "warn"),))
+        rows.append((("means", "warn"),))
     elif lane.id == "pcie" and max(signal.window_s for signal in signals) > _MAX_COUNTED_S:
         rows.append((("at least", "muted"),))
     return (rows + [()] * height)[:height]

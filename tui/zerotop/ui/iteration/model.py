@@ -13,7 +13,7 @@ from zerotop.analysis.waveform.fold_cache import SIZES, WaveformCache, choose_ne
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
-from zerotop.ui.iteration.lanes import LANES, choose_lanes
+from zerotop.ui.iteration.lanes import LANES, choose_curves
 from zerotop.ui.ranks.labels import describe_skew
 
 
@@ -135,7 +135,7 @@ class FoldModel:
         """Put the next lane first."""
         if self._last_fold is None:
             return
-        ids = [lane.id for lane in choose_lanes(self._last_fold)]
+        ids = [lane.id for lane in choose_curves(self._last_fold)]
         if ids:
             place = ids.index(self.first_lane) if self.first_lane in ids else 0
             self.first_lane = ids[(place + 1) % len(ids)]

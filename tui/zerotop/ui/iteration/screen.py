@@ -23,7 +23,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
-from zerotop.ui.iteration.drawing import has_hidden_lanes
+from zerotop.ui.iteration.drawing import count_wave_rows, has_hidden_lanes
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.panels import PhaseTable, SampleTable, WaveformPanel
@@ -60,8 +60,8 @@ class IterationScreen(MonitorScreen):
             "Sampled ten times a second, and resolved like the GPU's.",
         ),
         (
-            "blurred, at least",
-            "Blurred: the sensor averages over more than an iteration, so that only the mean is known.\n"
+            "means, at least",
+            "Means: of sensors that average over more than an iteration, only the mean is known.\n"
             "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
         ),
         (
@@ -114,15 +114,16 @@ class IterationScreen(MonitorScreen):
         table = FULL_WIDTH + (16 if shown.pinned is not None else 0)
         if room.width - table - GAP >= _SIDE_BY_SIDE_WIDTH:
             chart = Box(room.x, room.y, room.width - table - GAP, room.height)
-            return {
-                "waves": chart,
-                **_layout_tables(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count),
-            }
+            tables = _layout_tables(shown.fold, Box(chart.x + chart.width + GAP, room.y, table, room.height), count)
+            has_steps = "steps" in tables
+            waves = {"waves": chart} if has_steps else _layout_waves(shown.fold, chart, pinned=shown.pinned is not None)
+            return {**waves, **tables}
         rows = min(count, max(5, room.height // 3))
         if room.height - rows < _MIN_CHART_ROWS:
             return {"waves": room}
         upper = Box(room.x, room.y, room.width, room.height - rows)
-        return {"waves": upper, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
+        waves = _layout_waves(shown.fold, upper, pinned=shown.pinned is not None)
+        return {**waves, "phases": Box(room.x, room.y + upper.height, room.width, rows)}
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
         shown = self.folding.find_shown(frame)
@@ -187,6 +188,15 @@ class IterationScreen(MonitorScreen):
         else:
             self.request_redraw(self.folding.scales.clear)
             await self.run_action(f"app.choose_rank({number})")
+
+
+def _layout_waves(fold: WaveformFold, room: Box, *, pinned: bool) -> dict[str, Box]:
+    """Place the chart, and below it the steps where signals without a curve leave room."""
+    needed = count_wave_rows(fold, pinned=pinned)
+    if needed is None or room.height - needed < _MIN_STEP_ROWS:
+        return {"waves": room}
+    steps = Box(room.x, room.y + needed, room.width, room.height - needed)
+    return {"waves": Box(room.x, room.y, room.width, needed), "steps": steps}
 
 
 def _layout_tables(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:

@@ -22,6 +22,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import (
     choose_exit_style,
     describe_no_ranks,
+    draw_last_step,
     format_cores_used,
     phase_style,
     phase_word,
@@ -126,7 +127,7 @@ def draw_history_strip(
 def _draw_cpu_title(view: LiveView, width: int, focused: bool) -> Row:
     """Draw ``CPU 63.1 of 64 cores``."""
     used = format_cores_used(view, width)
-    return (*panel_title("CPU", focused), (f" {used}" if used else "", "title-value"))
+    return (*panel_title("CPU", focused), (f" {used}" if used else "", "title-value"), *draw_last_step(view))
 
 
 def _score_ranks(ranks: Sequence[Rank]) -> list[int]:

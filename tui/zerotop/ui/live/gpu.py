@@ -9,6 +9,7 @@ from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.drawing.formatting import format_fixed, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.labels import draw_last_step
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
@@ -21,7 +22,7 @@ def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     shown, hidden = choose_shown_gpus(view, height)
     rows_per_gpu = rows_per_strip(height, max(len(view.gpus), len(view.ranks)))
     placed = place_gpu_columns(view, width, rows_per_gpu, glyphs)
-    rows = [draw_rule(panel_title("GPU", focused), width, glyphs, placed)]
+    rows = [draw_rule((*panel_title("GPU", focused), *draw_last_step(view)), width, glyphs, placed)]
     for gpu in shown:
         rows.append(placed.draw_row(gpu, width, glyphs))
         if rows_per_gpu > 1:

@@ -10,7 +10,7 @@ from zerotop.analysis.live_view import Gpu, Host, LiveView, Rank
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import choose_decimals, format_giga, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import rank_name
+from zerotop.ui.drawing.labels import draw_last_step, rank_name
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
@@ -31,7 +31,7 @@ def draw_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focu
 def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Draw allocated, reserved, other and free memory of each GPU, with the peaks as thin lines."""
     placed = place_columns(_build_gpu_columns(view.gpus, width, bool(_choose_hosts(view, height)), glyphs), width)
-    rows = [draw_rule(_draw_title("GPU memory", width, focused), width, glyphs, placed)]
+    rows = [draw_rule(_draw_title(view, "GPU memory", width, focused), width, glyphs, placed)]
     room = height - 1
     hosts = _choose_hosts(view, height)
     shown, hidden = choose_shown(view.gpus, room - len(hosts), _score_gpus(view.gpus))
@@ -66,8 +66,9 @@ def describe_memory(view: LiveView, width: int, height: int, x: int, y: int) -> 
     return describe_history(view, _find_fullest(view.gpus) if view.gpus else None, width, x)
 
 
-def _draw_title(text: str, width: int, focused: bool) -> Row:
-    return panel_title(f"{text if width >= 46 else text.split()[0]} {giga_unit().name}", focused)
+def _draw_title(view: LiveView, text: str, width: int, focused: bool) -> Row:
+    title = panel_title(f"{text if width >= 46 else text.split()[0]} {giga_unit().name}", focused)
+    return (*title, *draw_last_step(view))
 
 
 def _find_fullest(gpus: Sequence[Gpu]) -> Gpu:
@@ -91,7 +92,7 @@ def draw_host_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *,
     limit = max((host.memory_limit_bytes for host in view.hosts), default=0)
     largest = max((rank.rss_peak_bytes for rank in view.ranks), default=0)
     placed = place_columns(_build_rank_columns(view.ranks, limit or largest, largest, glyphs), width)
-    rows = [draw_rule(_draw_title("Host memory", width, focused), width, glyphs, placed)]
+    rows = [draw_rule(_draw_title(view, "Host memory", width, focused), width, glyphs, placed)]
     host_columns = _place_host_columns(view.hosts, placed, width, glyphs)
     hosts = view.hosts[: max(1, height - 2)] if height > 2 else ()
     rows.extend(host_columns.draw_row(host, width, glyphs) for host in hosts)

@@ -35,7 +35,7 @@ class ViewPanel(PointedPanel, can_focus=True):
         """Return the ranks that a row is about."""
 
     def on_click(self, event: events.Click) -> None:
-        ranks = () if self.frame is None else self.find_ranks(self.frame.view, event.y)
+        ranks = () if self.frame is None else self.find_ranks(self.frame.state_view, event.y)
         if ranks:
             self.post_message(MonitorScreen.RankChosen(min(ranks)))
 
@@ -44,10 +44,10 @@ class Memory(ViewPanel):
     """The memory of GPUs, or of the host."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
+        return draw_memory(frame.state_view, width, height, self.glyphs, focused=self.has_focus)
 
     def describe_cell(self, frame: Frame, x: int, y: int) -> str:
-        return describe_memory(frame.view, *self.size, x, y)
+        return describe_memory(frame.state_view, *self.size, x, y)
 
     def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
         gpu = find_memory_gpu(view, self.size.height, y)
@@ -58,10 +58,10 @@ class Ranks(ViewPanel):
     """The ranks and the cores that they use."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+        return draw_cpu(frame.state_view, width, height, self.glyphs, focused=self.has_focus)
 
     def describe_cell(self, frame: Frame, x: int, y: int) -> str:
-        return describe_rank_at(frame.view, *self.size, x, y, self.glyphs)
+        return describe_rank_at(frame.state_view, *self.size, x, y, self.glyphs)
 
     def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
         rank = find_rank_at(view, self.size.height, y)
@@ -72,10 +72,10 @@ class Gpus(ViewPanel):
     """The utilization of the GPUs."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+        return draw_gpu(frame.state_view, width, height, self.glyphs, focused=self.has_focus)
 
     def describe_cell(self, frame: Frame, x: int, y: int) -> str:
-        return describe_gpu_at(frame.view, *self.size, x, y, self.glyphs)
+        return describe_gpu_at(frame.state_view, *self.size, x, y, self.glyphs)
 
     def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
         gpu = find_gpu_at(view, self.size.height, y)

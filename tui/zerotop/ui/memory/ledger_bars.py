@@ -16,7 +16,7 @@ from zerotop.analysis.memory.tensor_inventory import (
     UNSHARDED_PARAMETERS,
 )
 from zerotop.analysis.views.memory_view import MemoryView
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_scale, plot_stack
 from zerotop.ui.drawing.formatting import choose_size_unit, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_height, fit_row, merge_spans, row_width
@@ -24,6 +24,7 @@ from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text
 from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.memory.ledger_style import NOT_JOB_KEYS, PART_STYLES
+from zerotop_probe.recording.metrics import BYTES
 
 _MAX_BAR_WIDTH, _GAP = 8, 1
 _JOB_GAP = 3  # cells between the GPUs and the chosen one's job
@@ -156,7 +157,7 @@ def _draw_panel(
 ) -> list[Row]:
     """Draw a title, bars with an axis and their names; with ``parts`` also the last bar's parts beside it."""
     canvas = Canvas(width - AXIS_WIDTH, height - 2, glyphs)
-    axis = choose_scale(Quantity.BYTES, float(max(bar.total for bar in bars)), canvas.height)
+    axis = choose_scale(BYTES, float(max(bar.total for bar in bars)), canvas.height)
     *_, bar_width = _choose_visible([bar.name for bar in bars], 0, canvas.width)
     has_room = canvas.width - len(bars) * (bar_width + _GAP) >= _PARTS_WIDTH
     if parts and not has_room and len(bars) * (5 + _GAP) + _PARTS_WIDTH <= canvas.width:

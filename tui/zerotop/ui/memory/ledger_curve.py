@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.memory.microscope import AllocationTrace
 from zerotop.analysis.processes.phases import find_phase_name
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_time_axis, plot_grid, plot_stack
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, add_axes, choose_scale, draw_time_axis, plot_grid, plot_stack
 from zerotop.ui.charts.columns import Floats
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, format_duration, format_grouped, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -18,6 +18,7 @@ from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, wrap_text
+from zerotop_probe.recording.metrics import BYTES
 
 BLOCK_COUNT = 5
 _BLOCKS_WIDTH = 34
@@ -57,7 +58,7 @@ def draw_curve(
 
 def _draw_chart(trace: AllocationTrace, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     canvas = Canvas(width - AXIS_WIDTH, max(1, height - 1), glyphs)
-    axis = choose_scale(Quantity.BYTES, float(trace.peak_bytes), canvas.height)
+    axis = choose_scale(BYTES, float(trace.peak_bytes), canvas.height)
     plot_grid(canvas, axis)
     highest, phases = resample_curve(trace, canvas.width)
     layers = [

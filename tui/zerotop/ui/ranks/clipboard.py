@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.ui.ranks.model import RankPicture
-
-_UNITS = {Metric.PEAK: "_bytes", Metric.FREE: "_bytes", Metric.CORES: ""}
 
 
 def format_matrix(picture: RankPicture) -> str:
@@ -14,7 +11,7 @@ def format_matrix(picture: RankPicture) -> str:
     if not picture.values.size:
         return ""
     matrix = picture.matrix
-    rows = [(f"rank, {_format_name(picture.metric)}", *(f"step {step}" for step in matrix.steps.tolist()))]
+    rows = [(f"rank, {picture.metric.value.heading}", *(f"step {step}" for step in matrix.steps.tolist()))]
     for row in picture.order.tolist():
         rows.append((matrix.rank_numbers[row], *picture.values[row].tolist()))
     return format_tsv(rows)
@@ -25,8 +22,4 @@ def format_table(picture: RankPicture) -> str:
     if picture.chosen is None or not picture.table_rows:
         return ""
     heading = ("figure", f"rank {picture.matrix.rank_numbers[picture.chosen]}", "median rank")
-    return format_tsv([heading, *((_format_name(one.metric), one.own, one.usual) for one in picture.table_rows)])
-
-
-def _format_name(metric: Metric) -> str:
-    return metric.value + _UNITS.get(metric, "_s")
+    return format_tsv([heading, *((one.metric.value.heading, one.own, one.usual) for one in picture.table_rows)])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.ui.charts import draw_step_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.ranks.labels import METRIC_NAMES, describe_hang, describe_skew
+from zerotop.ui.ranks.labels import describe_hang, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture
 from zerotop.ui.ranks.section import FIGURE_WIDTH, MapShape, Section
@@ -43,7 +43,7 @@ def max_shown_steps(width: int) -> int:
 def draw_map(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> MapRows:
     """Draw the title with the meaning of the colours, a sentence, the maps, and the step axis."""
     if picture.why_empty or not picture.values.size:
-        title = draw_rule(panel_title(f"Ranks: {METRIC_NAMES[picture.metric]}", focused), width, glyphs)
+        title = draw_rule(panel_title(f"Ranks: {picture.metric.value.label}", focused), width, glyphs)
         lines = wrap_text(glyphs.to_plain(picture.why_empty), max(1, width - 2), max(0, height - 1), glyphs)
         rows = [title, *(fit_row(((f" {line}", "muted"),), width, glyphs) for line in lines)]
         return MapRows((rows + [fit_row((), width, glyphs)] * height)[:height], {})
@@ -88,7 +88,7 @@ class _MapPanel:
         ranks = self.picture.matrix.rank_numbers
         return {begin + row: int(ranks[plan.lines[plan.find_line(row)].matrix_rows[0]]) for row in range(plan.height)}
 
-    def _build_section(self, metric: Metric, plan: MapPlan) -> Section:
+    def _build_section(self, metric: RankMetric, plan: MapPlan) -> Section:
         return Section(self.picture, metric, plan, self.glyphs, self.map_shape)
 
     @cached_property

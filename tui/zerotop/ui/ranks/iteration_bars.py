@@ -8,7 +8,6 @@ from zerotop.ui.charts import AXIS_WIDTH, Canvas, add_axes, choose_time_scale, p
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.table import draw_rule
-from zerotop.ui.ranks.labels import METRIC_STYLES
 from zerotop.ui.ranks.model import RankPicture
 
 _MIN_HEIGHT, _MAX_HEIGHT, _MAX_WIDTH = 9, 24, 52
@@ -20,7 +19,7 @@ def draw_iteration_bars(picture: RankPicture, usual: str, width: int, height: in
 
     ``usual`` names whom the chosen rank is compared with.
     """
-    phases = [row for row in picture.table_rows if row.metric in METRIC_STYLES]
+    phases = [row for row in picture.table_rows if row.metric.value.style]
     if height < _MIN_HEIGHT or len(picture.matrix.processes) < 2 or picture.chosen is None or not phases:
         return []
     canvas = Canvas(min(width, _MAX_WIDTH) - AXIS_WIDTH, min(height, _MAX_HEIGHT) - 3, glyphs)
@@ -31,7 +30,7 @@ def draw_iteration_bars(picture: RankPicture, usual: str, width: int, height: in
     for place in range(2):
         begin = _GAP + place * (bar_width + 2 * _GAP)
         filled[place, begin : begin + bar_width] = 1.0
-    layers = [(METRIC_STYLES[row.metric], seconds @ filled) for row, seconds in zip(phases, times, strict=True)]
+    layers = [(row.metric.value.style, seconds @ filled) for row, seconds in zip(phases, times, strict=True)]
     plot_stack(canvas, layers, top=scale.highest)
     plot_grid(canvas, scale)
     names = f"rank {picture.matrix.rank_numbers[picture.chosen]}", usual

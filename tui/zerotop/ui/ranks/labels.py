@@ -4,44 +4,24 @@ from __future__ import annotations
 
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.ranks.delays import Hang
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
-from zerotop.ui.charts import Quantity, choose_scale
+from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
 
-METRIC_NAMES = {
-    Metric.ITERATION: "iteration",
-    Metric.WAIT: "delays others",
-    Metric.FORWARD: "forward",
-    Metric.BACKWARD: "backward",
-    Metric.STEP: "step",
-    Metric.DATA: "data",
-    Metric.OTHER: "between phases",
-    Metric.PEAK: "peak allocated",
-    Metric.FREE: "least free",
-    Metric.CORES: "CPU cores",
-}
-METRIC_STYLES = {
-    Metric.DATA: "phase-data",
-    Metric.FORWARD: "phase-forward",
-    Metric.BACKWARD: "phase-backward",
-    Metric.STEP: "phase-step",
-    Metric.OTHER: "phase-other",
-}
-_KINDS = {Metric.PEAK: Quantity.BYTES, Metric.FREE: Quantity.BYTES, Metric.CORES: Quantity.CORES}
 _PHASE_PHRASES = {
-    Metric.DATA: "for its data",
-    Metric.OTHER: "between the phases",
-    Metric.FORWARD: "in forward",
-    Metric.BACKWARD: "in backward",
-    Metric.STEP: "in step",
+    RankMetric.DATA: "for its data",
+    RankMetric.OTHER: "between the phases",
+    RankMetric.FORWARD: "in forward",
+    RankMetric.BACKWARD: "in backward",
+    RankMetric.STEP: "in step",
 }
 
 
-def choose_unit(metric: Metric, largest: float) -> tuple[str, float]:
+def choose_unit(metric: RankMetric, largest: float) -> tuple[str, float]:
     """Return (unit, units per second, byte or core) for values up to ``largest``."""
-    scale = choose_scale(_KINDS.get(metric, Quantity.SECONDS), largest, 8)
-    return ("" if metric is Metric.CORES else scale.unit), scale.factor
+    scale = choose_scale(metric.value.unit, largest, 8)
+    return ("" if metric is RankMetric.CORES else scale.unit), scale.factor
 
 
 def format_figure(value: float, largest: float, width: int) -> str:

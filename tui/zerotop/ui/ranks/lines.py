@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import Matrix, Metric
+from zerotop.analysis.ranks.matrix import Matrix, RankMetric
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.ranks.model import RankPicture
 
@@ -92,9 +92,9 @@ def _group_ranks(picture: RankPicture, rest: NDArray[np.intp], room: int) -> tup
     return tuple(lines)
 
 
-def compute_line_values(lines: tuple[MapLine, ...], values: Matrix, metric: Metric) -> Matrix:
+def compute_line_values(lines: tuple[MapLine, ...], values: Matrix, metric: RankMetric) -> Matrix:
     """Return the worst value of each line's ranks, shape (lines, steps): the highest, of free memory the lowest."""
-    worst = np.fmin if metric is Metric.FREE else np.fmax
+    worst = np.fmin if metric is RankMetric.FREE else np.fmax
     if not lines:
         return values[:0]
     rows = np.concatenate([line.matrix_rows for line in lines])

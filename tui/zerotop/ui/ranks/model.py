@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
-from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrices, RankMatrix
+from zerotop.analysis.ranks.matrix import METRIC_TABLES, RECENT_STEPS, Matrix, RankMatrices, RankMatrix, RankMetric
 from zerotop.analysis.ranks.outliers import (
     RankComparison,
     Skew,
@@ -22,40 +22,17 @@ from zerotop.analysis.ranks.outliers import (
     find_skew,
     order_outliers,
 )
-from zerotop.analysis.ranks.samples import METRIC_TABLES, RankSamples
+from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.session.steps.step_table import RankSteps
 from zerotop.ui.base.frame import Frame
 from zerotop_probe.recording.events import JobStarted
 
-# In the order of the key that switches them.
-METRICS = (
-    Metric.ITERATION,
-    Metric.WAIT,
-    Metric.PEAK,
-    Metric.FREE,
-    Metric.CORES,
-    Metric.DATA,
-    Metric.FORWARD,
-    Metric.BACKWARD,
-    Metric.STEP,
-    Metric.OTHER,
-)
+METRICS = tuple(RankMetric)
 _MANY_RANKS = 128  # above this, pictures and lookups are made less often
 _REFRESH_NS = 1_000_000_000
-_TABLE_METRICS = (
-    Metric.WAIT,
-    Metric.ITERATION,
-    Metric.DATA,
-    Metric.FORWARD,
-    Metric.BACKWARD,
-    Metric.STEP,
-    Metric.OTHER,
-    Metric.PEAK,
-    Metric.FREE,
-    Metric.CORES,
-)
+_TABLE_METRICS = sorted(METRICS, key=lambda metric: (metric is not RankMetric.WAIT, metric in METRIC_TABLES))
 
 
 MatrixValues = tuple[RankMatrix, Matrix]
@@ -67,7 +44,7 @@ class RankPicture:
     """The data to draw. ``values`` has shape (ranks, steps), in SI units; ``order`` has its rows in display order."""
 
     matrix: RankMatrix
-    metric: Metric
+    metric: RankMetric
     values: Matrix
     deviation: Matrix  # of each row, 0 where it is like the others
     oddness: Matrix  # the sort keys: deviations; for iteration time also that of the time that others wait
@@ -89,20 +66,20 @@ class RankPicture:
         recent = [compare_rank(self.matrix, self.chosen, metric, self.find_values(metric)) for metric in told]
         return tuple(one for one in recent if not np.isnan(one.own))
 
-    def find_values(self, metric: Metric) -> Matrix:
+    def find_values(self, metric: RankMetric) -> Matrix:
         """Return the values of any metric."""
         if metric is self.metric:
             return self.values
         return self.samples.read_metric(metric, self.matrix) if metric in METRIC_TABLES else self.matrix.times[metric]
 
-    def find_deviation(self, metric: Metric) -> Matrix:
+    def find_deviation(self, metric: RankMetric) -> Matrix:
         """Return how far each rank deviates in any metric."""
         if metric is self.metric:
             return self.deviation
         return _measure_deviations(self.matrix, metric, self.find_values(metric))
 
     @property
-    def other_metrics(self) -> list[Metric]:
+    def other_metrics(self) -> list[RankMetric]:
         """Other metrics with data, in order; first the one in which ranks differ most."""
         at = METRICS.index(self.metric)
         others = METRICS[at + 1 :] + METRICS[:at]
@@ -110,11 +87,11 @@ class RankPicture:
         told = [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
         return sorted((metric for metric in told if not self._is_zero(metric)), key=lambda metric: metric is not most)
 
-    def _is_zero(self, metric: Metric) -> bool:
+    def _is_zero(self, metric: RankMetric) -> bool:
         """Whether no rank spent time in a phase."""
         return metric in self.matrix.times and not np.nanmax(self.matrix.times[metric], initial=0.0) > 0
 
-    def _is_loaded(self, metric: Metric) -> bool:
+    def _is_loaded(self, metric: RankMetric) -> bool:
         """Whether to show a metric unasked: reading the samples of a thousand ranks takes a while."""
         return metric not in METRIC_TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY_RANKS
 
@@ -132,7 +109,7 @@ class Ranking:
     """The screen's state. Returns the same picture while nothing has changed."""
 
     def __init__(self, source: RecordingSource) -> None:
-        self.metric = Metric.ITERATION
+        self.metric = RankMetric.ITERATION
         self._is_metric_chosen = False  # by the user, or because a rank delays the others
         self.by_number = False
         self._source = source
@@ -142,11 +119,11 @@ class Ranking:
         self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
-        self._lookup: tuple[Metric, RankMatrix] | None = None  # the values to look up
-        self._values_by_metric: dict[Metric, MatrixValues] = {}  # the values of the last lookups
+        self._lookup: tuple[RankMetric, RankMatrix] | None = None  # the values to look up
+        self._values_by_metric: dict[RankMetric, MatrixValues] = {}  # the values of the last lookups
 
     @property
-    def recorded_metrics(self) -> list[Metric]:
+    def recorded_metrics(self) -> list[RankMetric]:
         """The metrics with data in the recording."""
         return [metric for metric in METRICS if self._samples.is_recorded(metric)]
 
@@ -156,7 +133,7 @@ class Ranking:
         place = there.index(self.metric) + number if self.metric in there else 0
         self.choose_metric(there[place % len(there)])
 
-    def choose_metric(self, metric: Metric) -> None:
+    def choose_metric(self, metric: RankMetric) -> None:
         """Show this metric from now on."""
         self.metric, self._is_metric_chosen = metric, True
 
@@ -176,7 +153,7 @@ class Ranking:
         )
         skew = self._find_skew(matrix)
         if not self._is_metric_chosen and skew is not None and skew.delays_others:
-            self.choose_metric(Metric.WAIT)
+            self.choose_metric(RankMetric.WAIT)
         matrix, values = self._find_values(matrix)
         view, rank = frame.view, (frame.rank, frame.is_rank_chosen)
         hang = _find_hang(frame, matrix)
@@ -235,9 +212,9 @@ class Ranking:
         metric = self.metric
         deviation = _measure_deviations(matrix, metric, values)
         odd = deviation
-        if metric is Metric.ITERATION and matrix.times:
+        if metric is RankMetric.ITERATION and matrix.times:
             # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
-            odd = np.maximum(deviation, _measure_deviations(matrix, Metric.WAIT, matrix.times[Metric.WAIT]))
+            odd = np.maximum(deviation, _measure_deviations(matrix, RankMetric.WAIT, matrix.times[RankMetric.WAIT]))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
         skew = self._find_skew(matrix)
         return RankPicture(
@@ -257,7 +234,7 @@ class Ranking:
         )
 
 
-def _measure_deviations(matrix: RankMatrix, metric: Metric, values: Matrix) -> Matrix:
+def _measure_deviations(matrix: RankMatrix, metric: RankMetric, values: Matrix) -> Matrix:
     return compute_deviations(matrix.cut_recent(values), choose_scale(metric, matrix, values))
 
 

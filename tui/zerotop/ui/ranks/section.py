@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.ranks.matrix import Matrix, Metric, compute_median
+from zerotop.analysis.ranks.matrix import Matrix, RankMetric, compute_median
 from zerotop.session.samples import Ints
 from zerotop.ui.charts import HEAT, Canvas, compute_levels, plot_heatmap
 from zerotop.ui.drawing.formatting import choose_ticks
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, align_ends, fit_row, merge_spans, row_width
 from zerotop.ui.drawing.table import draw_rule
-from zerotop.ui.ranks.labels import METRIC_NAMES, choose_unit, format_figure
+from zerotop.ui.ranks.labels import choose_unit, format_figure
 from zerotop.ui.ranks.lines import MapPlan, compute_line_values
 from zerotop.ui.ranks.model import RankPicture
 
@@ -50,7 +50,7 @@ class Section:
     """A metric with the layout of its heat map."""
 
     picture: RankPicture
-    metric: Metric
+    metric: RankMetric
     plan: MapPlan
     glyphs: Glyphs
     shape: MapShape
@@ -59,7 +59,7 @@ class Section:
     def metric_label(self) -> str:
         """The metric's name and unit."""
         unit, _ = choose_unit(self.metric, self.heat_range[1])
-        return f"{METRIC_NAMES[self.metric]} {unit}".rstrip()
+        return f"{self.metric.value.label} {unit}".rstrip()
 
     @cached_property
     def rank_values(self) -> Matrix:
@@ -91,7 +91,7 @@ class Section:
         low, high = self.heat_range
         _, factor = choose_unit(self.metric, high)
         ends = [format_figure(value * factor, high * factor, FIGURE_WIDTH).strip() for value in (low, high)]
-        if self.metric is Metric.FREE:
+        if self.metric is RankMetric.FREE:
             ends.reverse()
         canvas = Canvas(len(HEAT), 1, self.glyphs)
         plot_heatmap(canvas, np.arange(len(HEAT))[None, :])
@@ -128,7 +128,7 @@ class Section:
 
     def _draw_heat(self) -> list[Row]:
         levels = compute_levels(self.line_values, *self.heat_range)
-        if self.metric is Metric.FREE:  # little free memory gets the strongest colour
+        if self.metric is RankMetric.FREE:  # little free memory gets the strongest colour
             levels = np.where(levels < 0, levels, len(HEAT) - 1 - levels)
         levels = np.repeat(levels, np.diff(self.shape.step_columns), axis=1)
         levels = np.repeat(levels, max(1, self.plan.tall), axis=0)
@@ -175,7 +175,7 @@ def _separate_lines(canvas: Canvas, tall: int) -> None:
     canvas.fore[lowest] = np.where(filled, np.int16(canvas.number_style("ground")), canvas.fore[lowest])
 
 
-def choose_heat_range(values: Matrix, metric: Metric, times: dict[Metric, Matrix]) -> tuple[float, float]:
+def choose_heat_range(values: Matrix, metric: RankMetric, times: dict[RankMetric, Matrix]) -> tuple[float, float]:
     """Return the range of the colours: nearly all values, at least a quarter of the usual one, rounded."""
     known = values[np.isfinite(values)]
     if not known.size:
@@ -183,8 +183,8 @@ def choose_heat_range(values: Matrix, metric: Metric, times: dict[Metric, Matrix
     low, tenth, middle, ninth, high = (float(value) for value in np.quantile(known, (0.005, 0.1, 0.5, 0.9, 0.995)))
     high = min(high, ninth + 2 * (ninth - tenth))  # so that a few extreme steps do not make all others look alike
     least = abs(middle) * _MIN_SPREAD
-    if metric is Metric.WAIT:
-        low, least = 0.0, 0.1 * float(np.nanmedian(times[Metric.ITERATION]))
+    if metric is RankMetric.WAIT:
+        low, least = 0.0, 0.1 * float(np.nanmedian(times[RankMetric.ITERATION]))
     elif high - low < least:
         low = max(0.0, middle - least * 0.15)  # similar values get weak colours
     high = max(high, low + least)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -10,7 +10,7 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
-from zerotop.ui.ranks.labels import METRIC_NAMES, METRIC_STYLES, choose_unit, format_figure
+from zerotop.ui.ranks.labels import choose_unit, format_figure
 from zerotop.ui.ranks.model import RankPicture
 
 _FIGURE_WIDTH = 9
@@ -21,7 +21,7 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     """Draw a row for each metric with this rank, the median rank and the difference, and a note on the figures."""
     table = picture.table_rows
     if len(picture.matrix.processes) == 1:  # there is no other rank to wait for it
-        table = tuple(row for row in table if row.metric is not Metric.WAIT)
+        table = tuple(row for row in table if row.metric is not RankMetric.WAIT)
     if picture.chosen is None or not table:
         return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix
@@ -51,9 +51,9 @@ def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComp
 
 
 def _draw_name(row: RankComparison, glyphs: Glyphs) -> Row:
-    style = METRIC_STYLES.get(row.metric)
+    style = row.metric.value.style
     swatch = glyphs.find_sample(style) if style else " "
-    return ((f"{swatch} ", style or "text"), (METRIC_NAMES[row.metric], "text"))
+    return ((f"{swatch} ", style or "text"), (row.metric.value.label, "text"))
 
 
 def _draw_value(value: float, row: RankComparison, width: int, style: str) -> Row:
@@ -64,7 +64,7 @@ def _draw_value(value: float, row: RankComparison, width: int, style: str) -> Ro
 
 def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs: Glyphs) -> Row:
     """Draw the difference in percent; a warning where it is a cause: neither less time nor waiting for another rank."""
-    if not row.usual > 0 or row.metric is Metric.WAIT:
+    if not row.usual > 0 or row.metric is RankMetric.WAIT:
         text = glyphs.to_plain(MISSING) if row.is_alike else "more"
     else:
         share = (row.own - row.usual) / row.usual
@@ -72,7 +72,7 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
     is_effect = row.metric in MEETING_METRICS and skew is not None and (skew.is_waited_for or skew.is_effect)
-    is_less = row.own < row.usual and row.metric is not Metric.FREE
+    is_less = row.own < row.usual and row.metric is not RankMetric.FREE
     return ((text.rjust(width), "muted" if row.is_alike else "text" if is_effect or is_less else "warn"),)
 
 

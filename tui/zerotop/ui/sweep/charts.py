@@ -14,7 +14,6 @@ from zerotop.session.sweeps import Value
 from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
-    Quantity,
     add_axes,
     choose_memory_scale,
     choose_scale,
@@ -29,6 +28,7 @@ from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.sweep.limit_line import find_limit, name_limit, plot_search
 from zerotop.ui.sweep.model import SERIES_STYLES, PlacedChart, SweepModel, is_numeric
+from zerotop_probe.recording.metrics import BYTES, NUMBER
 
 TITLES = {
     ALLOCATED: "Peak allocated",
@@ -37,7 +37,7 @@ TITLES = {
     ITERATIONS: "Iterations per second",
     TOKENS: "Tokens per second",
 }
-_QUANTITIES = {ALLOCATED: Quantity.BYTES, RESERVED: Quantity.BYTES, HOST: Quantity.BYTES}
+_QUANTITIES = {ALLOCATED: BYTES, RESERVED: BYTES, HOST: BYTES}
 _FORMS = {ITERATIONS: format_significant, TOKENS: format_number}
 _UNIT_WORDS = {"k": "thousands", "M": "millions", "G": "billions"}
 _EDGE = 2  # cells left free at both ends of the axis
@@ -53,7 +53,7 @@ def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[R
     values = [read_measurement(one, measurement) for one in shown]
     largest = max((float(np.nanmax(one)) for one in values if len(one) and not np.isnan(one).all()), default=0.0)
     limit = find_limit(model) if measurement == ALLOCATED else None
-    scale = choose_scale(_QUANTITIES.get(measurement, Quantity.NUMBER), largest, plot_height)
+    scale = choose_scale(_QUANTITIES.get(measurement, NUMBER), largest, plot_height)
     if limit is not None:
         scale = choose_memory_scale(max(largest, limit) * _ROOM, plot_height)
     canvas = Canvas(width - AXIS_WIDTH, plot_height, glyphs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count
+from zerotop.analysis.reports.sweep_verdict import describe_answer
 from zerotop.analysis.sweeps.line_report import describe_line
 from zerotop.analysis.sweeps.search import describe_fragmentation
 from zerotop.analysis.sweeps.series import TOKENS
@@ -28,6 +29,8 @@ def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     """Draw ``height`` rows without the keys."""
     model.place_cursor()  # before all that describes the chosen point
     head = [_draw_head(model, width, glyphs), _draw_progress(model, width, glyphs)]
+    if model.search is None and model.progress.is_over and (answer := describe_answer(model.sweep)):
+        head.append(fit_row(((" ", "text"), (sanitize(glyphs.to_plain(answer), glyphs), "value")), width, glyphs))
     if model.search is not None:
         most = min(count_rows(model.search), max(2, height // 4))
         head += draw_searches(model, model.search, width, most, glyphs)

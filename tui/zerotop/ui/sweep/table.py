@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from zerotop.analysis.reports.sweep_verdict import find_fastest
 from zerotop.analysis.sweeps.series import ALLOCATED
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
 from zerotop.ui.drawing.formatting import MISSING, format_clock, format_number, format_significant
@@ -36,6 +37,7 @@ class PointLine:
     attempt: RunningAttempt | None
     style: str  # of its series
     is_chosen: bool
+    is_fastest: bool
 
 
 def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -43,8 +45,15 @@ def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     rows = height - 1
     model.scroll_to_cursor(rows)
     points = model.sweep.points[model.top_row : model.top_row + rows]
+    fastest = find_fastest(model.sweep) if model.search is None else None
     lines = [
-        PointLine(point, model.progress.attempts.get(point.number), model.find_style(point.settings), at == model.cursor_row)
+        PointLine(
+            point,
+            model.progress.attempts.get(point.number),
+            model.find_style(point.settings),
+            at == model.cursor_row,
+            fastest is not None and fastest[0].number == point.number,
+        )
         for at, point in enumerate(points, model.top_row)
     ]
     placed = place_columns(_build_columns(model, glyphs), width)
@@ -133,6 +142,8 @@ def _draw_outcome(line: PointLine, width: int, glyphs: Glyphs) -> Row:
         return ((fit_text(doing, width, glyphs), "accent"),)
     if result is None:
         return (("waiting", "muted"),)
+    if line.is_fastest:
+        return (("ok, fastest", "good"),)
     return _draw_result(result, width, glyphs)
 
 

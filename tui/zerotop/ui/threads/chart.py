@@ -14,7 +14,6 @@ from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,
     GrowingScales,
-    Quantity,
     Scale,
     add_axes,
     choose_time_ticks,
@@ -30,6 +29,7 @@ from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, Span, fit_row
 from zerotop.ui.drawing.table import PlacedColumns
 from zerotop.ui.threads.phase_means import draw_phase_means, has_phase_means
+from zerotop_probe.recording.metrics import CORES
 
 _LETTER = "*"
 _SHOWN_SHARE = 0.98  # of the runnable threads' columns: a few higher ones do not set the scale
@@ -57,7 +57,7 @@ def draw_chart(
     highest = float(np.nanquantile(np.append(runnable, 0.0), _SHOWN_SHARE))
     highest = max(highest, float(np.nanmax(used, initial=0.0)))
     canvas = Canvas(size, height - 1, glyphs)
-    axis = watched.choose_scale("cores", Quantity.CORES, highest, canvas.height)
+    axis = watched.choose_scale("cores", CORES, highest, canvas.height)
     plot_grid(canvas, axis)
     _paint_phases(canvas, used, threads.phases, axis)
     plot_line(canvas, runnable, runnable, _RUNNABLE_STYLE, top=axis.highest, letter=_LETTER)

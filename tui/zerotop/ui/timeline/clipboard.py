@@ -5,18 +5,7 @@ from __future__ import annotations
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
 from zerotop.ui.timeline.picture import Picture
-from zerotop_probe.recording.tables import PHASES
-
-_UNITS = {
-    "utilization": "",
-    "power": "_w",
-    "sent": "_bytes_per_s",
-    "received": "_bytes_per_s",
-    "iteration": "_s",
-    "cores": "",
-    "all_cores": "",
-    "host_cores": "",
-}
+from zerotop_probe.recording.tables import METRICS, PHASES
 
 
 def format_window(picture: Picture) -> str:
@@ -25,7 +14,7 @@ def format_window(picture: Picture) -> str:
     Times are seconds since the recording began; values that were not recorded are empty.
     """
     window, values = picture.timeline.window, picture.timeline.values
-    names = [name + _UNITS.get(name, "_bytes") for name in values]
+    names = [METRICS[name].heading for name in values]
     ranks = [f"rank {rank} phase" for rank in picture.ranks[:1]]
     codes = [choose_phase_codes(picture.timeline.phases[rank]).tolist() for rank in picture.ranks[:1]]
     rows: list[tuple[object, ...]] = [

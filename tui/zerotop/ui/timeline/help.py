@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from zerotop.ui.timeline.lanes import OTHER_METRICS
+from zerotop_probe.recording.metrics import Metric
+from zerotop_probe.recording.tables import TABLES
+
+
+def _find_meaning(metric: Metric) -> str:
+    columns = (column for table in TABLES.values() if metric in table.metrics for column in table.fields)
+    text = next(column.meaning for column in columns if column.name == metric.column)
+    return f"{text[0].upper()}{text[1:]}."
+
+
 TERMS: tuple[tuple[str, str], ...] = (
     (
         "rank 0, rank 1",
@@ -28,6 +39,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Bytes per second from device to host (D2H, gradients) and back (H2D, updated parameters), averaged between\n"
         "two samples of the GPU's counters, which are up to half a second apart.",
     ),
+    *((metric.label, _find_meaning(metric)) for metric in OTHER_METRICS),
     (
         "iteration",
         "Seconds from the end of one step to the end of the next, drawn over that time.\n"

@@ -25,28 +25,16 @@ from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_row, join
 from zerotop.ui.drawing.text import fit_text
 from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.timeline.lane_charts import is_host_on_scale
+from zerotop.ui.timeline.lanes import LANES_BY_NAME, OTHER_METRICS
 from zerotop.ui.timeline.picture import Picture
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, SECONDS, SHARE
+from zerotop_probe.recording.tables import METRICS, PHASES
 
 _VALUE_WIDTH = 5
 # Labels of narrow terminals.
 _SHORT = {"cores of ranks": "rank cores", "allocated": "alloc", "iteration": "iter"}
 # How long the last sample stays valid.
 _FRESH_NS = 3_000_000_000
-# (names, label, swatch style) of each value; the first label is followed by the unit.
-_LEGENDS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
-    "memory": (
-        (("allocated",), "allocated", "memory-allocated"),
-        (("reserved",), "reserved", "memory-reserved"),
-        (("process", "device"), "process", "memory-other"),
-        (("peak",), "peak", "peak"),
-    ),
-    "pcie": ((("sent",), "PCIe D2H", "series-2"), (("received",), "PCIe H2D", "series-1")),
-    "iteration": ((("iteration",), "iteration", ""),),
-    "power": ((("power",), "power", ""),),
-}
-# Values whose maximum is shown rather than their mean.
-_HIGHEST_VALUES = ("allocated", "reserved", "process", "device", "peak", "rss", "all_rss", "host_memory")
 
 
 def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
@@ -57,7 +45,7 @@ def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
     for name in names:
         values = picture.find_values(name)
         if values is not None and place >= 0:
-            row = values.highest if name in _HIGHEST_VALUES else values.mean
+            row = values.highest if METRICS[name].shows_highest else values.mean
             there = np.flatnonzero(np.isfinite(row[max(0, place - back) : place + 1]))
             if len(there):
                 return float(row[max(0, place - back) + there[-1]])
@@ -87,6 +75,7 @@ def find_swatch(style: str, glyphs: Glyphs) -> str:
 
 
 def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], str, str]]:
+    """Return (names, label, swatch style) of each value; the first label is followed by the unit."""
     several = len(picture.ranks) + picture.other_ranks > 1
     own = f"rank {picture.subject.rank}"
     if name == "utilization":
@@ -100,7 +89,11 @@ def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], s
         entries = [(("rss",), f"RAM {own}" if several else "RSS", "memory-allocated")]
         entries += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
         return [*entries, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
-    return [entry for entry in _LEGENDS[name] if any(picture.find_values(value) is not None for value in entry[0])]
+    lane = LANES_BY_NAME[name].metrics
+    known = [metric for metric in lane if picture.find_values(metric.name) is not None]
+    known.sort(key=lambda metric: metric.name == "peak")  # the line over the layers
+    styles = {metric.label: metric.style if len(lane) > 1 else "" for metric in known}
+    return [(tuple(one.name for one in known if one.label == label), label, style) for label, style in styles.items()]
 
 
 def format_moment(moment: int, cell_ns: int) -> str:
@@ -154,8 +147,9 @@ def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]
         seconds = summary.phase_s[name]
         amount = f"{glyphs.to_plain(format_time_span(seconds))} {format_share(seconds / all_s)}"
         figures.append((_PHASE_IMPORTANCE[place], (*part, (amount, "value"))))
-    for importance, name, label, factor, unit in _choose_figures(summary.highest.get("iteration", 0.0)):
+    for name, (importance, label) in _FIGURES.items():
         if name in summary.mean:
+            unit, factor = _choose_unit(METRICS[name].unit, summary.highest[name])
             mean, most = summary.mean[name] * factor, summary.highest[name] * factor
             texts = [f"{value:.{choose_decimals(most)}f}" for value in (mean, most)]
             words: Row = ((f"{glyphs.to_plain(label)} ", "muted"), (texts[0], "value"), (" max ", "muted"))
@@ -164,21 +158,27 @@ def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]
 
 
 _PHASE_IMPORTANCE = (87, 83, 70, 50, 35, 20)  # of the longest phase, the second longest, and so on
+# The importance of each figure, and its name.
+_FIGURES = {
+    "utilization": (88, "GPU"),
+    "all_cores": (86, "cores"),
+    "allocated": (84, "allocated"),
+    "process": (56, "process"),
+    "iteration": (54, "iteration"),
+    "sent": (45, "PCIe D2H"),
+    "received": (43, "H2D"),
+    "power": (40, "power"),
+    "rss": (60, "RSS"),
+    "host_memory": (30, "host"),
+}
+_FIGURES |= {metric.name: (20, metric.label) for metric in OTHER_METRICS if metric.name not in _FIGURES}
 
 
-def _choose_figures(longest_s: float) -> tuple[tuple[int, str, str, float, str], ...]:
-    """Return (importance, name, label, factor from SI, unit). ``longest_s`` is the longest iteration."""
-    memory = 1 / giga_unit().bytes, f" {giga_unit().name}"
-    time_unit, time_factor = choose_time_unit(longest_s)
-    return (
-        (88, "utilization", "GPU", 100, " %"),
-        (86, "all_cores", "cores", 1, ""),
-        (84, "allocated", "allocated", *memory),
-        (56, "process", "process", *memory),
-        (54, "iteration", "iteration", time_factor, f" {time_unit}"),
-        (45, "sent", "PCIe D2H", 1e-9, " GB/s"),
-        (43, "received", "H2D", 1e-9, " GB/s"),
-        (40, "power", "power", 1, " W"),
-        (60, "rss", "RSS", *memory),
-        (30, "host_memory", "host", *memory),
-    )
+def _choose_unit(unit: str, most: float) -> tuple[str, float]:
+    """Return the unit for values up to ``most``, and the factor to it."""
+    if unit == BYTES:
+        return f" {giga_unit().name}", 1 / giga_unit().bytes
+    if unit == SECONDS:
+        name, factor = choose_time_unit(most)
+        return f" {name}", factor
+    return {SHARE: (" %", 100.0), BYTES_PER_S: (" GB/s", 1e-9), CORES: ("", 1.0)}.get(unit, (f" {unit}", 1.0))

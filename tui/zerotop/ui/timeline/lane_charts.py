@@ -9,9 +9,10 @@ import numpy as np
 
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.timeline.timeline import ColumnValues
-from zerotop.ui.charts import Canvas, Pile, Quantity, Scale, choose_scale, plot_grid, plot_line, plot_stacks
-from zerotop.ui.timeline.lanes import LaneBox
+from zerotop.ui.charts import Canvas, Pile, Scale, choose_scale, plot_grid, plot_line, plot_stacks
+from zerotop.ui.timeline.lanes import LANES_BY_NAME, LaneBox
 from zerotop.ui.timeline.picture import Picture
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, PERCENT, Metric
 
 Layers = list[tuple[str, Floats]]
 
@@ -23,9 +24,6 @@ class Chart:
     axis: Scale
     layers: Layers
     line: Floats | None = None
-
-
-ChartBuilder = Callable[[Picture, int], Chart]
 
 
 def compute_highest(values: ColumnValues | None, count: int) -> Floats:
@@ -46,8 +44,8 @@ def find_largest(*several: Floats) -> float:
     return float(np.fmax.reduce(np.concatenate(several), initial=0.0))
 
 
-def _choose_axis(picture: Picture, name: str, kind: Quantity, value: float, height: int) -> Scale:
-    return _simplify_axis(picture.scales.choose_scale(name, kind, value, height))
+def _choose_axis(picture: Picture, name: str, unit: str, value: float, height: int) -> Scale:
+    return _simplify_axis(picture.scales.choose_scale(name, unit, value, height))
 
 
 def _simplify_axis(axis: Scale) -> Scale:
@@ -61,7 +59,7 @@ def _replace_missing(values: Floats) -> Floats:
 
 
 def _build_utilization(picture: Picture, height: int) -> Chart:
-    axis = _simplify_axis(choose_scale(Quantity.PERCENT, 100.0, height))
+    axis = _simplify_axis(choose_scale(PERCENT, 100.0, height))
     values = picture.find_values("utilization")
     return Chart(
         axis,
@@ -96,7 +94,7 @@ def _choose_cores_scale(picture: Picture, peak: float, height: int) -> Scale:
         return _simplify_axis(
             Scale("cores", 1.0, picture.host_cores / (2 if height >= 2 else 1), float(picture.host_cores), height)
         )
-    return _simplify_axis(choose_scale(Quantity.CORES, peak, height))
+    return _simplify_axis(choose_scale(CORES, peak, height))
 
 
 def _build_memory(picture: Picture, height: int) -> Chart:
@@ -106,9 +104,7 @@ def _build_memory(picture: Picture, height: int) -> Chart:
     if np.isnan(values[-1]).all():
         values[-1] = compute_highest(picture.find_values("device"), picture.cell_count)
     peak = picture.find_values("peak")
-    axis = _choose_axis(
-        picture, "memory", Quantity.BYTES, find_largest(*values, compute_highest(peak, picture.cell_count)), height
-    )
+    axis = _choose_axis(picture, "memory", BYTES, find_largest(*values, compute_highest(peak, picture.cell_count)), height)
     return Chart(axis, _build_nested_layers(values), peak.highest if peak is not None and height >= 2 else None)
 
 
@@ -133,45 +129,43 @@ def is_host_on_scale(picture: Picture) -> bool:
 def _build_host_memory(picture: Picture, height: int) -> Chart:
     names = ("rss", "all_rss", "host_memory" if is_host_on_scale(picture) else "all_rss")
     values = [compute_highest(picture.find_values(name), picture.cell_count) for name in names]
-    return Chart(
-        _choose_axis(picture, "host memory", Quantity.BYTES, find_largest(*values), height), _build_nested_layers(values)
-    )
+    return Chart(_choose_axis(picture, "host memory", BYTES, find_largest(*values), height), _build_nested_layers(values))
 
 
 def _build_pcie(picture: Picture, height: int) -> Chart:
     sent, received = (
         _replace_missing(compute_highest(picture.find_values(name), picture.cell_count)) for name in ("sent", "received")
     )
-    axis = _choose_axis(picture, "pcie", Quantity.BYTES_PER_S, find_largest(sent + received), height)
+    axis = _choose_axis(picture, "pcie", BYTES_PER_S, find_largest(sent + received), height)
     return Chart(axis, [("series-2", sent), ("series-1", received)])
 
 
-def _make_mean_chart(name: str, kind: Quantity, style: str) -> ChartBuilder:
-    """Return a builder of a chart of a signal's means and highest values."""
-
-    def build_chart(picture: Picture, height: int) -> Chart:
-        values = picture.find_values(name)
-        peak = compute_highest(values, picture.cell_count)
-        axis = _choose_axis(picture, name, kind, find_largest(peak), height)
-        return Chart(axis, _build_mean_layers(compute_means(values, picture.cell_count), peak, axis, style))
-
-    return build_chart
+def _build_means(picture: Picture, metric: Metric, height: int) -> Chart:
+    """Return a chart of a metric's means and highest values."""
+    values = picture.find_values(metric.name)
+    peak = compute_highest(values, picture.cell_count)
+    axis = _choose_axis(picture, metric.name, metric.unit, find_largest(peak), height)
+    return Chart(axis, _build_mean_layers(compute_means(values, picture.cell_count), peak, axis, metric.style))
 
 
-CHARTS: dict[str, ChartBuilder] = {
+_CHARTS: dict[str, Callable[[Picture, int], Chart]] = {
     "utilization": _build_utilization,
     "cores": _build_cores,
     "memory": _build_memory,
     "host memory": _build_host_memory,
     "pcie": _build_pcie,
-    "iteration": _make_mean_chart("iteration", Quantity.SECONDS, "accent"),
-    "power": _make_mean_chart("power", Quantity.WATTS, "muted"),
 }
+
+
+def build_chart(picture: Picture, name: str, height: int) -> Chart:
+    """Return the chart of a lane: its own, or one of its metric's means."""
+    build = _CHARTS.get(name)
+    return build(picture, height) if build else _build_means(picture, LANES_BY_NAME[name].metrics[0], height)
 
 
 def draw_charts(canvas: Canvas, picture: Picture, places: Sequence[LaneBox]) -> list[Scale]:
     """Draw lanes at their boxes and return their scales."""
-    charts = [CHARTS[place.name](picture, place.height) for place in places]
+    charts = [build_chart(picture, place.name, place.height) for place in places]
     plot_stacks(
         canvas,
         [

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from zerotop_probe.recording.metrics import Metric
+from zerotop_probe.recording.tables import METRICS
+
 MARKS, RIBBONS, STEPS, TIME, SUMMARY = "marks", "ribbons", "steps", "time", "summary"
 
 
@@ -13,25 +16,31 @@ class Lane:
     """A lane of values, shown if any of them is recorded."""
 
     name: str
-    values: tuple[str, ...]
-    min_rows: int
-    max_rows: int
-    importance: int
-    weight: int  # its share of extra rows
+    min_rows: int = 1
+    max_rows: int = 3
+    importance: int = 2
+    weight: int = 1  # its share of extra rows
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that it shows."""
+        return [metric for metric in METRICS.values() if metric.lane == self.name]
 
 
 # From top to bottom: computation, memory, then what follows from both.
-LANES = (
-    Lane("utilization", ("utilization",), 1, 6, 9, 3),
-    Lane("cores", ("cores", "all_cores", "host_cores"), 1, 6, 8, 3),
-    Lane("memory", ("allocated", "reserved", "process", "device"), 2, 8, 7, 3),
-    Lane("host memory", ("rss", "all_rss", "host_memory"), 2, 8, 3, 3),
-    Lane("pcie", ("sent", "received"), 1, 4, 4, 2),
-    Lane("iteration", ("iteration",), 1, 4, 6, 2),
-    Lane("power", ("power",), 1, 3, 2, 1),
+_LANES = (
+    Lane("utilization", 1, 6, 9, 3),
+    Lane("cores", 1, 6, 8, 3),
+    Lane("memory", 2, 8, 7, 3),
+    Lane("host memory", 2, 8, 3, 3),
+    Lane("pcie", 1, 4, 4, 2),
+    Lane("iteration", 1, 4, 6, 2),
 )
-_MIN_POWER_HEIGHT = 22  # below this, power, which follows utilization, gets no row
-LANES_BY_NAME = {lane.name: lane for lane in LANES}
+_MIN_HEIGHT = 22  # below this, other lanes, such as power, which follows utilization, get no row
+OTHER_METRICS = [metric for metric in METRICS.values() if metric.lane not in ("", *(lane.name for lane in _LANES))]
+"""The metrics whose lanes are like any other."""
+LANES_BY_NAME = {lane.name: lane for lane in (*_LANES, *(Lane(metric.lane) for metric in OTHER_METRICS))}
+LANES = tuple(LANES_BY_NAME.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class LaneBox:
 
 def choose_lanes(recorded: Collection[str]) -> list[Lane]:
     """Return the lanes that have data. Host memory gets more important without a GPU."""
-    lanes = [lane for lane in LANES if any(value in recorded for value in lane.values)]
+    lanes = [lane for lane in LANES if any(metric.name in recorded for metric in lane.metrics)]
     if any(lane.name == "memory" for lane in lanes):
         return lanes
     return [replace(lane, importance=7) if lane.name == "host memory" else lane for lane in lanes]
@@ -58,7 +67,7 @@ def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: b
     room = height - sum(rows.values())
     kept: list[Lane] = []
     for lane in sorted(choose_lanes(recorded), key=lambda lane: -lane.importance):
-        if lane.min_rows <= room and (height >= _MIN_POWER_HEIGHT or lane.name != "power"):
+        if lane.min_rows <= room and (height >= _MIN_HEIGHT or lane in _LANES):
             kept.append(lane)
             rows[lane.name] = lane.min_rows
             room -= lane.min_rows

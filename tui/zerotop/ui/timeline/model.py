@@ -109,6 +109,7 @@ class PictureBuilder:
             following=moment.is_following,
             playing=moment.is_playing,
             idle=0 if over_ns is None else max(0, self._source.end_ns - over_ns),
+            is_over=frame.view.job.state.is_over,
         )
 
     def _order_ranks(self, chosen: int) -> list[int]:

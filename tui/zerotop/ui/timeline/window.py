@@ -35,6 +35,7 @@ class PlaybackState:
     following: bool
     playing: bool
     idle: int = 0  # time after the last step of a finished recording
+    is_over: bool = False  # the recording is finished
 
 
 class TimelineView:
@@ -60,6 +61,9 @@ class TimelineView:
     def choose_window(self, now: PlaybackState, columns: int, iteration_s: float) -> Window:
         """Return the window for a number of columns, which is even: two columns are a cell."""
         before, self._state = self._state, now
+        was_at_end = before is not None and before.is_over and before.following
+        if now.is_over and now.following and not was_at_end and self._chosen_level is None:
+            self._shows_all = True  # a job that has ended is first seen whole
         level = self._choose_level(now, columns, iteration_s)
         if level != self._level or columns != self._columns:
             self._first = _keep_right_edge(self._first, self._columns, self.column_ns, columns, LEVELS_NS[level])

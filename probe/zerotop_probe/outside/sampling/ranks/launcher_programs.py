@@ -6,32 +6,14 @@ import os
 from collections.abc import Sequence
 
 from zerotop_probe.outside.sampling.ranks import silent_ranks
-
-_LAUNCHERS = {
-    "deepspeed": "deepspeed",
-    "torchrun": "torchrun",
-    "accelerate": "accelerate",
-    "accelerate-launch": "accelerate",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
-    "mpirun": "mpi",
-    "mpiexec": "mpi",
-    "orterun": "mpi",
-    "srun": "slurm",
-}
-# Prefixes of modules that start ranks, such as DeepSpeed's launcher on each node.
-_MODULES = ("deepspeed.launcher", "accelerate.commands")
+from zerotop_probe.recording import launchers
 
 
 def find_launcher(arguments: Sequence[str]) -> str:
     """Return the launcher that a command line runs; "" for any other program."""
     words = _find_script(arguments) if silent_ranks.is_python(arguments) else arguments[:1]
-    for word in words:
-        if word.startswith(_MODULES):
-            return word.split(".")[0]
-        if name := _LAUNCHERS.get(os.path.basename(word)):
-            return name
-    return ""
+    names = (name for word in words for name in (word, os.path.basename(word)))
+    return next(filter(None, map(launchers.find_program, names)), "")
 
 
 def _find_script(arguments: Sequence[str]) -> Sequence[str]:

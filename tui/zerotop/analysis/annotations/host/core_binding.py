@@ -99,7 +99,7 @@ def _find_cpus(recording: Evidence, process: Process, time_ns: int) -> Cores:
     lists = [
         event.cpus
         for event in recording.events_of(Affinity)
-        if (event.writer.host, event.pid) == process.key and event.unix_ns <= time_ns
+        if event.process_key == process.key and event.unix_ns <= time_ns
     ]
     return parse_cores(lists[-1] or "") if lists else frozenset()
 

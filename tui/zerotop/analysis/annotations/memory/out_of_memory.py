@@ -44,10 +44,6 @@ _NUMBER_FIELDS = (
 _PATIENCE_NS = 2_000_000_000
 
 
-class _State:
-    events_read = 0
-
-
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
     for group in recording.groups:
@@ -61,9 +57,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _read_errors(group: Group) -> Iterator[tuple[Process, OutOfMemory]]:
     for process in group.processes:
-        state, errors = process.get_state(_State), process.events_of(OutOfMemory)
-        yield from ((process, error) for error in errors[state.events_read :])
-        state.events_read = len(errors)
+        yield from ((process, error) for error in process.read_new_items(process.events_of(OutOfMemory), _KIND.name))
 
 
 class _Known(NamedTuple):

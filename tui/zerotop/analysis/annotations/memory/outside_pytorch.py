@@ -1,6 +1,7 @@
-"""The job holds more of its GPU outside PyTorch than CUDA's context, NCCL and cuBLAS take.
+"""Memory of a GPU outside PyTorch: of a rank that trains on another GPU, or more than libraries usually take.
 
-This is NVML's figure for the process minus the allocator's reserved bytes, at a moment when neither changed.
+A rank holds memory on the GPU of another rank as a context of CUDA, mostly because a file was loaded onto that GPU. What it
+holds on its own GPU is NVML's figure minus the allocator's reserved bytes, at a moment when neither changed.
 """
 
 from __future__ import annotations
@@ -8,12 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process
-from zerotop.analysis.formatting import GIB
+from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
+from zerotop.analysis.code_line import CodeLine, read_line
+from zerotop.analysis.formatting import GIB, MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
-from zerotop.analysis.memory.nvml_snapshot import read_device_memory
+from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
+from zerotop_probe.recording import events
 
-_KIND = FindingKind(
+_ELSEWHERE = FindingKind(
+    name="context_elsewhere",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="{holders} {verb} {used_bytes:bytes} on GPU {gpu}, where rank {rank} trains",
+    details=(
+        "NVML shows {processes:count process} of the job with memory on GPU {gpu} that train on other GPUs"
+        "[; only {line} loads a file without saying where to]."
+    ),
+    advice="Choose the GPU before anything else uses CUDA, and load files onto it, or onto the CPU.",
+    fix='torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))',
+)
+_LOADING = _ELSEWHERE.with_changes(
+    advice="Load onto the CPU first: without map_location a file goes to the GPU that it was saved from.",
+    fix='torch.load(..., map_location="cpu")',
+)
+_LEAST_BYTES = 100 * MIB
+_OUTSIDE = FindingKind(
     name="outside_pytorch",
     severity=Severity.WARNING,
     confidence=0.8,
@@ -29,27 +49,23 @@ _KIND = FindingKind(
 )
 # About twice the most that context, NCCL and cuBLAS took on the recorded GPUs.
 OUTSIDE_BYTES = 4 * GIB
-# Steps before the first check; then twice as many each time.
-_FIRST_CHECK = 4
+# Steps before each check.
+_CHECKS = tuple(4 << doubled for doubled in range(32))
 
 
-class _State:
-    next_check = _FIRST_CHECK
-
-
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report at most once for each rank."""
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report each at most once for each rank whose GPU it is."""
     for process in recording.processes:
-        state = process.get_state(_State)
-        while _KIND.name not in process.reported and len(process.steps) >= state.next_check:
-            yield _check_process(recording, process, state.next_check)
-            state.next_check *= 2
+        fresh = process.next_steps(len(process.steps), _OUTSIDE.name) or slice(0, 0)
+        for count in _CHECKS:
+            if fresh.start < count <= fresh.stop and not {_ELSEWHERE.name, _OUTSIDE.name} <= process.reported:
+                yield from _check_process(recording, process, count)
 
 
-def _check_process(recording: Evidence, process: Process, step_count: int) -> Annotation | None:
+def _check_process(recording: Evidence, process: Process, step_count: int) -> Iterator[Annotation]:
     key, row = process.gpu_key, process.steps[step_count - 1 : step_count]
     if key is None:
-        return None
+        return
     time_ns = int(row["end_unix_ns"][0])
     allocators = [
         allocator
@@ -57,13 +73,48 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
         if other.source.created_ns <= time_ns
         for allocator in other.tables("allocator")
     ]
-    pids = find_pids(recording.at.at(time_ns), key[0])
-    memory = read_device_memory(recording.at.at(time_ns), key, pids, allocators)
-    if memory is None or memory.outside_bytes is None or not memory.is_exact:
-        return None
-    each = memory.outside_bytes / max(1, len(allocators))
-    if each < OUTSIDE_BYTES:
-        return None
-    process.reported.add(_KIND.name)
-    evidence = {"outside_bytes": each, "device_bytes": memory.total_bytes}
-    return _KIND.at_steps(process, row, evidence, gpu=key[1], steps=step_count)
+    at = recording.at.at(time_ns)
+    memory = read_device_memory(at, key, find_pids(at, key[0]), allocators)
+    if memory is None:
+        return
+    if _ELSEWHERE.name not in process.reported and sum(size for _, size in memory.by_other_ranks) >= _LEAST_BYTES:
+        process.reported.add(_ELSEWHERE.name)
+        yield _build_elsewhere(recording, process, row, memory)
+    each = (memory.outside_bytes or 0) / max(1, len(allocators))
+    if _OUTSIDE.name not in process.reported and memory.is_exact and each >= OUTSIDE_BYTES:
+        process.reported.add(_OUTSIDE.name)
+        evidence = {"outside_bytes": each, "device_bytes": memory.total_bytes}
+        yield _OUTSIDE.at_steps(process, row, evidence, gpu=key[1], steps=step_count)
+
+
+def _build_elsewhere(recording: Evidence, process: Process, row: Rows, memory: DeviceMemory) -> Annotation:
+    time_ns = int(row["end_unix_ns"][0])
+    ranks = {other.source.pid: other for other in recording.processes if other.host == process.host}
+    holders = [ranks[pid] for pid, _ in memory.by_other_ranks if pid in ranks]
+    names = [f"Rank {other.rank}" for other in holders] or ["Another process of the job"]
+    line = next((found for other in holders if (found := _find_line(other, time_ns)) is not None), None)
+    evidence = {
+        "used_bytes": sum(size for _, size in memory.by_other_ranks),
+        "processes": len(memory.by_other_ranks),
+        "total_bytes": memory.total_bytes,
+    }
+    kind = _LOADING if line is not None else _ELSEWHERE
+    group = next(one for one in recording.groups if process in one.processes)
+    return group.keep_saving_advice(kind, time_ns).at_steps(
+        process,
+        row,
+        evidence,
+        holders=names[0] if len(names) == 1 else f"{len(names)} other ranks",
+        verb="holds" if len(names) == 1 else "hold",
+        gpu=(process.gpu_key or ("", -1))[1],
+        line=line.text if line is not None else None,
+    )
+
+
+def _find_line(process: Process, known_ns: int) -> CodeLine | None:
+    """Return the only line that loads a file without saying onto which device, if the rank's probe has found it."""
+    for event in process.events_of(events.Tensors):
+        found = event.context_line if event.unix_ns <= known_ns else None
+        if found is not None and (line := read_line(found)) is not None:
+            return line
+    return None

@@ -25,7 +25,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, UNSE
 from zerotop.analysis.annotations.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
-from zerotop.session.reader import Event, Source
+from zerotop.session.reader import Event
 from zerotop_probe.recording.event_values import SILENT
 
 _KIND = FindingKind(
@@ -71,9 +71,6 @@ class _State:
     longest_evaluation_s = 0.0
     unfinished: tuple[int, float] = -1, 0.0  # the step that was told last, and with how many seconds
 
-    def __init__(self) -> None:
-        self.events_read: dict[Source, int] = {}
-
 
 class _Pause(NamedTuple):
     """Steps that took long, up to the first one that did not."""
@@ -106,7 +103,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _find_unfinished(group: Group) -> Iterator[Annotation]:
     """Report a step that takes longer than all before it, while it lasts."""
     state, lead = group.get_state(_State, _KIND.name), group.lead
-    for event in read_new_stacks(lead, state.events_read, _PLACES, SILENT):
+    for event in read_new_stacks(lead, _KIND.name, _PLACES, SILENT):
         steps = lead.steps_until(event.unix_ns)
         if len(steps) <= SETTLED_STEPS:
             continue

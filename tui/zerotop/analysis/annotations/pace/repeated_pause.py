@@ -27,14 +27,13 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     find_line,
     read_new_stacks,
 )
-from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="repeated_pause",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent} of the time)",
+    headline="A {pause_s:seconds} pause every {period:.0f} iterations ({share:percent} of the time)",
     details=(
         "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
         " {iteration_s:seconds}."
@@ -73,12 +72,6 @@ _MOST_ITERATIONS = 0.4
 _COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 
-class _State:
-    def __init__(self) -> None:
-        self.events_read: dict[Source, int] = {}
-        self.lines: dict[tuple[Source, str, int], _Pauses] = {}
-
-
 class _Pauses:
     """Pauses at a line that has not been reported."""
 
@@ -91,13 +84,12 @@ class _Pauses:
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each line of each rank, and again with more pauses."""
     for group in recording.groups:
-        state = group.get_state(_State, _KIND.name)
         for process in group.processes:
-            for event in read_new_stacks(process, state.events_read, _COLUMNS, SLOW):
-                yield from _check_event(group, process, state, event)
+            for event in read_new_stacks(process, _KIND.name, _COLUMNS, SLOW):
+                yield from _check_event(group, process, event)
 
 
-def _check_event(group: Group, process: Process, state: _State, event: Stacks) -> Iterator[Annotation]:
+def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Annotation]:
     known_ns, where = event.unix_ns, event.where
     begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
     line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
@@ -108,7 +100,8 @@ def _check_event(group: Group, process: Process, state: _State, event: Stacks) -
     if where == "forward" and line is not None and line.known_call is not COMPILE:
         return  # what a model computes is another detector's
     key = (line.file, line.line) if line is not None else _LOADER
-    pauses = state.lines.setdefault((process.source, *key), _Pauses(begin_ns))
+    lines: dict[tuple[str, int], _Pauses] = process.get_state(dict, _KIND.name)
+    pauses = lines.setdefault(key, _Pauses(begin_ns))
     pauses.count += 1
     if pauses.count < pauses.due_count:
         return

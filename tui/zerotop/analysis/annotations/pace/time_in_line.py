@@ -95,8 +95,6 @@ class _State:
     due_samples = _FEWEST_SAMPLES
 
     def __init__(self) -> None:
-        self.events_read: dict[Source, int] = {}
-        self.slow_events_read: dict[Source, int] = {}
         self.lines: dict[tuple[Source, str, int], _Sampled] = {}
 
 
@@ -115,14 +113,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """
     for group in recording.groups:
         lead, state = group.lead, group.get_state(_State, _LATER.name)
-        for event in read_new_stacks(lead, state.events_read, (BETWEEN, UNSEEN), SHARE):
+        for event in read_new_stacks(lead, _LATER.name, (BETWEEN, UNSEEN), SHARE):
             if _ALWAYS.name not in group.reported and not group.has_stages:
                 state.samples += _count_samples(event)
                 if state.samples >= state.due_samples:
                     state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
                     yield from _check_whole_training(group, event)
         for process in group.processes:
-            for event in read_new_stacks(process, state.slow_events_read, (BETWEEN, UNSEEN), SLOW):
+            for event in read_new_stacks(process, _LATER.name, (BETWEEN, UNSEEN), SLOW):
                 yield from _check_change(group, process, state, event)
 
 

@@ -94,7 +94,6 @@ _LONGEST_TEXT = 240
 
 
 class _State:
-    has_reported = False
     checked_ns = 0  # ends known until then have been examined
 
 
@@ -102,14 +101,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
     for group in recording.groups:
         state = group.get_state(_State)
-        for end_ns in [] if state.has_reported else _list_ends(recording, group):
+        for end_ns in [] if _KIND.name in group.reported else _list_ends(recording, group):
             known_ns = _find_known(recording, group, end_ns)
             if known_ns is None:
                 break
             if known_ns > state.checked_ns:
                 state.checked_ns = known_ns
                 if (finding := _check_ends(recording, group, known_ns)) is not None:
-                    state.has_reported = True
+                    group.reported.add(_KIND.name)
                     yield finding
                     break
 
@@ -117,13 +116,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _list_ends(recording: Evidence, group: Group) -> list[int]:
     """Return when processes of an attempt ended, in order."""
     keys = {process.key for process in group.processes}
-    ends = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) in keys]
+    ends = [event.unix_ns for event in recording.events_of(events.RankGone) if event.process_key in keys]
     ends += [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return sorted(ends)
-
-
-def _get_key(event: events.RankEvent) -> tuple[str, int]:
-    return event.writer.host, event.pid or 0
 
 
 def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
@@ -143,8 +138,8 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
 
 def _has_unread_files(recording: Evidence, group: Group, end_ns: int) -> bool:
     """Whether a rank has ended that wrote to a file, which is read when the sampler finds the rank gone."""
-    files = {_get_key(event) for event in recording.events_of(events.OutputFiles)}
-    gone = {_get_key(event) for event in recording.events_of(events.RankGone)}
+    files = {event.process_key for event in recording.events_of(events.OutputFiles)}
+    gone = {event.process_key for event in recording.events_of(events.RankGone)}
     ended = [process for process in group.processes if process.key in files - gone]
     return any(event.unix_ns <= end_ns for process in ended for event in process.events_of(events.Goodbye))
 
@@ -193,7 +188,7 @@ def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
 def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
     """Whether another rank had ended normally before this one vanished."""
     gone = recording.events_of(events.RankGone)
-    time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
+    time_ns = next((event.unix_ns for event in gone if event.process_key == (end.process.host, end.process.pid)), 0)
     # If others wait for a rank, it ends within moments of the first one, and its goodbye means nothing.
     ended = [event.unix_ns for process in group.processes for event in process.events_of(events.Goodbye)]
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
@@ -263,7 +258,7 @@ def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any]
 
 
 def _find_end(recording: Evidence, process: Process) -> int:
-    gone = [event.unix_ns for event in recording.events_of(events.RankGone) if _get_key(event) == process.key]
+    gone = [event.unix_ns for event in recording.events_of(events.RankGone) if event.process_key == process.key]
     goodbyes = [event.unix_ns for event in process.events_of(events.Goodbye)]
     return min([*gone, *goodbyes], default=recording.cursor_ns)
 

@@ -201,7 +201,7 @@ def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: in
     """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
     keys = {process.key for process in group.processes}
     stopped = select_events(recording.events_of(RankStopped), since_ns, until_ns)
-    return any((event.writer.host, event.pid) in keys for event in stopped) or any(
+    return any(event.process_key in keys for event in stopped) or any(
         select_events(process.events_of(RecordsLost), since_ns, until_ns) for process in group.processes
     )
 
@@ -210,7 +210,7 @@ def _find_end(recording: Evidence, group: Group) -> int:
     """Return when the first rank ended normally, or the last rank or the job ended or stopped reporting."""
     created_ns = group.lead.source.created_ns
     ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns > created_ns]
-    gone_ns = {(event.writer.host, event.pid): event.unix_ns for event in recording.events_of(RankGone)}
+    gone_ns = {event.process_key: event.unix_ns for event in recording.events_of(RankGone)}
     if all(process.key in gone_ns for process in group.processes):
         ends.append(max(gone_ns[process.key] for process in group.processes))
     ends += [

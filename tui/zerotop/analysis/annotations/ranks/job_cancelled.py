@@ -6,7 +6,7 @@ Read from Slurm's messages. A job that somebody cancels by hand needs no finding
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, pairwise
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
@@ -45,17 +45,10 @@ _KINDS = {
 }
 
 
-class _State:
-    read_count = 0  # ends of jobs whose output was read
-
-
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each end of the job: the first reason that Slurm printed."""
-    state = recording.get_state(_State, _KIND.name)
-    ends = recording.events_of(events.JobEnded)
-    for at in range(state.read_count, len(ends)):
-        state.read_count += 1
-        begin_ns, end_ns = ends[at - 1].unix_ns if at else 0, ends[at].unix_ns
+    ends = [event.unix_ns for event in recording.events_of(events.JobEnded)]
+    for begin_ns, end_ns in recording.read_new_items([*pairwise([0, *ends])], _KIND.name):
         lines = read_last_lines(recording.at.at(end_ns))
         senders = sorted(chain.from_iterable(map(find_senders, lines)), key=lambda sender: sender.time_ns)
         found = [sender for sender in senders if sender.reason in _KINDS and sender.time_ns > begin_ns]

@@ -11,17 +11,11 @@ from zerotop.analysis.failures.rank_ends import find_last_exception
 from zerotop_probe.recording import events
 
 
-class _State:
-    is_done = False
-
-
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the shortage when the job has ended."""
-    state, ended = recording.get_state(_State), recording.events_of(events.JobEnded)
-    if state.is_done or not ended:
-        return
-    state.is_done = True
-    if recording.groups or ended[-1].exit_code == 0:
+    ended = recording.events_of(events.JobEnded)
+    is_first = bool(recording.read_new_items(ended[:1], "lost before training"))
+    if not is_first or recording.groups or ended[-1].exit_code == 0:
         return
     end_ns = ended[-1].unix_ns
     traceback = find_last_exception(recording.at.at(end_ns))

@@ -58,7 +58,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _list_keys(found: Iterable[MissingProbe]) -> set[tuple[str, object]]:
-    return {(event.writer.host, event.pid) for missing in found for event in missing.events}
+    return {event.process_key for missing in found for event in missing.events}
 
 
 def _build_finding(missing: MissingProbe, known_ns: int, kind: FindingKind) -> Annotation:

@@ -39,7 +39,6 @@ _EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, e
 
 class _State:
     def __init__(self) -> None:
-        self.events_read = dict.fromkeys(_EVENTS, 0)
         self.stopped: dict[ProcessKey, int] = {}  # since when, of those that are stopped now
         self.stops: list[tuple[int, int]] = []  # (when, rank) of all stops
 
@@ -50,22 +49,15 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         return
     for group in recording.groups:
         state, ranks = group.get_state(_State), {process.key: process.rank for process in group.processes}
-        for event in _read_new(recording, state):
+        new = (event for kind in _EVENTS for event in group.read_new_items(recording.events_of(kind), kind.__name__))
+        for event in sorted(new, key=lambda event: event.unix_ns):
             yield from _take_event(group, ranks, state, event)
         for key, since_ns in state.stopped.items():
             yield from _check_still(group, state, key, since_ns, recording.cursor_ns)
 
 
-def _read_new(recording: Evidence, state: _State) -> list[_Event]:
-    fresh: list[_Event] = []
-    for kind in _EVENTS:
-        fresh += recording.events_of(kind)[state.events_read[kind] :]
-        state.events_read[kind] = len(recording.events_of(kind))
-    return sorted(fresh, key=lambda event: event.unix_ns)
-
-
 def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: _Event) -> Iterator[Annotation]:
-    key = event.writer.host, event.pid or 0
+    key = event.process_key
     if key not in ranks:
         return
     if isinstance(event, events.RankStopped):

@@ -80,7 +80,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 def _has_twice(found: Sequence[_Begin]) -> bool:
     """Whether a rank had more than one process."""
-    processes = {(event.rank, event.writer.host, getattr(event, "pid", event.writer.pid)) for event in found}
+    processes = {(event.rank, *event.process_key) for event in found}
     return len({rank for rank, *_ in processes}) < len(processes)
 
 

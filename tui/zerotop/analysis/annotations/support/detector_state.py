@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from zerotop.session.moments.records import Records
@@ -33,6 +33,11 @@ class DetectorState:
         """Return the records that have not been returned before for ``key``."""
         counts: dict[Source, int] = self.get_state(dict, key)
         return records.read_new(counts)
+
+    def read_new_items(self, items: Sequence[T], key: str) -> Sequence[T]:
+        """Return the items of a growing sequence that have not been returned before for ``key``."""
+        fresh = self.next_steps(len(items), key)
+        return items[fresh] if fresh is not None else items[:0]
 
     def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
         """Return the steps, of ``count`` finished ones, not yet returned for ``key``; None if there are none.

@@ -24,6 +24,7 @@ from zerotop.ui.drawing.formatting import format_clock, format_number, format_pa
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.units import convert_sizes
 
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
@@ -138,6 +139,7 @@ def build_notices(
     problems: tuple[str, ...] = (),
     finding: Annotation | None = None,
     cause: Annotation | None = None,
+    tip: str = "",
     *,
     roomy: bool = True,
 ) -> list[Notice]:
@@ -147,6 +149,7 @@ def build_notices(
         problems: sentences of the viewer itself, such as a dead sampler.
         finding: the finding to show. A failure gets all of its rows, and its advice.
         cause: the finding that explains it.
+        tip: what to look at next.
         roomy: gives other findings two rows instead of one.
     """
     job = view.job
@@ -158,6 +161,7 @@ def build_notices(
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
         result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
+    result.extend([Notice("", tip, "accent")] * bool(tip))
     # Beside a finding on a low terminal they keep to a row each; ``i`` shows them whole.
     most = 1 if finding is not None and not roomy else 5
     result.extend(Notice("", sentence, "muted", max_rows=most) for sentence in job.notices)
@@ -174,6 +178,9 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
             notices.append(Notice("", describe_cause(cause), style))
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
+        elif advice:
+            first_line = finding.fix.partition("\n")[0] or finding.advice
+            notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]

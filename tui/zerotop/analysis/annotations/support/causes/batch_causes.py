@@ -19,11 +19,15 @@ _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 # A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
+# A change of the iterations is found at most one step early.
+_LATE_STEPS = 2
 
 
 def check_batch(change: StepChange) -> Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
-    return _compare_batches(change, change.phased, "a rank")
+    cause = _compare_batches(change, change.phased, "a rank")
+    # The larger batches are another change, with a finding of its own.
+    return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
 
 
 def check_other_batches(change: StepChange) -> Cause | None:
@@ -63,6 +67,16 @@ def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bo
     """Whether each micro-batch is as large as before."""
     before, after = (size / number for size, number in zip(growth, count, strict=True))
     return abs(after - before) <= _SAME_SHARE * before
+
+
+def _changes_later(before: Rows, after: Rows) -> bool:
+    """Whether the first steps after a change still have the batch size of those before, and all others the new one."""
+    old, sizes = get_batch_sizes(before), get_batch_sizes(after)
+    new = float(np.median(sizes))
+    is_old = np.abs(sizes - np.median(old)) < np.abs(sizes - new)
+    first = int(np.argmin(is_old))
+    varies = np.ptp(old) > _SAME_SHARE * abs(new - np.median(old))
+    return first >= _LATE_STEPS and not varies and not is_old[first:].any()
 
 
 def find_batch_step(change: StepChange, cause: Cause) -> int | None:

@@ -135,7 +135,7 @@ def _name_program(process: Process, pid: int) -> str:
     found = [
         event
         for event in process.recording.events_of(events.GpuProcess)
-        if (event.writer.host, event.pid) == (process.host, pid) and event.program
+        if event.process_key == (process.host, pid) and event.program
     ]
     if not found:
         return ""

@@ -11,7 +11,6 @@ from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, fi
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import select_events
-from zerotop.session.table_files import Source
 from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
@@ -135,11 +134,9 @@ def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
-def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Stacks]:
-    """Return the new events with stacks of these places, and update ``counts``, the number of events read by source."""
-    found = process.events_of(Stacks)
-    fresh = found[counts.get(process.source, 0) :]
-    counts[process.source] = len(found)
+def read_new_stacks(process: Process, key: str, places: Container[str], why: str) -> list[Stacks]:
+    """Return the events with stacks of these places that have not been returned before for ``key``."""
+    fresh = process.read_new_items(process.events_of(Stacks), f"{key} {why}")
     return [event for event in fresh if event.where in places and event.why == why]
 
 
@@ -208,7 +205,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
     ends = [event.unix_ns for kind in _LAST_EVENTS for event in process.events_of(kind)]
     for event in process.recording.events_of(events.RankGone):
-        if (event.writer.host, event.pid) == process.key:
+        if event.process_key == process.key:
             ends.append(event.unix_ns)
     session = process.at.session
     if not session.is_live:
