@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
-from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
+from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
-from zerotop.analysis.sweeps.measurement import measure_point
-from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
+from zerotop.analysis.sweeps.estimates import (
+    Hardware,
+    OptionEstimate,
+    TrainedModel,
+    choose_option,
+    estimate_all_rows,
+    estimate_options,
+)
+from zerotop.analysis.sweeps.regimes import Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
-from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.estimate_text import (
+    explain,
+    format_options,
+    format_own,
+    format_states,
+    recommend,
+    recommend_recorded,
+)
 from zerotop.commands.common.model_config import read_model_config
-from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
-# Of a GPU's memory; the rest is for what the estimate leaves out.
-_USABLE_SHARE = 0.9
+_MOST = 10**11  # tokens, rows, GPUs, elements of a bucket
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
 
@@ -40,43 +51,69 @@ class ModelCase:
     model: TrainedModel
     token_bytes: float | None  # activations
     basis: str  # of them, a sentence
-    logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
     tokens: int | None = None  # of a micro-batch on one GPU, if a recording has it
     quantized: int = 0  # parameters whose bytes no formula gives: those of a recording are among its activations
+    shape: ModelShape | None = None  # of a configuration
 
 
 def estimate(options: argparse.Namespace) -> int:
     """Print the tables, or JSON. Return 0."""
+    _refuse_combinations(options)
     subject = _find_subject(options)
     config = read_deepspeed_config(options.config) if options.config else None
-    hardware = Hardware(
-        gpus=options.gpus or subject.gpus or max(1, count_visible_gpus()),
-        nodes=options.nodes or subject.nodes or 1,
-        gpu_bytes=options.gpu_memory or read_gpu_bytes(),
-    )
+    hardware = _find_hardware(options, subject)
+    if options.framework == "none" and hardware.gpus * hardware.nodes > 1:
+        raise Problem(
+            "Without DeepSpeed, DDP or FSDP a process trains on one GPU: give --gpus 1, or --framework ddp or fsdp"
+        )
     tokens = _choose_tokens(options, subject, config or {})
-    rows = estimate_options(subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens)
+    work = _describe_work(options, config or {}, tokens) if subject.shape is not None else None
+    rows = estimate_options(
+        subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens, shape=subject.shape, work=work
+    )
     if config is not None:
         rows = _choose_rows(rows, config)
-    own = estimate_all_rows(subject.model, hardware)
+    own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     if options.json:
         facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": tokens}
-        content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
+        content = {
+            **facts,
+            "options": [_to_json(row, hardware) for row in rows],
+            "deepspeed_estimates": [asdict(row) for row in own],
+        }
         print(json.dumps(content, indent=1))
         return 0
-    table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
+    table = format_states(rows, hardware, has_state=subject.model.state_each is not None)
+    if subject.shape is not None:
+        table = list(format_options(rows, hardware))
     lines = [
+        *(recommend(rows, hardware) or recommend_recorded(rows, hardware)),
         *_describe_subject(subject, hardware, tokens),
-        *_recommend(rows, hardware),
         "",
         *table,
-        "",
-        *_format_own(own),
     ]
+    if options.explain and subject.shape is not None:
+        lines += explain(rows, choose_option(rows, hardware))
+    if own:
+        lines += ["", *format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
+
+
+def _find_hardware(options: argparse.Namespace, subject: ModelCase) -> Hardware:
+    gpus, gpu_bytes = options.gpus or subject.gpus, options.gpu_memory
+    if gpus is None or gpu_bytes is None:
+        from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes  # it brings NVML
+
+        gpus, gpu_bytes = gpus or max(1, count_visible_gpus()), gpu_bytes or read_gpu_bytes()
+    return Hardware(gpus, options.nodes or subject.nodes or 1, gpu_bytes, options.gpu or "")
+
+
+def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
+    needed = row.memory.needed if row.memory is not None else None
+    return {**asdict(row), "needed_bytes": needed, "fits": row.fits(hardware)}
 
 
 def _choose_tokens(options: argparse.Namespace, subject: ModelCase, config: Mapping[str, Any]) -> int:
@@ -115,7 +152,8 @@ def _find_subject(options: argparse.Namespace) -> ModelCase:
 
 
 def _read_config(options: argparse.Namespace) -> ModelCase:
-    shape = parse_shape(read_model_config(options.model))
+    config = read_model_config(options.model)
+    shape = parse_shape(config)
     if shape is None:
         raise Problem(f"{options.model} is not a decoder-only transformer: its configuration has no layers and hidden size")
     parameters = options.parameters or shape.parameters
@@ -123,16 +161,64 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
         raise Problem(
             f"The parameters of {options.model} cannot be counted from its configuration: give them with --parameters"
         )
-    recompute = options.gradient_checkpointing
-    activations = shape.count_activations(recompute=recompute)
+    regime = Regime(
+        dtype=options.dtype,
+        optimizer=options.optimizer,
+        lora_rank=options.lora_rank or 0,
+        lora_targets=options.lora_targets.split(","),
+        quantization=options.quantization or "",
+        framework=options.framework,
+    )
+    positions = config.get("n_positions")  # learned: those of other families can be extended
+    if isinstance(positions, int) and (options.seq_length or 0) > positions:
+        raise Problem(f"{options.model} has {positions:,} positions, fewer than the sequence length, {options.seq_length:,}")
+    if regime.lora_rank > shape.hidden:
+        raise Problem(f"A rank of {regime.lora_rank:,} is more than the hidden size of {options.model}, {shape.hidden:,}")
+    model = build_model(shape, parameters, regime)
+    if regime.lora_rank and model.trainable == 0:
+        raise Problem(f"{options.model} has no layer called {options.lora_targets}, or its layers are not known")
+    activations = shape.count_activations(recompute=options.gradient_checkpointing)
     rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
-    basis = f"{rule}, attention without s x s matrices{', full recomputation' if recompute else ''}"
-    model = TrainedModel(parameters, parameters, shape.largest_layer)
-    return ModelCase(options.model, model, activations.total, basis, logits_bytes=activations.logits)
+    return ModelCase(options.model, model, activations.total, rule, shape=shape)
+
+
+def _refuse_combinations(options: argparse.Namespace) -> None:
+    """Raise Problem for settings that exclude each other, or that no machine has."""
+    for name in ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket"):
+        if (getattr(options, name) or 0) > _MOST:
+            raise Problem(f"--{name.replace('_', '-')} {getattr(options, name)} is more than any machine trains with")
+    if options.quantization and not options.lora_rank:
+        raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
+    if options.config and options.framework != "deepspeed":
+        raise Problem(f"--config is DeepSpeed's, which --framework {options.framework} does not use: give one of them")
+    if options.dtype == "bf16_master" and options.framework != "deepspeed":
+        raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
+    if options.dtype == "mixed" and options.framework != "deepspeed":
+        options.dtype = "fp32_weights"  # which loops and FSDP call mixed precision
+
+
+def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], tokens: int) -> Workload:
+    """Return the settings of a step: from the options, else from DeepSpeed's config, else the defaults."""
+    zero = config.get("zero_optimization") or {}
+    accumulation = options.gradient_accumulation or config.get("gradient_accumulation_steps")
+    bucket = options.bucket or (zero.get("reduce_bucket_size") if isinstance(zero, Mapping) else None)
+    sequence = options.seq_length or _SEQ_LENGTH
+    return Workload(
+        micro_batch=max(1, tokens // sequence),
+        sequence=sequence,
+        accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
+        checkpointing="full" if options.gradient_checkpointing else "none",
+        loss=options.loss,
+        has_score_matrices=options.eager_attention,
+        foreach=options.optimizer == "adamw" and not options.fused,
+        bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
+    )
 
 
 def _read_session(path: Path) -> ModelCase:
     """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
+    from zerotop.analysis.sweeps.measurement import measure_point  # it brings all that explains failures
+
     session = Session.open(path)
     engine = read_first_engine(session.at())
     setup = parse_setup(engine)
@@ -166,6 +252,8 @@ def _find_state_bytes(setup: EngineSetup) -> int | None:
 
 def _read_sweep(path: Path) -> ModelCase:
     """Return the model of a sweep's last recorded point, and the slope of its line as activations."""
+    from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
+
     sweep = sweeps.read_sweep(path)
     sessions = [found for point in sweep.finished if (found := sweeps.find_point_session(path, point.result))]
     if not sessions:
@@ -190,60 +278,19 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, tokens: int) -> li
         f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}",
         f"micro-batch of {tokens:,} tokens on each GPU",
     ]
-    if subject.token_bytes is not None:
+    if subject.shape is not None:
+        trained = (
+            f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
+        )
+        lines[0] += trained
+        if subject.shape.counted is None:
+            lines.append(f"layers of this family are not known: activations by the {subject.basis}")
+    elif subject.token_bytes is not None:
         each = f"{subject.token_bytes / 1e3:,.1f} kB for each token"
         lines.append(f"activations: {each}, {format_bytes(subject.token_bytes * tokens)} ({subject.basis})")
-        if subject.logits_bytes is not None:
-            each = f"{subject.logits_bytes / 1e3:,.1f} kB for each token"
-            copies = "three copies in fp32 where the loss's backward begins"
-            lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
         if subject.quantized:
             count = f"{subject.quantized / 1e6:,.1f} M quantized parameters"
             lines.append(f"  among them {count}, which have no formula: the states below leave them out")
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines
-
-
-def _recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
-    """Return the answer: what fits and costs the least time. Rows come in that order, but offloads after all stages."""
-    if hardware.gpu_bytes is None or all(row.fits(hardware) is None for row in rows):
-        return []
-    for row in sorted(rows, key=lambda row: (row.offload != "none", "nvme" in row.offload)):
-        size = row.total_bytes if row.activation_bytes is not None else row.gpu_bytes
-        if row.fits(hardware) and size <= _USABLE_SHARE * hardware.gpu_bytes:
-            offload = "no offload" if row.offload == "none" else f"offload {row.offload}"
-            each = f"{format_bytes(size)} of the {format_bytes(hardware.gpu_bytes)} of each GPU"
-            return [f"Start with stage {row.stage}, {offload}: {each}. What follows it needs less memory and more time."]
-    return [f"Nothing fits with {1 - _USABLE_SHARE:.0%} to spare: more GPUs, a shorter sequence or a smaller micro-batch."]
-
-
-def _format_options(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:
-    cells = [
-        ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
-    ]
-    for row in rows:
-        first = row.own_estimates[0] if row.own_estimates else None
-        total = format_bytes(row.total_bytes) if row.activation_bytes is not None else "-"
-        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
-        own = (format_bytes(first.gpu_bytes), format_bytes(first.host_bytes)) if first is not None else ("-", "-")
-        host, nvme = (format_bytes(size) if size else "-" for size in (row.host_bytes, row.nvme_bytes))
-        sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
-        cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
-    notes = [
-        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
-        *([] if has_state else ["The optimizer's state is missing: its size is not known."]),
-        "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
-    ]
-    return [*align_columns(cells, "><>>>>>><"), *notes]
-
-
-def _format_own(rows: Sequence[Estimate]) -> list[str]:
-    cells = [("DeepSpeed's own estimates, without activations", "GPU", "host/node")]
-    for row in rows:
-        cells.append((f"  stage {row.stage}, {row.option_text}", format_bytes(row.gpu_bytes), format_bytes(row.host_bytes)))
-    has_stage_3 = any(row.stage == 3 for row in rows)
-    notes = (
-        [] if has_stage_3 else ["Those of stage 3 need the size of the largest layer, which the recording does not have."]
-    )
-    return [*align_columns(cells, "<>>"), *notes]

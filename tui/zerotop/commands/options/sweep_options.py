@@ -64,9 +64,32 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row [as recorded, or 512]")
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
+    estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
+    add_regime_options(estimate)
+    estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
+
+
+def add_regime_options(command: argparse.ArgumentParser) -> None:
+    """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
+    regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
+    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), default="deepspeed", help="[deepspeed]")
+    dtypes = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")
+    regime.add_argument(
+        "--dtype", choices=dtypes, default="mixed", help="of weights and states [mixed: 16 bits, fp32 master]"
+    )
+    optimizers = ("adamw", "adamw8bit", "lion", "muon", "sgd", "adafactor")
+    regime.add_argument("--optimizer", choices=optimizers, default="adamw", help="[adamw]")
+    regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
+    regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
+    regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
+    regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="of the frozen layers")
+    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), default="logits", help="[logits]")
+    regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
+    regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
+    regime.add_argument("--gpu", metavar="NAME", help="type, for the context: H100, H200 or A100")
 
 
 def _add_training_options(command: argparse.ArgumentParser) -> None:

@@ -1,19 +1,16 @@
 """The shape of a decoder-only transformer from its Hugging Face configuration: parameters, layers and activations.
 
-Parameters and activations are counted by the layers that Transformers builds for the families in ``_GATED`` (Llama and its
-relatives: gated MLP, grouped key-value heads, RMS norms) and for GPT-2. Other families have no count here.
+Parameters and activations are counted by the layers that Transformers builds, for the families of
+:mod:`zerotop.analysis.memory.expected.model_layers`. Other families have no count here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-_GATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "smollm3")
-_QKV_BIAS = ("qwen2",)
-_HEAD_NORMS = ("qwen3",)
-_WIDE_NORMS = ("olmo2",)  # of queries and keys too; they multiply in fp32
+from zerotop.analysis.memory.expected.model_layers import FAMILIES, Layers, count_layers, read_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,7 @@ class ModelShape:
     parameters: int | None
     largest_layer: int | None  # parameters of the module that holds most of its own, as DeepSpeed's estimates count it
     kept: KeptBytes | None = None  # None for unknown families
+    counted: Layers | None = None  # likewise
 
     def count_activations(self, *, recompute: bool = False) -> ActivationBytes:
         """Return the bytes for each token of a micro-batch at the peak, when the loss's backward begins, in 16 bits.
@@ -76,77 +74,23 @@ class ModelShape:
 
 
 def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """Return the shape; None if the configuration is not that of a decoder-only transformer."""
-    hidden = _read(config, "hidden_size", "n_embd")
-    layers = _read(config, "num_hidden_layers", "n_layer")
-    heads = _read(config, "num_attention_heads", "n_head")
-    vocabulary = _read(config, "vocab_size")
-    if hidden is None or layers is None or heads is None or vocabulary is None:
-        return None
-    kind = str(config.get("model_type") or "")
-    if kind in _GATED:
-        counts = _count_gated(config, kind, hidden, layers, heads, vocabulary)
-        return ModelShape(layers, hidden, heads, vocabulary, *counts, _count_kept_gated(config, kind, hidden, heads))
-    if kind == "gpt2":
-        counts = _count_gpt2(config, hidden, layers, vocabulary)
-        return ModelShape(layers, hidden, heads, vocabulary, *counts, _count_kept_gpt2(config, hidden, heads))
-    return ModelShape(layers, hidden, heads, vocabulary, None, None)
+    """Return the shape; None if the configuration is not that of a transformer.
 
-
-def _read(config: Mapping[str, Any], *names: str) -> int | None:
-    value = next((config[name] for name in names if config.get(name) is not None), None)
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _count_gated(
-    config: Mapping[str, Any], kind: str, hidden: int, layers: int, heads: int, vocabulary: int
-) -> tuple[int | None, int | None]:
-    inner = _read(config, "intermediate_size")
-    if inner is None:
-        return None, None
-    key_heads = _read(config, "num_key_value_heads") or heads
-    size = _read(config, "head_dim") or hidden // heads
-    queries, keys = heads * size, key_heads * size
-    attention = hidden * (queries + 2 * keys) + queries * hidden
-    if kind in _QKV_BIAS or config.get("attention_bias"):
-        attention += queries + 2 * keys + (hidden if config.get("attention_bias") and kind not in _QKV_BIAS else 0)
-    norms = 2 * hidden + (2 * size if kind in _HEAD_NORMS else queries + keys if kind == "olmo2" else 0)
-    mlp = 3 * hidden * inner + (2 * inner + hidden if config.get("mlp_bias") else 0)
-    embedding = vocabulary * hidden
-    total = layers * (attention + mlp + norms) + hidden + embedding * (1 if config.get("tie_word_embeddings") else 2)
-    return total, max(embedding, 2 * hidden * inner if kind == "phi3" else hidden * inner, hidden * queries)
-
-
-def _count_kept_gated(config: Mapping[str, Any], kind: str, hidden: int, heads: int) -> KeptBytes | None:
-    """Return the bytes that autograd saves of a Transformers layer whose attention keeps no s x s matrices.
-
-    In bytes for each element, from the operations of ``modeling_llama.py``. A norm saves its input in fp32 (4) and the
-    factor of its weight (2); a linear layer its input (2); attention the rotated queries and keys, the values and its result
-    (2 each) and a sum of exponentials for each head (4); the gated MLP gate, activated gate, up and product (2 each). A test
-    compares the sum with what autograd saves: they agree to 2 %; for Phi-3, which packs its projections, to 15 %.
+    Of a model of several parts (vision and language) it is the shape of the text part, and all parameters are not counted.
     """
-    inner = _read(config, "intermediate_size")
-    if inner is None:
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        part = parse_shape(text)
+        return None if part is None else replace(part, parameters=None)
+    hidden = read_size(config, "hidden_size", "n_embd")
+    layers = read_size(config, "num_hidden_layers", "n_layer")
+    heads = read_size(config, "num_attention_heads", "n_head")
+    vocabulary = read_size(config, "vocab_size")
+    if hidden is None or layers is None or heads is None or vocabulary is None or hidden < heads:
         return None
-    size = _read(config, "head_dim") or hidden // heads
-    queries, keys = heads * size, (_read(config, "num_key_value_heads") or heads) * size
-    norm = 8 if kind in _WIDE_NORMS else 6
-    attention = 4 * queries + 4 * keys + 4 * heads
-    if kind in _HEAD_NORMS + _WIDE_NORMS:
-        attention += norm * (queries + keys)
-    return KeptBytes(layer=2 * (norm + 2) * hidden + attention + 8 * inner, ends=(norm + 2) * hidden)
-
-
-def _count_kept_gpt2(config: Mapping[str, Any], hidden: int, heads: int) -> KeptBytes:
-    """Return the same for GPT-2, whose GELU consists of operations that save five tensors of the MLP's inner size."""
-    inner = _read(config, "n_inner") or 4 * hidden
-    return KeptBytes(layer=20 * hidden + 10 * inner + 4 * heads, ends=4 * hidden)
-
-
-def _count_gpt2(config: Mapping[str, Any], hidden: int, layers: int, vocabulary: int) -> tuple[int, int]:
-    inner = _read(config, "n_inner") or 4 * hidden
-    positions = _read(config, "n_positions", "max_position_embeddings") or 1024
-    attention = 4 * hidden * hidden + 4 * hidden
-    mlp = 2 * hidden * inner + inner + hidden
-    total = (vocabulary + positions) * hidden + layers * (attention + mlp + 4 * hidden) + 2 * hidden
-    return total, max(vocabulary * hidden, hidden * inner + inner, 3 * hidden * hidden + 3 * hidden)
+    kind = str(config.get("model_type") or "").removesuffix("_text").replace("gemma3", "gemma3_text")
+    counted = count_layers(config, kind, hidden, layers, heads, vocabulary) if kind in FAMILIES else None
+    if counted is None:
+        return ModelShape(layers, hidden, heads, vocabulary, None, None)
+    kept = KeptBytes(counted.kept, counted.ends)
+    return ModelShape(layers, hidden, heads, vocabulary, counted.parameters, counted.largest, kept, counted)

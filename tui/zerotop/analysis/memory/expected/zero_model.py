@@ -81,6 +81,9 @@ class EngineSetup:
     is_loop: bool = False  # without DeepSpeed
     loop_state: StateBytes | None = None  # of a loop's optimizers; None where not known
     frozen_bytes: int | None = None  # of frozen parameters with a dtype of their own, on all ranks together, not quantized
+    master_each: int = 4  # bytes of a master weight
+    computes_wide: bool = False  # activations are in fp32
+    wide_residual: bool = False  # the inputs of layers alone are in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,7 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
             _put_category(expected, GRADIENTS, _compute_share(setup.bytes_each * setup.trainable, setup, 2), "none", 1.0)
         if not setup.is_loop:
             has_master = setup.bytes_each < 4 or setup.stage > 0
-            master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
+            master = _compute_share(setup.master_each * setup.trainable, setup, 1) if has_master else 0
             _put_category(expected, MASTER_WEIGHTS, master, device, share)
         loop = setup.loop_state
         state = loop.moments if loop is not None else _multiply_known(setup.state_each, setup.trainable)

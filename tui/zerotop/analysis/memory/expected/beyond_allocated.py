@@ -1,0 +1,174 @@
+"""Memory beyond PyTorch's allocated bytes: reserved segments, CUDA's context, NCCL, and the host memory of a rank.
+
+The allocator is not simulated here. The shares below are medians over measured runs (``benchmarks/estimate_truths.py``),
+with the interval that held most of them: formulas alone do not tell a reserved figure exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.analysis.memory.expected.peak_moments import (
+    LOSS,
+    LOSSES,
+    STEP,
+    MemoryRow,
+    PeakMoment,
+    Workload,
+    compute_moments,
+)
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS
+
+_STATES_SPREAD, _ACTIVATIONS_SPREAD, _GUESSED_SPREAD = (0.98, 1.02), (0.94, 1.06), (0.7, 1.45)
+"""Measured over computed allocated memory: of the optimizer's step, of other moments, and of adapters without checkpointing
+and of unknown families, for which no formula here knows what the forward keeps (dropout and casts differ)."""
+
+_PARTLY_USED = 1.0e9  # of segments, whatever their size
+_LAYER_SHARE = 0.1  # of a layer's blocks
+# Of the logits' blocks. With checkpointing the next forward puts layer inputs, which live long, into their free segments.
+_LOGITS_SHARES = {"logits": 0.4, "fused": 0.9}
+_LOGITS_SHARE = 0.1  # without checkpointing
+_GATHERING_SHARE = 0.15  # of allocated: FSDP's stream for gathering has segments of its own
+_RESERVED_SPREAD = (0.88, 1.22)
+_STUCK_SHARE = 0.12  # the least seen of it, which counts for the verdict
+
+# CUDA's context and libraries of one process, by the beginning of the GPU's name: lowest, usual, highest.
+_CONTEXTS = {"H100": (1.38e9, 1.4e9, 1.8e9), "H200": (1.38e9, 1.4e9, 1.8e9), "A100": (0.5e9, 0.8e9, 1.0e9)}
+_OTHER_CONTEXT = (0.5e9, 1.0e9, 1.8e9)
+_NCCL = (0.5e9, 0.5e9, 0.8e9)  # channels and buffers, with several ranks
+
+_PROCESS = (2.2e9, 2.3e9, 2.6e9)  # Python, PyTorch's and CUDA's libraries in host memory
+_SPREAD_PINNED = (0.93, 1.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Bytes with the interval that should hold nine tenths of measurements."""
+
+    low: float
+    likely: float
+    high: float
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobMemory:
+    """The memory of one rank."""
+
+    moments: tuple[PeakMoment, ...]  # the highest first
+    allocated: Interval
+    reserved: Interval
+    context: Interval
+    device: Interval  # reserved and context, as NVML counts the process
+    host: Interval
+    host_rows: tuple[MemoryRow, ...]
+    stuck: MemoryRow  # reserved memory that PyTorch cannot give back before it fails
+
+    @property
+    def needed(self) -> float:
+        """The GPU memory that the verdict counts: PyTorch gives other cached segments back before it fails."""
+        return self.allocated.high + self.context.high + self.stuck.bytes
+
+
+def estimate_memory(
+    shape: ModelShape, setup: EngineSetup, work: Workload, *, gpu: str = "", gpu_bytes: int | None = None
+) -> JobMemory:
+    """Return the memory of one rank. ``gpu``: its name; ``gpu_bytes``: its memory, where known."""
+    moments = compute_moments(shape, setup, work)
+    peak = moments[0].bytes
+    is_step = moments[0].name == STEP
+    is_guessed = shape.counted is None or (setup.trainable < setup.parameters and work.checkpointing == "none")
+    spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
+    low, high = spread
+    allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
+    context = _find_context(gpu, setup)
+    likely = max(_add_segments(moment, setup, work) for moment in moments)
+    text = (
+        f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
+    )
+    text += f", {_find_logits_share(work)} of the logits'" + (
+        f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
+    )
+    reserved = Interval(max(low * peak, _RESERVED_SPREAD[0] * likely), likely, _RESERVED_SPREAD[1] * likely, text)
+    device = _add(reserved, context, "reserved + context")
+    if gpu_bytes is not None:
+        reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
+    rows = tuple(_list_host(setup))
+    pinned = sum(row.bytes for row in rows)
+    host = Interval(
+        _PROCESS[0] + _SPREAD_PINNED[0] * pinned,
+        _PROCESS[1] + pinned,
+        _PROCESS[2] + _SPREAD_PINNED[1] * pinned,
+        "libraries of a process, and what is offloaded, pinned",
+    )
+    stuck = _find_stuck(shape, setup, work, moments[0])
+    return JobMemory(moments, allocated, reserved, context, device, host, rows, stuck)
+
+
+def _add(one: Interval, other: Interval, formula: str) -> Interval:
+    return Interval(one.low + other.low, one.likely + other.likely, one.high + other.high, formula)
+
+
+def _limit(part: Interval, most: float) -> Interval:
+    return Interval(min(part.low, most), min(part.likely, most), min(part.high, most), part.formula)
+
+
+def _gathers(setup: EngineSetup) -> bool:
+    """Return whether FSDP gathers layers."""
+    return setup.is_loop and setup.ranks > 1 and setup.stage == 3
+
+
+def _find_logits_share(work: Workload) -> float:
+    return _LOGITS_SHARES.get(work.loss, 0.0) if work.checkpointing != "none" else _LOGITS_SHARE
+
+
+def _add_segments(moment: PeakMoment, setup: EngineSetup, work: Workload) -> float:
+    """Return what is reserved if this moment decides."""
+    layer = _sum_rows(moment, "gradients in a layer", "recomputed layer")
+    logits = _sum_rows(moment, "logits and loss")
+    all_share = 1 + _GATHERING_SHARE * _gathers(setup)
+    return all_share * moment.bytes + _PARTLY_USED + _LAYER_SHARE * layer + _find_logits_share(work) * logits
+
+
+def _find_stuck(shape: ModelShape, setup: EngineSetup, work: Workload, moment: PeakMoment) -> MemoryRow:
+    if moment.name == STEP:
+        return MemoryRow("stuck segments", 0, "the step's blocks are those of single parameters")
+    if _gathers(setup):
+        return MemoryRow("stuck segments", _STUCK_SHARE * moment.bytes, "0.12 of allocated: blocks of FSDP's own stream")
+    size = 4 * shape.vocabulary * work.tokens if moment.name == LOSS and LOSSES[work.loss][0] else 0
+    return MemoryRow("stuck segments", size, "4 v t: a free block of fp32 logits between blocks in use")
+
+
+def _sum_rows(moment: PeakMoment, *names: str) -> float:
+    return sum(row.bytes for row in moment.rows if row.name in names)
+
+
+def _find_context(gpu: str, setup: EngineSetup) -> Interval:
+    name = next((name for name in _CONTEXTS if name in gpu.upper()), "")
+    text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
+    context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
+    return _add(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
+
+
+def _list_host(setup: EngineSetup) -> list[MemoryRow]:
+    """Return what a rank offloads to host memory.
+
+    PyTorch rounds pinned blocks up to a power of two (``CachingHostAllocator``): those of gradients and master weights, and
+    DeepSpeed's 16-bit copy of the partition.
+    """
+    rows = []
+    for name, size in compute_expected(setup).host.items():
+        if size and name in (GRADIENTS, MASTER_WEIGHTS):
+            rows.append(MemoryRow(name, _round_up(size), "ZeRO's formula, pinned: the next power of two"))
+        elif size:
+            rows.append(MemoryRow(name, size, "ZeRO's formula"))
+    if rows:
+        size = _round_up(setup.bytes_each * setup.trainable / setup.ranks)
+        rows.append(MemoryRow("16-bit copy", size, "2 P / N, pinned"))
+    return rows
+
+
+def _round_up(size: float) -> int:
+    return 1 << (max(1, int(size)) - 1).bit_length()

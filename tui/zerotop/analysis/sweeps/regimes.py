@@ -1,0 +1,102 @@
+"""Dtypes, optimizers, adapters and quantization of a training, and the bytes of states that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.analysis.sweeps.estimates import TrainedModel
+
+DTYPES = {
+    "mixed": "16-bit weights with fp32 master weights",
+    "pure": "16-bit weights, gradients and state",
+    "bf16_master": "16-bit weights with 16-bit master weights and state",
+    "fp32_weights": "fp32 weights, gradients and state, 16-bit arithmetic",
+    "fp32": "all in fp32",
+}
+"""Regimes of dtypes."""
+
+FRAMEWORKS = ("deepspeed", "none", "ddp", "fsdp")
+
+# Moments of each optimizer by its name; Adafactor's rows and columns are next to nothing.
+OPTIMIZERS = {"adamw": 2, "adamw8bit": 2, "lion": 1, "muon": 1, "sgd": 0, "adafactor": 0}
+
+QUANTIZATIONS = {"nf4": 0.5 + 4 / 64, "nf4-dq": 0.5 + 1 / 64 + 4 / 64 / 256, "gptq4": 0.5 + 2.5 / 128}
+"""Bytes of a quantized weight: 4 bits, and a scale for each block. nf4 has fp32 scales of 64 weights, in 8 bits with
+double quantization (bitsandbytes, ``functional.py``); GPTQ has an fp16 scale and a 4-bit zero for each group of 128."""
+
+_LORA_TARGETS = {
+    "q": ("q_proj",),
+    "v": ("v_proj",),
+    "c_attn": ("q_proj", "k_proj", "v_proj"),
+    "all-linear": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What is trained, in which dtypes, by which optimizer."""
+
+    dtype: str = "mixed"  # of DTYPES
+    optimizer: str = "adamw"  # of OPTIMIZERS
+    lora_rank: int = 0  # 0: all parameters are trained
+    lora_targets: Sequence[str] = ("all-linear",)
+    quantization: str = ""  # of QUANTIZATIONS, of the frozen layers
+    framework: str = "deepspeed"  # of FRAMEWORKS
+    fp32_norms: bool = False  # as ``prepare_model_for_kbit_training`` makes them: so are the inputs of layers
+
+
+def count_adapters(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:
+    """Return the parameters of LoRA: r (inputs + outputs) for each adapted matrix."""
+    if shape.counted is None:
+        return 0
+    names = {name for target in targets for name in _LORA_TARGETS.get(target, (target,))}
+    parts = [size for name, size in shape.counted.linears.items() if name in names]
+    return shape.layers * sum(rank * (inputs + outputs) * count for inputs, outputs, count in parts)
+
+
+def build_model(shape: ModelShape, parameters: int, regime: Regime) -> TrainedModel:
+    """Return the model with the bytes of its states."""
+    moments = OPTIMIZERS[regime.optimizer]
+    if regime.lora_rank:
+        adapters = count_adapters(shape, regime.lora_rank, regime.lora_targets)
+        frozen = round(_size_frozen(shape, parameters, regime))
+        state = moments * 4
+        loop = regime.framework != "deepspeed"
+        total = parameters + adapters
+        largest = shape.largest_layer
+        if not loop:
+            return TrainedModel(total, adapters, largest, 2, state, frozen_bytes=frozen)
+        return TrainedModel(
+            total,
+            adapters,
+            largest,
+            4,
+            state,
+            frozen_bytes=frozen,
+            is_loop=True,
+            is_sharded=regime.framework == "fsdp",
+            wide_residual=regime.fp32_norms,
+        )
+    weight = {"fp32": 4, "fp32_weights": 4}.get(regime.dtype, 2)
+    wide = regime.dtype in ("mixed", "fp32", "fp32_weights")
+    state = moments * (4 if wide else 2) if regime.optimizer != "adamw8bit" else moments
+    return TrainedModel(
+        parameters,
+        parameters,
+        shape.largest_layer,
+        weight,
+        state,
+        master_each=2 if regime.dtype == "bf16_master" else 4,
+        is_loop=regime.framework != "deepspeed",
+        is_sharded=regime.framework == "fsdp",
+        computes_wide=regime.dtype == "fp32",
+    )
+
+
+def _size_frozen(shape: ModelShape, parameters: int, regime: Regime) -> float:
+    if not regime.quantization or shape.counted is None:
+        return 2.0 * parameters
+    linears = shape.layers * sum(each * out * count for each, out, count in shape.counted.linears.values())
+    return linears * QUANTIZATIONS[regime.quantization] + 2 * (parameters - linears)
