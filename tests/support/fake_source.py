@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.engine import parse_engine
+from zerotop.analysis.engine import EngineSummary, parse_engine
 from zerotop.analysis.live_view import (
     Cost,
     Gpu,
@@ -347,7 +347,7 @@ class Telling:
     def make_job(self) -> Job:
         job = self.story.job
         if not self.started:
-            facts = parse_engine(EngineFacts({}))
+            facts = asdict(EngineSummary(**parse_engine(EngineFacts({}))))
             job = replace(job, **facts, state=JobState.STARTING, exit_text="Waiting for the training to begin.")
         if self.over:
             job = replace(job, state=JobState.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)

@@ -80,6 +80,7 @@ FIRST: dict[str, tuple[str, ...]] = {
 }
 # Those that need a job, several recordings or a yes, and the tests that press them.
 ELSEWHERE: dict[str, str] = {
+    "demo.story": "test_demo_app::test_the_story_is_one_key_away",
     "job.sampler": "test_app::test_a_dead_sampler_is_said_and_started_again",
     "job.enter": "test_app::test_ranks_attached_to_from_outside_are_entered",
     "memory.look": "test_memory_screen::test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives",

@@ -263,6 +263,6 @@ def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
     view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
     finding = make_finding("creep", 60, Severity.WARNING)
-    assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 2
+    assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 3  # headline and fix
     assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), finding, roomy=True), 80, 9, BLOCKS) == 4

@@ -41,8 +41,8 @@ def say_everything(path: Path, folder: Path, capsys: pytest.CaptureFixture[str])
     for arguments in (
         ["findings", str(path), "--json"],
         ["memory", str(path)],
-        ["report", str(path), "-o", str(page)],
-        ["export", str(path), "--table", "steps", "-o", str(table)],
+        ["report", str(path), "-o", str(page), "--force"],
+        ["export", str(path), "--table", "steps", "-o", str(table), "--force"],
     ):
         assert main(arguments) == 0, arguments
         said.append(capsys.readouterr().out)

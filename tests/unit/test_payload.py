@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from zerotop_probe.inside import own_imports
 from zerotop_probe.outside.attaching import payload
+from zerotop_probe.recording import interruptions
 
 # As the injector has it: the interpreter runs a text between two instructions of the job.
 JOB = """
@@ -31,10 +34,12 @@ except KeyboardInterrupt:
 def make_probe(folder: Path, body: str) -> str:
     """A probe whose only action does that; its folder."""
     root = folder / "zerotop_probe"
-    hooks = root / "inside" / "hooks"
-    hooks.mkdir(parents=True)
-    for package in (root, root / "inside", hooks):
+    hooks, recording = root / "inside" / "hooks", root / "recording"
+    for package in (root, root / "inside", hooks, recording):
+        package.mkdir()
         (package / "__init__.py").touch()
+    shutil.copy(own_imports.__file__, root / "inside")
+    shutil.copy(interruptions.__file__, recording)
     code = f"import signal\ndef enter(session):\n    {body}\n    return 'in ' + session\n"
     (hooks / "hook_installer.py").write_text(code)
     return str(root)
