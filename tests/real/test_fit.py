@@ -84,10 +84,11 @@ def test_estimates_for_a_preset(tmp_path: Path) -> None:
     assert options[3, "none"]["gpu_bytes"] == 2 * parameters
     assert options[2, "optimizer"]["own_estimates"][0]["gpu_bytes"] == 2 * parameters
     assert len(result["deepspeed_estimates"]) == 8
-    assert result["model"]["logits_bytes"] == 12 * 128256
+    (loss,) = [moment for moment in options[1, "none"]["memory"]["moments"] if moment["name"] == "loss"]
+    rows = {row["name"]: row["bytes"] for row in loss["rows"]}
+    assert rows["logits and loss"] == 12 * 128256 * 2048
     text = run_zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
     assert "does not fit" in text
-    assert "of these the logits: 1,539.1 kB for each token" in text
     assert "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1" in text
 
 
@@ -95,7 +96,6 @@ def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
     recorded = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
     result = json.loads(recorded.stdout)
     assert result["model"]["basis"].startswith("highest allocated memory")
-    assert result["model"]["logits_bytes"] is None
     text = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop")).stdout.decode()
     assert "logits" not in text
     assert "stage 3 need the size of the largest layer" in text
