@@ -19,6 +19,13 @@ HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"),
 # Without their bytecode each of a thousand processes would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+define CHECK_PYTHON
+@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
+	"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
+@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
+	"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+endef
+
 .PHONY: install demo demo-recorded lint size test test-fast test-versions bench pictures clean
 .DELETE_ON_ERROR:
 
@@ -26,10 +33,7 @@ install: $(INSTALLED)
 
 # DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c tui/launcher/*.c)
-	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
-		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
-		"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(CHECK_PYTHON)
 	@{ $(PYTHON) -c '$(HEADER)'; } 2>/dev/null || { echo "$(PYTHON) has no C headers, which DeepSpeed's operators" \
 		"need: install them (Debian, Ubuntu: apt install python3-dev)" >&2; exit 1; }
 	@{ $(CXX_FOUND); } >/dev/null || { echo "there is no C++ compiler, which DeepSpeed's operators need:" \
@@ -41,10 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zer
 
 # All but the training: watches jobs of other environments, replays, exports.
 $(VIEWER): pyproject.toml constraints.txt
-	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
-		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
-		"install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
 	@touch $@

@@ -68,7 +68,7 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
     [
         (("run", "train.py", "--lr", "1"), "'train.py' on the PATH. Did you mean: zerotop run -- python train.py --lr 1?"),
         (("run", "torchrn", "x.py"), "'torchrn' on the PATH. Did you mean: zerotop run -- torchrun x.py?"),
-        (("replay", "gone/x"), "There is no session at gone/x: no file or folder is there."),
+        (("replay", "gone/x"), "There is no recording at gone/x: no such file or folder."),
         (("replay", "--speed", "5000", "x"), "A speed is from 0.25 to 1000, not 5000"),
         (("sweep", "--model", "nosuch", "--seq-length", "8,16"), "There is no model 'nosuch': give a preset (tiny, "),
         (("attach", "999999999"), "Process 999999999 is not "),

@@ -21,6 +21,9 @@ _STANDARD_FOLDERS = [_STANDARD, os.path.join(_STANDARD, "lib-dynload")]
 
 def import_hook_installer() -> Any:
     """Return the module ``hook_installer``, through which the probe enters and leaves a process."""
+    known = sys.modules.get("zerotop_probe.inside.hooks.hook_installer")
+    if known is not None:
+        return known
     with standard_modules():
         # The first tells whose an exception is that is raised while the rest is imported.
         importlib.import_module("zerotop_probe.recording.interruptions")
@@ -41,7 +44,7 @@ def standard_modules() -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-        gone = {name for name in finder.found if name in hidden or _find_origin(name, None) != _find_origin(name)}
+        gone = {name for name in finder.found if name in hidden or _differs(_find_origin(name, None), _find_origin(name))}
         for name in [name for name in list(sys.modules) if name.partition(".")[0] in gone]:
             sys.modules.pop(name, None)
         sys.modules.update(hidden)
@@ -68,8 +71,15 @@ def _is_replaced(name: str, module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if "." in name or not isinstance(file, str) or os.path.dirname(file) in _STANDARD_FOLDERS:
         return False
-    origin = _find_origin(name)
-    return origin is not None and origin != file
+    return _differs(file, _find_origin(name))
+
+
+def _differs(file: str | None, standard: str | None) -> bool:
+    """Whether a module's file is another than that of the standard library: folders may be links to each other."""
+    try:
+        return file is not None and standard is not None and not os.path.samefile(file, standard)
+    except OSError:
+        return False  # built in, or in an archive
 
 
 def _find_origin(name: str, folders: list[str] | None = _STANDARD_FOLDERS) -> str | None:

@@ -20,11 +20,11 @@ class Metric(NamedTuple):
     name: str
     unit: str
     column: str = ""  # of the table; "" if it is computed
-    lane: str = ""  # of the timeline; a lane that nothing else is known of shows means and highest values
+    lane: str = ""  # of the timeline; one without a chart of its own shows means and highest values
     label: str = ""  # in the lane's legend
     style: str = ""  # of its layer
     trace: str = ""  # name of its counter in a trace
-    scale: float = 1.0  # what of the column is one of the unit
+    scale: float = 1.0  # the column's value for one of the unit: 100 for percent shown as a share
 
     @property
     def heading(self) -> str:

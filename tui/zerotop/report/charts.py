@@ -26,7 +26,8 @@ _PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "
 Chart = dict[str, Any]
 
 
-# Of charts of samples the title and the lines: name, metric and colour, a CSS variable of the themes. The last is filled.
+# For each chart of samples: its title and its lines, each a name, a metric and a colour (a CSS variable). The area under the
+# last line is filled.
 _SAMPLE_CHARTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
     "gpu-memory": (
         "GPU memory",

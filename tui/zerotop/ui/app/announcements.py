@@ -24,7 +24,7 @@ class Announcer:
         is_own_job: the job was started or attached to here, so that its end is news even before the first frame.
     """
 
-    def __init__(self, source: RecordingSource, is_own_job: bool) -> None:
+    def __init__(self, source: RecordingSource, *, is_own_job: bool) -> None:
         self.source = source
         self._was_live = is_own_job
         self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame

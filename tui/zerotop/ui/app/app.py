@@ -124,7 +124,7 @@ class ZerotopApp(NavigationApp):
     def handle_shown_frame(self, frame: Frame) -> None:
         source = self.viewer.source
         if self._announcer is None or self._announcer.source is not source:
-            self._announcer = Announcer(source, self.viewer.controller is not None)
+            self._announcer = Announcer(source, is_own_job=self.viewer.controller is not None)
         news = self._announcer.find_news(frame)
         if news and self.settings.get(_ANNOUNCEMENTS, _ON) == _ON:
             display_text(self.screen, write_announcement(news))

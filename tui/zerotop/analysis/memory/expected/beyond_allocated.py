@@ -45,7 +45,7 @@ _SPREAD_PINNED = (0.93, 1.1)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bytes with the interval that should hold nine tenths of measurements."""
+    """An estimate in bytes, with the interval that should hold nine tenths of measurements."""
 
     low: float
     likely: float

@@ -57,7 +57,7 @@ FAMILIES: dict[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What one family's configuration comes to. Parameters are counts, kept bytes those of a token in 16-bit training."""
+    """Sizes that a configuration gives: parameters, and bytes that autograd keeps per token in 16-bit training."""
 
     parameters: int
     embeddings: int  # parameters of embedding and head

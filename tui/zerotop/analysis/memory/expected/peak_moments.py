@@ -2,7 +2,7 @@
 
 The states are those of :mod:`zerotop.analysis.memory.expected.zero_model`; this module adds what lives for part of a step.
 Sources: DeepSpeed's ``stage_1_and_2.py``, ``stage3.py`` and ``bf16_optimizer.py``; PyTorch's ``torch/optim/adam.py``
-(``_multi_tensor_adam`` holds the square roots of one moment for all parameters) and ``fsdp/_flat_param.py``; Liger-Kernel's
+(``_multi_tensor_adam`` holds the square roots of all second moments at once) and ``fsdp/_flat_param.py``; Liger-Kernel's
 ``fused_linear_cross_entropy.py``; ``modeling_llama.py`` and its relatives in Transformers.
 """
 
@@ -241,7 +241,7 @@ def _list_gathered(shape: ModelShape, setup: EngineSetup) -> list[MemoryRow]:
 
 
 def _list_held_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
-    """Return the gradients that micro-batches before have left."""
+    """Return the gradients that earlier micro-batches have left."""
     if work.accumulation == 1 or work.update_in_backward or _is_offloaded(setup):
         return []
     return _list_gradients(setup, work)
@@ -273,4 +273,4 @@ def _list_update(setup: EngineSetup, work: Workload) -> Iterable[MemoryRow]:
     if not setup.is_loop and not work.foreach:
         yield MemoryRow("updated weights", setup.bytes_each * count, "the fused update, cast to 16 bits")
     if work.foreach:
-        yield MemoryRow("optimizer temporaries", each * count, "Adam's foreach form: one moment's square roots")
+        yield MemoryRow("optimizer temporaries", each * count, "foreach Adam: square roots of the second moments")
