@@ -162,8 +162,8 @@ def _advise(group: Group, pace: _Pace) -> dict[str, str]:
     known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
     rows, held = int(known[-1]) if len(known) else 0, int(pace.rows["reserved_peak_bytes"].max(initial=0))
     if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
-        used = "{held:bytes} of {room:bytes}"
-        helps.append(f"train on more than {rows} rows at once, for which there is room ({used} are in use)")
+        used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {pace.rows['step'][-1]}"
+        helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
         fix = fix or f"batch_size={2 * rows}"
     helps.append("use fewer, larger operations")
     sentence = "; or ".join(helps)
