@@ -72,6 +72,7 @@ size: install
 # marked `alone`: one at a time, as those with a GPU.
 WORKERS := $(shell n=$$(( $$(nproc 2>/dev/null || echo 2) * 5 / 2 )); echo $$(( n > 8 ? 8 : n )))
 test: lint
+	$(BIN)/python tests/support/operators.py
 	$(BIN)/python -m pytest tests/real tests/ui tests/unit -m "not alone and not gpu" \
 		--numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/real tests/gpu -m "alone or gpu"

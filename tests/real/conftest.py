@@ -10,6 +10,7 @@ import pytest
 
 import local_model
 import nodes
+import operators
 import shared_memory
 from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, explain_obstacle
 from node_jobs import Zerotop, bind_zerotop, start_rank_on
@@ -21,7 +22,6 @@ from real_jobs import (
     finetunes_in_turn,
     make_environment,
     prepared_config,
-    remove_stale_locks,
     run_recorded,
 )
 
@@ -57,12 +57,21 @@ def _shared_memory_given_back() -> Iterator[None]:
     shared_memory.remove_leftovers()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_operators() -> None:
+    operators.build_operators(make_environment())
+    operators.use_own_copy()
+
+
+@pytest.fixture(autouse=True)
+def _operators_are_free() -> None:
+    operators.remove_locks()
+
+
 @pytest.fixture(scope="session")
-def job_environment() -> dict[str, str]:
+def job_environment(_own_operators: None) -> dict[str, str]:
     """The environment of a real run: CPU, one thread a rank, no network, the tools of this Python on PATH."""
-    environment = make_environment()
-    remove_stale_locks(environment)
-    return environment
+    return make_environment()
 
 
 @pytest.fixture(scope="session")

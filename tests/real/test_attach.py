@@ -27,28 +27,8 @@ from zerotop_probe.recording.tables import BOUNDARY, COUNTED
 pytestmark = [pytest.mark.real, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 OPTIONS = ("--torch-adam", "--stage", "3", "--accumulation", "2")
-# What DeepSpeed compiles for such a loop.
-OPERATOR = "deepspeed_shm_comm"
 # More than are done until a test has seen enough, and ends the loop.
 STEPS = 5000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The first start of DeepSpeed on a machine compiles for minutes; a job that is killed then leaves its lock for ever."""
-    if any(Path(make_environment()["TORCH_EXTENSIONS_DIR"]).glob(f"{OPERATOR}/*.so")):
-        return
-    run_loop(
-        "hand_written",
-        tmp_path_factory.mktemp("built"),
-        *OPTIONS,
-        "--steps",
-        "1",
-        launcher="bare",
-        ranks=1,
-        session=Path(),
-        bootstrap=False,
-    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 import nodes
 from agents import wait_for
-from loop_runs import LOOPS, run_loop
+from loop_runs import LOOPS
 from node_jobs import PORT, Zerotop, attach_zerotop, find_first_pid, list_samplers, start_rank_on, wait_for_both
 from nodes import Cluster, start_command, wait_for_exit
 from programs import ZEROTOP, make_environment
@@ -36,24 +36,7 @@ OPTIONS = ("--stage", "3", "--offload")
 
 
 @pytest.fixture(scope="module")
-def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """See test_attach.py."""
-    options = (*OPTIONS, "--steps", "1")
-    run_loop(
-        "hand_written",
-        tmp_path_factory.mktemp("built"),
-        *options,
-        launcher="bare",
-        ranks=1,
-        session=Path(),
-        bootstrap=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def counted_alone(
-    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, _operators_are_built: None
-) -> list[dict[str, object]]:
+def counted_alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     """The ranks' own counts of a job that nobody attaches to."""
     folder = tmp_path_factory.mktemp("alone")
     with ExitStack() as stack:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import os
 import signal
@@ -18,15 +16,13 @@ from pathlib import Path
 
 from free_ports import find_free_port
 from job_state import describe_job
+from operators import operators_folder
 from zerotop import demo
 
 BIN = Path(sys.executable).parent
 LAUNCHERS = ("deepspeed", "torchrun", "accelerate", "python")
 RANKS = 2
-# The first run of all compiles DeepSpeed's operators: a minute or two here, more on a loaded machine.
 TIMEOUT_S = 900.0
-# A build that was killed leaves its lock, and torch waits for a lock without end.
-LOCK_IS_STALE_S = 900.0
 BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
 IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
 QUICK_PYTHONS = Path(__file__).with_name("quick_pythons")
@@ -49,7 +45,7 @@ class Run:
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment of a real run. Operators are compiled once for each installed torch."""
+    """Return the environment of a real run."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_PYTHONS), os.environ.get("PYTHONPATH")))),
@@ -58,21 +54,8 @@ def make_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PATH": os.pathsep.join((str(QUICK_COMPILERS), str(BIN), os.environ.get("PATH", os.defpath))),
-        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR") or str(_operators_folder()),
+        "TORCH_EXTENSIONS_DIR": str(operators_folder()),
     }
-
-
-def _operators_folder() -> Path:
-    """Return the folder for DeepSpeed's compiled operators.
-
-    In torch's usual folder the tests of two checkouts would replace each other's operators, for minutes and under running
-    jobs: torch compiles again wherever the path of an installation in the command is another one.
-    """
-    torch = importlib.util.find_spec("torch")
-    assert torch is not None
-    installation = hashlib.sha256(str(torch.origin).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "torch_extensions" / f"zerotop-tests-{installation}"
 
 
 def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
@@ -179,17 +162,3 @@ def _shorten_path(folder: Path) -> Iterator[Path]:
         link = Path(parent) / "t"
         link.symlink_to(folder)
         yield link
-
-
-def remove_stale_locks(environment: dict[str, str]) -> None:
-    """Remove the lock files that killed builds of operators left behind."""
-    for lock in _build_locks(environment):
-        try:
-            if time.time() - lock.stat().st_mtime > LOCK_IS_STALE_S:
-                lock.unlink()
-        except FileNotFoundError:
-            pass
-
-
-def _build_locks(environment: dict[str, str]) -> Iterator[Path]:
-    yield from Path(environment["TORCH_EXTENSIONS_DIR"]).glob("**/lock")
