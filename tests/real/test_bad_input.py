@@ -226,5 +226,5 @@ def test_a_locale_without_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
         result = run_zerotop(tmp_path, *arguments, **chosen)
         assert (result.stderr, bool(result.stdout)) == (b"", True)
     assert run_zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
-    assert b"There is no session" in run_zerotop(tmp_path, "replay", "Größe", **chosen).stderr
+    assert b"There is no recording" in run_zerotop(tmp_path, "replay", "Größe", **chosen).stderr
     assert run_zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 127

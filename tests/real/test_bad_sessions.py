@@ -59,7 +59,7 @@ def remove_files(session: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing": (shutil.rmtree, "There is no session"),
+    "missing": (shutil.rmtree, "There is no recording"),
     "a file": (replace_by_file, "is not a recording"),
     "empty": (remove_files, "holds no recording: it has no session.json"),
     "of a newer format": (make_newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),

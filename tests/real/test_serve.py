@@ -173,7 +173,7 @@ def test_a_session_cannot_be_a_command(state_folder: Path) -> None:
         (["--host", ""], 2, "Unknown address ''"),
         (["--port", "65536"], 2, "Invalid port 65536"),
         (["--host", "192.0.2.1", "--token", "x"], 1, "Cannot listen on 192.0.2.1, port 8023"),
-        (["no-such-session"], 1, "There is no session 'no-such-session'"),
+        (["no-such-session"], 1, "There is no recording 'no-such-session'"),
     ],
 )
 def test_an_error_is_one_sentence(

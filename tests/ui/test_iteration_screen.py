@@ -175,7 +175,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Se
     [
         ("cpu-clean", "cpu-clean has no finished iteration."),
         ("torn.zerotop", "torn.zerotop"),
-        ("nowhere", "There is no session"),
+        ("nowhere", "There is no recording"),
     ],
 )
 async def test_what_cannot_lie_beside_it_is_said(own_folder: Session, typed: str, said: str) -> None:

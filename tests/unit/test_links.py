@@ -134,3 +134,20 @@ def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     assert drop_repeats([LEAK, step]) == (LEAK,)
     larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
     assert drop_repeats([LEAK, larger]) == (LEAK, larger)
+
+
+def test_a_rise_that_came_in_one_step_is_told_once() -> None:
+    rise = make_finding("iteration_drift", 29, before_s=0.16, after_s=0.76, data_change_s=0.41)
+    rise = dataclasses.replace(rise, end_ns=rise.begin_ns + 48 * 10**9, known_ns=rise.begin_ns + 48 * 10**9)
+    assert drop_repeats([make_finding("data_stall", 36, data_s=0.24), rise]) == (
+        make_finding("data_stall", 36, data_s=0.24),
+    )
+    for kept in (
+        make_finding("data_stall", 36, data_s=0.1),  # it grew on from there
+        make_finding("data_stall", 20, data_s=0.24),  # it was there before
+        make_finding("data_stall", 36, (1,), data_s=0.24),
+        make_finding("iteration_shift", 36, before_s=0.2, after_s=0.4),
+    ):
+        assert drop_repeats([kept, rise]) == (kept, rise)
+    jump = make_finding("iteration_shift", 36, before_s=0.2, after_s=0.6)
+    assert drop_repeats([jump, rise]) == (jump,)

@@ -365,5 +365,5 @@ def test_a_broken_session_is_not_packed(session_root: Path, capsys: pytest.Captu
     assert "is damaged" in capsys.readouterr().err
     shutil.rmtree(path)
     assert main(["pack", str(path)]) == 1
-    assert "There is no session" in capsys.readouterr().err
+    assert "There is no recording" in capsys.readouterr().err
     assert list(Path().iterdir()) == []

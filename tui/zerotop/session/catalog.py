@@ -56,6 +56,6 @@ def find_session(text: str, root: Path | None = None) -> Path:
     if not matches:
         if "/" in text or path.suffix:
             raise SessionError(f"There is no recording at {text}: no such file or folder.")
-        raise SessionError(f"There is no session {text!r}: `zerotop sessions` lists them.")
+        raise SessionError(f"There is no recording {text!r}: `zerotop sessions` lists them.")
     names = ", ".join(match.name for match in matches[:4])
     raise SessionError(f"{text!r} matches several sessions ({names}): type more of the name.")

@@ -49,7 +49,7 @@ def open_glimpse(path: Path) -> Session:
         if path.is_dir():
             return Session.from_folder(_GlimpseDirectory(path))
         if not path.is_file():
-            raise SessionError(f"There is no session at {path}.")
+            raise SessionError(f"There is no recording at {path}.")
         return Session.from_folder(UnpackedFolder(path, unpack_files(path, choose_files)))
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from None

@@ -91,7 +91,7 @@ class Session:
                     break
             return session
         if not path.is_file():
-            raise SessionError(f"There is no session at {path}.")
+            raise SessionError(f"There is no recording at {path}.")
         return cls.from_folder(UnpackedFolder(path, unpack_files(path)))
 
     @classmethod

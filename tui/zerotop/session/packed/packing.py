@@ -224,7 +224,7 @@ def _iter_files(
             return b"".join(iter(lambda: file.read(_PART_BYTES), b""))
 
     if _CONTENTS_FILE not in archive.namelist():
-        raise SessionError(f"There is no session at {path}: it is a zip of something else.")
+        raise SessionError(f"There is no recording at {path}: it is a zip of something else.")
     contents = json.loads(read_member(_CONTENTS_FILE))
     check_format(contents, path.name)
     if int(contents["packed"]) > PACKED_FORMAT:

@@ -185,6 +185,16 @@ def _explains_shift(effect: Annotation, cause: Annotation) -> bool:
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
 
 
+def _grew_in_a_jump(effect: Annotation, cause: Annotation) -> bool:
+    """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding."""
+    grown, told = effect.evidence["after_s"] - effect.evidence["before_s"], cause.evidence
+    if "data_s" in told:
+        jump, grown = told["data_s"], max(effect.evidence.get("data_change_s", 0.0), grown / 2)
+    else:
+        jump = told["added_s"] if "added_s" in told else told.get("after_s", 0.0) - told.get("before_s", 0.0)
+    return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
+
+
 def _waits_as_long(effect: Annotation, cause: Annotation) -> bool:
     """Whether iterations became longer by about what the others wait for a rank, which is measured rarely."""
     grown = effect.evidence["after_s"] - effect.evidence["before_s"]
@@ -273,6 +283,7 @@ _REPEATS = (
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
+    *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )
 # Findings about a moment that turned out to be the begin of something that lasts, and hangs told again with other ranks.
 _SUPERSEDED = (
