@@ -39,6 +39,7 @@ class Steps:
         self.step = 0
         self.allocations = 0
         self.looks: list[tuple[str, int]] = []
+        self.creep_steps = 0
 
     def take_steps(self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500) -> None:
         for _ in range(count):
@@ -47,7 +48,8 @@ class Steps:
             why = self.watch.judge_step(self.step, self.time_ns, memory, 0)
             if why:
                 self.looks.append((why, self.step))
-                self.watch.begin_look(why, self.time_ns)
+                count = self.watch.begin_look(why, self.time_ns)
+                self.creep_steps = count if why == CREEP else self.creep_steps
                 self.watch.end_look(2 * each, 20_000_000)
             self.step += 1
             self.time_ns += S // 2
@@ -94,6 +96,15 @@ def test_a_creep_shows_in_some_of_the_steps_too() -> None:
         steps.allocations += 2000
         steps.take_steps(1, lambda step: (100 + 32 * step) * MIB, lambda step: (1000 + 32 * step) * MIB, each=1000)
     assert [why for why, _ in steps.looks].count(CREEP) == 1
+
+
+@pytest.mark.parametrize("every", [2, 10, 40])
+def test_a_creep_in_every_tenth_step_is_looked_at_for_as_many(every: int) -> None:
+    steps = Steps()
+    steps.take_steps(20, hold_level(100), hold_level(1000))
+    steps.take_steps(8 * every, lambda step: (100 + 32 * (step // every)) * MIB, hold_level(1000))
+    assert [why for why, _ in steps.looks].count(CREEP) == 1
+    assert steps.creep_steps == min(every, 12) + 1
 
 
 def test_memory_that_comes_and_goes_is_no_creep() -> None:

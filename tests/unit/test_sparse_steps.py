@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.memory.growing_readings import GrowthState, find_stretches
+from zerotop.analysis.annotations.support.memory.growing_readings import GrowthState, GrowthStretch, find_stretches
 from zerotop.analysis.annotations.support.steps.runs import find_settled_run, find_turns
 from zerotop.session.samples import Ints
 
@@ -55,7 +55,7 @@ def list_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]
     found: list[tuple[int, int]] = []
     for begin in range(0, len(steps), chunk):
         part = slice(begin, begin + chunk)
-        found += find_stretches(steps[part], held[part], state)
+        found += find_stretches(steps[part], held[part], state, lambda *_: True)
         state.steps_read += len(steps[part])
     return found
 
@@ -98,3 +98,27 @@ def test_what_varies_is_no_leak() -> None:
     random = np.random.default_rng(1)
     steps = np.concatenate([np.arange(20), 20 + np.arange(20_000) * 11])
     assert list_stretches(steps, 1000 * MIB + random.integers(0, 500, len(steps)) * MIB, 1000) == []
+
+
+def make_stretch(steps: Ints, held: Ints) -> GrowthStretch:
+    """Return readings of no process."""
+    rows = np.zeros(len(steps) - 1, [("step", np.int64)])
+    rows["step"] = steps[1:]
+    return GrowthStretch(None, 0, int(steps[0]), rows, held)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_leak_in_every_tenth_step_keeps_its_pace(every: int) -> None:
+    steps = np.arange(40 * every)
+    stretch = make_stretch(steps, (1000 + 32 * (steps // every)) * MIB)
+    assert stretch.keeps_pace
+    assert stretch.slope == 32 * MIB / every
+    assert stretch.longest_level == every
+
+
+def test_what_is_allocated_once_for_each_new_shape_does_not_keep_its_pace() -> None:
+    """The longest of the batches so far."""
+    random = np.random.default_rng(3)
+    steps = np.arange(2000)
+    longest = np.maximum.accumulate(random.integers(100, 5000, len(steps)))
+    assert not make_stretch(steps, longest * MIB).keeps_pace

@@ -504,12 +504,12 @@ class AllocationStack(Facts):
 
 
 class MemoryLines(Event):
-    """The lines that allocated blocks of device memory, by PyTorch's own history of a step or two.
+    """The lines that allocated blocks of device memory, by PyTorch's own history of some steps.
 
     Written if memory creeps, once after the first steps, and after new peaks of steps and evaluations.
     """
 
-    # creep: the blocks are those of the first step that the second one has not freed; peak: those of one step that were
+    # creep: the blocks of all steps but the last that were not freed until its end; peak: those of one step that were
     # alive when it had allocated the most; evaluation: likewise of the first second of an evaluation
     why: str
     first_step: int  # first optimizer step of the look; for an evaluation, the step after it

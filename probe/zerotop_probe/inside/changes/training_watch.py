@@ -41,6 +41,8 @@ _MOST_CHANGES = 100
 _MOST_GRANTED = 5
 # Bytes in no category whose holders are searched, and the time between two searches, which doubles each time (ns).
 _LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
+# Time between two counts because of memory, which doubles each time while it keeps changing (ns).
+_COUNT_PAUSE_NS = 500_000_000
 _WORKSPACES = (33_554_432, 8_519_680)  # of cuBLAS
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -87,7 +89,8 @@ class TrainingWatch:
         self._loading_line: list[OwnPlace] | None = None
         self._lines.is_on = False
         self._held_bytes = 0  # in no category, when their holders were last searched
-        self._held_ns, self._held_pause_ns = -_HELD_PAUSE_NS, _HELD_PAUSE_NS
+        self._held_ns, self._held_pause_ns = -_HELD_PAUSE_NS, _HELD_PAUSE_NS // 2
+        self._count_pause_ns = 0
         self._search_ns = 0  # what searches have taken
 
     def is_due(self, time_ns: int) -> bool:
@@ -121,11 +124,12 @@ class TrainingWatch:
         if (self._wants_look or is_old) and (is_granted or self._fits(self._look_ns, part, time_ns)):
             self._granted_looks -= is_granted
             self._look(time_ns, step)
-        is_old = time_ns - self._counted_ns >= 2 * _RARE_NS
-        part = _PART if self._wants_count else _RARE_PART
+        since_ns = time_ns - self._counted_ns
+        wants_count = self._wants_count and since_ns >= self._count_pause_ns
+        part = _PART if wants_count else _RARE_PART
         if self._counted_ns == 0:
             self._counted_ns = time_ns
-        elif (self._wants_count or is_old) and self._fits(self._count_ns, part, time_ns):
+        elif (wants_count or since_ns >= 2 * _RARE_NS) and self._fits(self._count_ns, part, time_ns):
             self._count(step, held)
 
     def _follow_time(self, time_ns: int, step: int) -> bool:
@@ -185,6 +189,8 @@ class TrainingWatch:
         if cuda.is_initialized() and cuda.is_current_stream_capturing():
             return  # a graph records what happens now
         begin_ns, searched_ns, self._wants_count = now(), self._search_ns, False
+        is_again = begin_ns - self._counted_ns < 2 * _RARE_NS
+        self._count_pause_ns = max(_COUNT_PAUSE_NS, 2 * self._count_pause_ns) if is_again else 0
         self._counted_ns, self._counted_bytes = begin_ns, held
         self._guard.run_once(self.count_tensors, AGAIN, step)
         # A search is rare, and a cost of its own.

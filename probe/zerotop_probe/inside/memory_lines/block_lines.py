@@ -27,7 +27,8 @@ _LEAST_SHARE = 0.01
 def describe_staying(history: Sequence[Entry], boundary_us: int, paths: PathNames) -> dict[str, Any]:
     """Return the blocks that stayed, as fields of the event ``memory_lines``.
 
-    ``boundary_us``: the end of the first step, in unix microseconds. If the history lacks that step, its first half counts.
+    ``boundary_us``: the end of the last step but one, in unix microseconds. If the history lacks those before, its first
+    half counts.
     """
     if history and history[0]["time_us"] >= boundary_us:
         boundary_us = history[len(history) // 2]["time_us"]

@@ -117,7 +117,7 @@ class LineFinder:
 
     def _continue_look(self, look: _Look, step: int) -> None:
         if step + 1 < look.first_step + look.steps:
-            look.boundary_us = look.boundary_us or time.time_ns() // 1000
+            look.boundary_us = time.time_ns() // 1000
         else:
             self._end_look(look)
 
@@ -197,7 +197,7 @@ class _Look:
         self.steps = steps
         self.begin_ns = begin_ns
         self.end_ns = 0
-        self.boundary_us = 0  # end of the first step, unix
+        self.boundary_us = 0  # end of the last step but one, unix
         self.end_bytes = 0  # requested at the end
         self.cost_ns = 0  # on the training thread
         self.history: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """Decide when a look at a step begins by itself: memory creeps, or steps or evaluations have a new peak.
 
-A look begins when memory has grown in each of the last steps, and when steps need clearly more memory than those of earlier
-looks; for the first time after the first steps. An evaluation gets a look if the one before it had a new peak. The cost of a
-look is estimated from the number of allocations, and must fit into the rest of the budget.
+A look begins when memory has grown again and again and never fallen, and when steps need clearly more memory than those of
+earlier looks; for the first time after the first steps. An evaluation gets a look if the one before it had a new peak. The
+cost of a look is estimated from the number of allocations, and must fit into the rest of the budget.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from zerotop_probe.inside.device.allocator import StepMemory
 from zerotop_probe.recording.event_values import CREEP, EVALUATION, PEAK
 
-# Memory creeps if it is larger after each of this many steps, and has grown by this many bytes.
-_CREEP_STEPS = 6
+# Memory creeps if it has risen this many times without falling, and by this many bytes. Some loops keep something in every
+# tenth step: a look takes as many steps as lie between two rises, at most these, and one more.
+_CREEP_RISES, _MOST_LEVEL = 6, 12
 _CREEP_BYTES = 16 << 20
 # A new peak is higher than those seen before by this share and these bytes, in each of this many steps.
 _PEAK_SHARE = 0.05
@@ -23,8 +24,6 @@ _FIRST_STEPS = 3
 _LOCKSTEP = 4
 # Time between two looks because memory creeps, and between the first two for a peak, which doubles each time (ns).
 _CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
-# Whether a block stays shows in the step after the one that has allocated it.
-_LOOK_STEPS = {CREEP: 2, PEAK: 1}
 
 # What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).
 _LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
@@ -48,8 +47,8 @@ class MemoryWatch:
         self._allocation_ns: float = _ALLOCATION_NS
         self._last = StepMemory(-1, -1, 0)
         self._step_allocations = 0
-        self._growing_steps = 0
-        self._base_bytes = 0  # held before they began
+        self._rises = self._readings = 0  # without a fall
+        self._base_bytes = 0  # held before them
         self._last_peaks: list[int] = []
         self._known_peaks = {PEAK: 0, EVALUATION: 0}  # of the steps and evaluations that were looked at
         self._evaluation_peak = 0  # of the last evaluation
@@ -67,7 +66,7 @@ class MemoryWatch:
         why = self._find_reason(time_ns)
         if not why or (step + 1) % _LOCKSTEP:
             return ""
-        return why if self._fits_budget(self._step_allocations * _LOOK_STEPS[why], time_ns, cost_ns) else ""
+        return why if self._fits_budget(self._step_allocations * self._count_look_steps(why), time_ns, cost_ns) else ""
 
     def judge_evaluation(self, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
         """Return why to look at the evaluation that begins; empty if there is no reason."""
@@ -85,22 +84,29 @@ class MemoryWatch:
     def _learn(self, step: int, memory: StepMemory) -> None:
         self._steps += 1
         if memory.held > self._last.held >= 0:
-            if not self._growing_steps:
-                self._base_bytes = self._last.held
-            self._growing_steps += 1
-        else:
-            self._growing_steps = 0
+            if not self._rises:
+                self._base_bytes, self._readings = self._last.held, 0
+            self._rises += 1
+        elif memory.held < self._last.held:
+            self._rises = 0
+        self._readings += 1
         self._last_peaks = [*self._last_peaks, memory.peak][-_PEAK_STEPS:]
         steps, self._last_step = max(1, step - self._last_step), step
         self._step_allocations = max(0, memory.allocations - self._last.allocations) // steps
         self._last = memory
 
     def _find_reason(self, time_ns: int) -> str:
-        is_growing = self._growing_steps >= _CREEP_STEPS and self._last.held - self._base_bytes >= _CREEP_BYTES
+        is_growing = self._rises >= _CREEP_RISES and self._last.held - self._base_bytes >= _CREEP_BYTES
         if is_growing and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
             return CREEP
         is_higher = self._steps > _FIRST_STEPS and _is_higher(min(self._last_peaks), self._known_peaks[PEAK])
         return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
+
+    def _count_look_steps(self, why: str) -> int:
+        """Return the steps of a look: whether a block stays shows in the step after the one that has allocated it."""
+        if why == PEAK:
+            return 1
+        return 1 + min(_MOST_LEVEL, self._readings // (self._rises - 1))
 
     def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:
         return why not in self._looked_ns or time_ns - self._looked_ns[why] >= pause_ns
@@ -114,13 +120,13 @@ class MemoryWatch:
         """Note that a look begins, and return its number of steps; 0 for an evaluation."""
         self._looked_ns[why] = time_ns
         if why == CREEP:
-            return _LOOK_STEPS[CREEP]
+            return self._count_look_steps(why)
         if why == EVALUATION:
             self._known_peaks[EVALUATION] = self._evaluation_peak
             return 0
         self._known_peaks[PEAK] = min(self._last_peaks)
         self._peak_pause_ns *= 2
-        return _LOOK_STEPS[PEAK]
+        return self._count_look_steps(why)
 
     def end_look(self, entries: int, cost_ns: int) -> None:
         """Note the cost of a look and the number of entries that it found: allocations and frees."""

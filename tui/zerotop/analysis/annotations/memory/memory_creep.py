@@ -62,8 +62,9 @@ _LINE_SHARE, _LEAST_HELD = 0.5, 3
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
-# It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum.
-_TOLD_AGAIN, _END_STEPS = 2, 2 * CREEP_STEPS
+# It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
+# or so many times its longest level part.
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * CREEP_STEPS, 3
 
 
 class _Found(NamedTuple):
@@ -129,7 +130,7 @@ def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
         is_new = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]])
         highest = np.maximum.accumulate(np.where(is_new, indices, 0))
         last.end_ns = int(ends_ns[highest[-1]])
-        has_ended = steps - steps[highest] >= _END_STEPS
+        has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
         has_ended &= indices - highest >= SPARSE_RECORDS
         has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
         index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
@@ -188,8 +189,9 @@ def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False
-    growth = np.diff(held[inside]) / np.maximum(1, np.diff(rows["step"][inside]))
-    return bool((growth > 0).all() and stretch.slope / 2 < np.median(growth) < stretch.slope * 2)
+    growth = np.diff(held[inside])
+    slope = growth.sum() / max(1, np.ptp(rows["step"][inside]))
+    return bool((growth >= 0).all() and stretch.slope / 2 < slope < stretch.slope * 2)
 
 
 def _build_finding(creep: _Creep, found: _Found) -> Annotation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -14,8 +14,11 @@ from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_by
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.session.steps.growable_array import GrowingArray
 
-# Steps in a row with growth. A leak that matters grows in every step.
+# Rises in a row. A leak grows in every step, or in every tenth, where the loop logs: between two rises memory never falls.
 CREEP_STEPS = 12
+# In the later half of a rise with level parts, memory grows by at least this share of what the earlier half added: what is
+# allocated once for each new shape of a batch comes ever more rarely.
+_LATER_SHARE = 0.5
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
 # Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
@@ -37,8 +40,23 @@ class GrowthStretch(NamedTuple):
 
     @property
     def slope(self) -> float:
+        """The usual growth in bytes a step, from each rise to the next."""
         steps = np.concatenate([[self.before_step], self.rows["step"]])
-        return float(np.median(np.diff(self.held) / np.maximum(1, np.diff(steps))))
+        rises = np.flatnonzero(np.diff(self.held, prepend=-1))
+        return float(np.median(np.diff(self.held[rises]) / np.maximum(1, np.diff(steps[rises]))))
+
+    @property
+    def longest_level(self) -> int:
+        """The most steps from a rise to the next."""
+        return int(np.diff(self.rows["step"][np.diff(self.held) > 0], prepend=self.before_step).max(initial=1))
+
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether memory grows in each step, or about as fast in the later half as in the earlier one."""
+        if (np.diff(self.held) > 0).all():
+            return True
+        middle = int(np.searchsorted(self.rows["step"], (self.before_step + int(self.rows["step"][-1])) // 2, "right"))
+        return bool(self.held[-1] - self.held[middle] >= _LATER_SHARE * (self.held[middle] - self.held[0]))
 
     @property
     def last_step(self) -> int | None:
@@ -65,7 +83,7 @@ class GrowthStretch(NamedTuple):
 
 @dataclass
 class GrowthState:
-    steps_read: int = 0
+    steps_read: int = 0  # changes, as below
     held_bytes: int = -1  # after the last step
     stretch_length: int = 0  # steps in a row with growth, up to the last one
     base_bytes: int = -1  # held before them
@@ -78,16 +96,22 @@ class GrowthState:
 
 
 class MemoryReadings:
-    """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes."""
+    """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes.
+
+    Changes are the readings that differ from the one before.
+    """
 
     def __init__(self) -> None:
         self._searched = 0
-        self._indices, self._held = GrowingArray(np.int64), GrowingArray(np.int64)
+        self._indices, self._held, self._changes = GrowingArray(np.int64), GrowingArray(np.int64), GrowingArray(np.int64)
 
     def read_new(self, process: Process) -> None:
         fresh = process.steps[self._searched :]
         held = read_held_bytes(process, fresh)
         known = np.flatnonzero(held >= 0)
+        before = self._held.rows[-1:].tolist()
+        changes = np.flatnonzero(np.diff(held[known], prepend=before or [-1])) + len(self._held.rows)
+        self._changes.add_rows(len(changes))[:] = changes
         self._indices.add_rows(len(known))[:] = known + self._searched
         self._held.add_rows(len(known))[:] = held[known]
         self._searched += len(fresh)
@@ -100,6 +124,15 @@ class MemoryReadings:
         indices = self._indices.rows[begin:]
         return process.steps["step"][indices], process.steps["end_unix_ns"][indices], self._held.rows[begin:]
 
+    def select_changes(self, process: Process, begin: int) -> tuple[Ints, Ints]:
+        """Return the steps' numbers and the bytes of the changes from ``begin`` on."""
+        changes = self._changes.rows[begin:]
+        return process.steps["step"][self._indices.rows[changes]], self._held.rows[changes]
+
+    def select_rise(self, process: Process, begin: int, end: int) -> GrowthStretch:
+        """Return the stretch from the last reading before a change, after the change ``begin``, to the change ``end``."""
+        return self.select_stretch(process, int(self._changes.rows[begin + 1]) - 1, int(self._changes.rows[end]) + 1)
+
     def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
         rows, held = self.select(process, begin, end)
         return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
@@ -110,16 +143,21 @@ def read_stretches(process: Process) -> list[GrowthStretch]:
     stretches = []
     readings = process.get_state(MemoryReadings)
     readings.read_new(process)
-    fresh, fresh_held = readings.select(process, state.steps_read)
-    if len(fresh):
-        for begin, end in find_stretches(fresh["step"], fresh_held, state):
-            stretches.append(readings.select_stretch(process, begin, end + 1))
-        state.steps_read += len(fresh)
+    steps, held = readings.select_changes(process, state.steps_read)
+    if len(steps):
+        for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).keeps_pace):
+            stretches.append(readings.select_rise(process, begin, end))
+        state.steps_read += len(steps)
     return stretches
 
 
-def find_stretches(steps: Ints, held: Ints, state: GrowthState) -> Iterator[tuple[int, int]]:
-    """Yield, as indices of readings, the last one before each stretch, and the one that makes it long enough to report."""
+def find_stretches(
+    steps: Ints, held: Ints, state: GrowthState, keeps_pace: Callable[[int, int], bool]
+) -> Iterator[tuple[int, int]]:
+    """Yield, as indices of changes, the last one before each stretch, and the one that makes it long enough to report.
+
+    ``keeps_pace``: whether that may be reported from the one to the other.
+    """
     indices = np.arange(len(held))
     before = np.concatenate([[state.held_bytes], held[:-1]])
     grows = (before >= 0) & (held > before)
@@ -142,9 +180,14 @@ def find_stretches(steps: Ints, held: Ints, state: GrowthState) -> Iterator[tupl
     is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
     reported = carried & state.is_reported
     enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
-    for index in enough[np.diff(broken[enough], prepend=-2) != 0].tolist():
-        yield state.steps_read + index - int(length[index]), state.steps_read + index
-    state.is_reported = bool(reported[-1]) or bool((broken[enough] == broken[-1]).any())
+    is_reported = bool(reported[-1])
+    for run in np.split(enough, np.flatnonzero(np.diff(broken[enough])) + 1):
+        stretches = ((state.steps_read + index - int(length[index]), state.steps_read + index) for index in run.tolist())
+        found = next((stretch for stretch in stretches if keeps_pace(*stretch)), None)
+        if found is not None:
+            is_reported |= bool(broken[run[0]] == broken[-1])
+            yield found
+    state.is_reported = is_reported
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
     state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
     state.last_steps = tuple(read[len(read) - _EVEN_RISES :].tolist())
