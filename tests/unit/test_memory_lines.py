@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agents import wait_for
@@ -105,6 +106,16 @@ def test_a_creep_in_every_tenth_step_is_looked_at_for_as_many(every: int) -> Non
     steps.take_steps(8 * every, lambda step: (100 + 32 * (step // every)) * MIB, hold_level(1000))
     assert [why for why, _ in steps.looks].count(CREEP) == 1
     assert steps.creep_steps == min(every, 12) + 1
+
+
+def test_a_creep_below_what_comes_and_goes_is_looked_at() -> None:
+    random = np.random.default_rng(1)
+    left = random.integers(0, 200, 400)
+    steps = Steps()
+    steps.take_steps(200, lambda step: int(100 + left[step]) * MIB, hold_level(1000))
+    assert CREEP not in [why for why, _ in steps.looks]
+    steps.take_steps(200, lambda step: int(100 + left[step] + 16 * (step - 200)) * MIB, hold_level(1000))
+    assert [why for why, _ in steps.looks].count(CREEP) == 1
 
 
 def test_memory_that_comes_and_goes_is_no_creep() -> None:

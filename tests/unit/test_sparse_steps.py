@@ -100,10 +100,10 @@ def test_what_varies_is_no_leak() -> None:
     assert list_stretches(steps, 1000 * MIB + random.integers(0, 500, len(steps)) * MIB, 1000) == []
 
 
-def make_stretch(steps: Ints, held: Ints) -> GrowthStretch:
+def make_stretch(steps: Ints, held: Ints, tokens: Ints | None = None) -> GrowthStretch:
     """Return readings of no process."""
-    rows = np.zeros(len(steps) - 1, [("step", np.int64)])
-    rows["step"] = steps[1:]
+    rows = np.zeros(len(steps) - 1, [("step", np.int64), ("tokens", np.int64), ("rows", np.int64)])
+    rows["step"], rows["tokens"] = steps[1:], 1000 if tokens is None else tokens[1:]
     return GrowthStretch(None, 0, int(steps[0]), rows, held)  # type: ignore[arg-type]
 
 
@@ -122,3 +122,20 @@ def test_what_is_allocated_once_for_each_new_shape_does_not_keep_its_pace() -> N
     steps = np.arange(2000)
     longest = np.maximum.accumulate(random.integers(100, 5000, len(steps)))
     assert not make_stretch(steps, longest * MIB).keeps_pace
+
+
+@pytest.mark.parametrize(
+    ("leaked", "curriculum", "is_known", "by_batches"),
+    [(8, 0, True, False), (0, 0, True, True), (0, 10, True, True), (8, 10, True, True), (8, 0, False, True)],
+)
+def test_a_leak_is_told_from_batches_of_many_sizes(
+    *, leaked: int, curriculum: int, is_known: bool, by_batches: bool
+) -> None:
+    """The last batch's logits are alive after each step. Where the sizes are unknown, or rise by themselves: silence."""
+    random, steps = np.random.default_rng(5), np.arange(96)
+    tokens = random.integers(100, 500, len(steps)) + curriculum * steps
+    stretch = make_stretch(steps, (1000 + tokens + leaked * steps) * MIB, tokens if is_known else -tokens)
+    assert stretch.is_by_batches is by_batches
+    if leaked and not curriculum:
+        assert stretch.slope == pytest.approx(leaked * MIB, rel=0.25)
+        assert stretch.keeps_pace

@@ -13,6 +13,8 @@ from zerotop_probe.recording.event_values import CREEP, EVALUATION, PEAK
 # Memory creeps if it has risen this many times without falling, and by this many bytes. Some loops keep something in every
 # tenth step: a look takes as many steps as lie between two rises, at most these, and one more.
 _CREEP_RISES, _MOST_LEVEL = 6, 12
+# Where it falls, too, because batches differ: the least of this many readings rises each time.
+_LOW_READINGS = 8
 _CREEP_BYTES = 16 << 20
 # A new peak is higher than those seen before by this share and these bytes, in each of this many steps.
 _PEAK_SHARE = 0.05
@@ -49,6 +51,8 @@ class MemoryWatch:
         self._step_allocations = 0
         self._rises = self._readings = 0  # without a fall
         self._base_bytes = 0  # held before them
+        self._some_held: list[int] = []  # the last readings, less than _LOW_READINGS
+        self._lows: list[int] = []  # the least of those before
         self._last_peaks: list[int] = []
         self._known_peaks = {PEAK: 0, EVALUATION: 0}  # of the steps and evaluations that were looked at
         self._evaluation_peak = 0  # of the last evaluation
@@ -90,6 +94,9 @@ class MemoryWatch:
         elif memory.held < self._last.held:
             self._rises = 0
         self._readings += 1
+        self._some_held.append(memory.held)
+        if len(self._some_held) == _LOW_READINGS:
+            self._lows, self._some_held = [*self._lows, min(self._some_held)][-_CREEP_RISES - 1 :], []
         self._last_peaks = [*self._last_peaks, memory.peak][-_PEAK_STEPS:]
         steps, self._last_step = max(1, step - self._last_step), step
         self._step_allocations = max(0, memory.allocations - self._last.allocations) // steps
@@ -97,15 +104,21 @@ class MemoryWatch:
 
     def _find_reason(self, time_ns: int) -> str:
         is_growing = self._rises >= _CREEP_RISES and self._last.held - self._base_bytes >= _CREEP_BYTES
-        if is_growing and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
+        if (is_growing or self._rises_below()) and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
             return CREEP
         is_higher = self._steps > _FIRST_STEPS and _is_higher(min(self._last_peaks), self._known_peaks[PEAK])
         return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
+
+    def _rises_below(self) -> bool:
+        is_rising = len(self._lows) > _CREEP_RISES and all(low < high for low, high in zip(self._lows, self._lows[1:]))
+        return is_rising and self._lows[-1] - self._lows[0] >= _CREEP_BYTES
 
     def _count_look_steps(self, why: str) -> int:
         """Return the steps of a look: whether a block stays shows in the step after the one that has allocated it."""
         if why == PEAK:
             return 1
+        if self._rises < _CREEP_RISES:
+            return 2
         return 1 + min(_MOST_LEVEL, self._readings // (self._rises - 1))
 
     def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:

@@ -18,6 +18,7 @@ from zerotop.analysis.annotations.support.memory.growing_readings import (
     SPARSE_RECORDS,
     GrowthStretch,
     MemoryReadings,
+    measure_slope,
     read_stretches,
 )
 from zerotop.analysis.annotations.support.memory.looks import await_look
@@ -189,9 +190,7 @@ def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False
-    growth = np.diff(held[inside])
-    slope = growth.sum() / max(1, np.ptp(rows["step"][inside]))
-    return bool((growth >= 0).all() and stretch.slope / 2 < slope < stretch.slope * 2)
+    return stretch.slope / 2 < measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
 
 
 def _build_finding(creep: _Creep, found: _Found) -> Annotation:

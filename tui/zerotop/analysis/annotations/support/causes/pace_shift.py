@@ -152,6 +152,8 @@ class PaceShift:
         """The phase that changed by more than a slower core explains, and carries most of the change."""
         # Steps with phases that changed by far more than the others do not stand for these.
         most = _MOST_CARRIED * abs(self.added_s)
+        if abs(sum(self.parts.values())) > most:
+            return ""
         excess = self._measure_excess()
         far = {name: one for name, one in excess.items() if abs(one) <= most and self.is_far(name)}
         return self._find_largest(far, _CARRIED_SHARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.trend import TrendFinder
 from zerotop.session.steps.growable_array import GrowingArray
 
 # Rises in a row. A leak grows in every step, or in every tenth, where the loop logs: between two rises memory never falls.
@@ -19,6 +22,11 @@ CREEP_STEPS = 12
 # In the later half of a rise with level parts, memory grows by at least this share of what the earlier half added: what is
 # allocated once for each new shape of a batch comes ever more rarely.
 _LATER_SHARE = 0.5
+# Where batches differ in size, and with them what a step leaves: blocks of readings in order, by how much each is higher
+# than the one before (a share of an even rise), and the part of the rise that is left without the batches' sizes.
+_TREND_BLOCKS, _TREND_EVENNESS, _OWN_SHARE = 6, 0.2, 0.5
+# Sizes that grow with the steps themselves, as in a curriculum, explain everything: they cannot be told from a leak.
+_MOST_ALIKE = 0.8
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
 # Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
@@ -39,24 +47,48 @@ class GrowthStretch(NamedTuple):
     held: Ints
 
     @property
+    def steps(self) -> Ints:
+        """The steps after which the bytes were held, shape (n + 1,)."""
+        return np.concatenate([[self.before_step], self.rows["step"]])
+
+    @property
     def slope(self) -> float:
-        """The usual growth in bytes a step, from each rise to the next."""
-        steps = np.concatenate([[self.before_step], self.rows["step"]])
-        rises = np.flatnonzero(np.diff(self.held, prepend=-1))
-        return float(np.median(np.diff(self.held[rises]) / np.maximum(1, np.diff(steps[rises]))))
+        """The growth in bytes a step."""
+        return measure_slope(self.steps, self.held)
 
     @property
     def longest_level(self) -> int:
-        """The most steps from a rise to the next."""
-        return int(np.diff(self.rows["step"][np.diff(self.held) > 0], prepend=self.before_step).max(initial=1))
+        """The most steps between two new maxima."""
+        steps = self.steps
+        highest = np.maximum.accumulate(self.held)
+        return int(np.diff(steps[np.diff(highest, prepend=-1) > 0]).max(initial=1))
 
     @property
     def keeps_pace(self) -> bool:
         """Whether memory grows in each step, or about as fast in the later half as in the earlier one."""
-        if (np.diff(self.held) > 0).all():
+        rises, half = np.diff(self.held), len(self.held) // 2
+        if (rises > 0).all():
             return True
-        middle = int(np.searchsorted(self.rows["step"], (self.before_step + int(self.rows["step"][-1])) // 2, "right"))
+        if (rises < 0).any():
+            earlier, later = (measure_slope(self.steps[part], self.held[part]) for part in (slice(half), slice(half, None)))
+            return later >= _LATER_SHARE * earlier > 0
+        middle = int(np.searchsorted(self.steps, (self.before_step + int(self.rows["step"][-1])) // 2, "right")) - 1
         return bool(self.held[-1] - self.held[middle] >= _LATER_SHARE * (self.held[middle] - self.held[0]))
+
+    @property
+    def is_by_batches(self) -> bool:
+        """Whether larger batches may be the reason, of which some is still alive after a step."""
+        known = [self.rows[name] for name in ("tokens", "rows") if (self.rows[name] > 0).all()]
+        if not known:
+            return True
+        sizes, steps, held = (np.asarray(one, np.float64) for one in (known[0], self.rows["step"], self.held[1:]))
+        if not np.ptp(sizes):
+            return False
+        if abs(float(np.corrcoef(sizes, steps)[0, 1])) > _MOST_ALIKE:
+            return True
+        terms = np.stack([np.ones(len(steps)), sizes, steps], axis=1)
+        grown = float(np.linalg.lstsq(terms, held)[0][2]) * np.ptp(steps)
+        return bool(grown < _OWN_SHARE * self.slope * np.ptp(steps))
 
     @property
     def last_step(self) -> int | None:
@@ -79,6 +111,19 @@ class GrowthStretch(NamedTuple):
     @property
     def end_ns(self) -> int:
         return int(self.rows["end_unix_ns"][-1])
+
+
+def measure_slope(steps: Ints, held: Ints) -> float:
+    """Return the growth in bytes a step: the usual one from a rise to the next; between the ends where memory falls."""
+    if (np.diff(held) < 0).any():
+        ends = slice(max(1, len(held) // _TREND_BLOCKS)), slice(-max(1, len(held) // _TREND_BLOCKS), None)
+        (first, last), (low, high) = ([float(np.median(one[end])) for end in ends] for one in (steps, held))
+        return (high - low) / max(1.0, last - first)
+    rises = np.flatnonzero(np.diff(held, prepend=-1))
+    return float(np.median(np.diff(held[rises]) / np.maximum(1, np.diff(steps[rises])))) if len(rises) > 1 else 0.0
+
+
+_new_trend_finder = partial(TrendFinder, _TREND_BLOCKS, _TREND_EVENNESS)
 
 
 @dataclass
@@ -104,6 +149,11 @@ class MemoryReadings:
     def __init__(self) -> None:
         self._searched = 0
         self._indices, self._held, self._changes = GrowingArray(np.int64), GrowingArray(np.int64), GrowingArray(np.int64)
+
+    @property
+    def held(self) -> Ints:
+        """The bytes of all readings."""
+        return self._held.rows
 
     def read_new(self, process: Process) -> None:
         fresh = process.steps[self._searched :]
@@ -148,6 +198,10 @@ def read_stretches(process: Process) -> list[GrowthStretch]:
         for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).keeps_pace):
             stretches.append(readings.select_rise(process, begin, end))
         state.steps_read += len(steps)
+    for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
+        rise = readings.select_stretch(process, trend.begin, trend.end)
+        if (np.diff(rise.held) < 0).any() and rise.keeps_pace and not rise.is_by_batches:
+            stretches.append(rise)
     return stretches
 
 
