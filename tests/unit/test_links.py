@@ -13,7 +13,7 @@ import recordings
 from zerotop import cli
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations, link_findings, order_by_cause
 from zerotop.analysis.annotations.support.annotation import FindingKind
-from zerotop.analysis.annotations.support.links import drop_repeats
+from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.session_report import read_session_report
 from zerotop.report.session_page import write_session_page
@@ -139,7 +139,7 @@ def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:
     rise = make_finding("iteration_drift", 29, before_s=0.16, after_s=0.76, data_change_s=0.41)
     rise = dataclasses.replace(rise, end_ns=rise.begin_ns + 48 * 10**9, known_ns=rise.begin_ns + 48 * 10**9)
-    assert drop_repeats([make_finding("data_stall", 36, data_s=0.24), rise]) == (
+    assert drop_superseded([make_finding("data_stall", 36, data_s=0.24), rise]) == (
         make_finding("data_stall", 36, data_s=0.24),
     )
     for kept in (
@@ -148,6 +148,6 @@ def test_a_rise_that_came_in_one_step_is_told_once() -> None:
         make_finding("data_stall", 36, (1,), data_s=0.24),
         make_finding("iteration_shift", 36, before_s=0.2, after_s=0.4),
     ):
-        assert drop_repeats([kept, rise]) == (kept, rise)
+        assert drop_superseded([kept, rise]) == (kept, rise)
     jump = make_finding("iteration_shift", 36, before_s=0.2, after_s=0.6)
-    assert drop_repeats([jump, rise]) == (jump,)
+    assert drop_superseded([jump, rise]) == (jump,)

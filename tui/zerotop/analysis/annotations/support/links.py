@@ -283,12 +283,13 @@ _REPEATS = (
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
-    *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )
-# Findings about a moment that turned out to be the begin of something that lasts, and hangs told again with other ranks.
+# Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
+# slow rises that were a jump.
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
+    *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )

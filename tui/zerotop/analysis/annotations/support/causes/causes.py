@@ -232,5 +232,6 @@ _DRIFT_CHECKS: tuple[_Check, ...] = (
     host_causes.check_others,
     host_causes.check_crowding,
     _check_late_rank,
+    gpu_causes.check_neighbours,
     _check_growth,
 )
