@@ -22,6 +22,8 @@ CREEP_STEPS = 12
 # In the later half of a rise with level parts, memory grows by at least this share of what the earlier half added: what is
 # allocated once for each new shape of a batch comes ever more rarely.
 _LATER_SHARE = 0.5
+# A rise before a level of so many times the usual readings is another one.
+_LONG_LEVELS = 4
 # Where batches differ in size, and with them what a step leaves: blocks of readings in order, by how much each is higher
 # than the one before (a share of an even rise), and the part of the rise that is left without the batches' sizes.
 _TREND_BLOCKS, _TREND_EVENNESS, _OWN_SHARE = 6, 0.2, 0.5
@@ -62,6 +64,12 @@ class GrowthStretch(NamedTuple):
         steps = self.steps
         highest = np.maximum.accumulate(self.held)
         return int(np.diff(steps[np.diff(highest, prepend=-1) > 0]).max(initial=1))
+
+    @property
+    def is_creep(self) -> bool:
+        """Whether it has enough rises and bytes, and continues."""
+        is_enough = len(self.rows) >= _EVEN_RISES and self.held[-1] - self.held[0] >= CREEP_BYTES
+        return bool(is_enough) and self.keeps_pace
 
     @property
     def keeps_pace(self) -> bool:
@@ -180,8 +188,12 @@ class MemoryReadings:
         return process.steps["step"][self._indices.rows[changes]], self._held.rows[changes]
 
     def select_rise(self, process: Process, begin: int, end: int) -> GrowthStretch:
-        """Return the stretch from the last reading before a change, after the change ``begin``, to the change ``end``."""
-        return self.select_stretch(process, int(self._changes.rows[begin + 1]) - 1, int(self._changes.rows[end]) + 1)
+        """Return the stretch between two changes, from the reading before its first rise but for one long before."""
+        rises = self._changes.rows[begin + 1 : end + 1]
+        levels = np.diff(rises)
+        alone = np.flatnonzero(levels > _LONG_LEVELS * np.median(levels)) if len(levels) else levels
+        first = int(alone[-1]) + 1 if len(alone) else 0
+        return self.select_stretch(process, int(rises[first]) - 1, int(rises[-1]) + 1)
 
     def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
         rows, held = self.select(process, begin, end)
@@ -195,7 +207,7 @@ def read_stretches(process: Process) -> list[GrowthStretch]:
     readings.read_new(process)
     steps, held = readings.select_changes(process, state.steps_read)
     if len(steps):
-        for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).keeps_pace):
+        for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).is_creep):
             stretches.append(readings.select_rise(process, begin, end))
         state.steps_read += len(steps)
     for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
