@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.watching_cost import describe_share
@@ -40,12 +41,22 @@ def _describe_steps(view: LiveView) -> list[str]:
     seconds = view.iterations.iteration_s
     if np.isnan(seconds).all():
         return []
-    phases = ", ".join(f"{name} {np.nanmedian(values):.3f}" for name, values in view.iterations.phase_s.items())
     return [
         f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.nanmedian(seconds):.3f} s per iteration,"
         f" slowest {np.nanmax(seconds):.3f} s at step {view.iterations.step[np.nanargmax(seconds)]}",
-        f"seconds per phase (median, slowest rank): {phases}",
+        *_describe_phases(view),
     ]
+
+
+def _describe_phases(view: LiveView) -> list[str]:
+    """Return the mean of each phase over the steps that have phases, but for the first step, which prepares much."""
+    phase_s = {name: values[1:] for name, values in view.iterations.phase_s.items() if name != UNSEEN_NAME}
+    known = ~np.isnan(np.sum(list(phase_s.values()), axis=0)) if phase_s else np.empty(0, bool)
+    if not known.any():
+        return []
+    means = {name: float(values[known].mean()) for name, values in phase_s.items()}
+    phases = " + ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+    return [f"seconds per phase (mean of {format_count(int(known.sum()), 'step')}): {phases} = {sum(means.values()):.3f}"]
 
 
 def _describe_worst_finding(run: RecordedRun) -> list[str]:
