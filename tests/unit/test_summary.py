@@ -44,7 +44,8 @@ def test_what_was_measured(tmp_path: Path) -> None:
     assert summarize_session(read_recording(tmp_path)).splitlines() == [
         "tiny, 3.4 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 4 x 1 x 2 (micro-batch x accumulation x ranks)",
         "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
-        "seconds per phase (mean of 1 step): data 0.000 + forward 0.000 + backward 0.000 + step 20.000 + other 0.000 = 20.000",
+        "seconds per phase (mean of 1 step): "
+        "data 0.000 + forward 0.000 + backward 0.000 + step 20.000 + other 0.000 = 20.000",
         "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
         "watching costs 0.10 % of the time, and 1.00 s once; 15 records, 0 lost",
         "GPU 0 H200: 1.00 GiB of 8.00 GiB in use at the end",
