@@ -143,7 +143,8 @@ class DetailBudget:
         weight = 0.5 if duration_ns < self._usual_ns else _WEIGHT
         self._usual_ns += (duration_ns - self._usual_ns) * weight if self._usual_ns else duration_ns
         self._threads_share += (threads_ns / max(1, elapsed_ns) - self._threads_share) * _WEIGHT
-        step_ns, usual_ns = hooks_ns / steps, self._costs_ns[self.detail]
+        # What was moved to the one-time costs may be added later than it was taken away.
+        step_ns, usual_ns = max(0, hooks_ns) / steps, self._costs_ns[self.detail]
         probable_ns = min(step_ns, _MOST_TIMES * usual_ns) if usual_ns else step_ns
         self._costs_ns[self.detail] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
         self._limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)

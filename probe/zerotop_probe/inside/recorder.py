@@ -273,7 +273,7 @@ class Recorder:
                 last_ns, steps = time_ns - counting.begin_ns, span.step + 1 - counting.first_step
                 counting.stop()
                 counting.was_on = False
-                self.counted.take_cost()
+            self.counted.take_cost()
             can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
             next_step, meter = span.step + 1, self._meter
             allowed = next_step if can_count else None
