@@ -453,6 +453,21 @@ def test_hooks_that_pytorch_calls_are_known(frames: list[Any], is_hook: bool) ->
     assert found.is_hook == is_hook
 
 
+def test_an_evaluation_is_at_the_line_that_calls_the_model() -> None:
+    module = ("torch/nn/modules/module.py", 1790, "Module._call_impl", False)
+    called = [("train.py", 43, "Block.forward", True), module, ("train.py", 73, "Model.forward", True), module]
+    outside = [("train.py", 228, "generate", True), ("train.py", 281, "main", True)]
+    frames = [SampledFrame(dict(zip(("file", "line", "function", "own"), one, strict=True))) for one in (*called, *outside)]
+    stack = SampledStack({"frames": list(range(len(frames))), "call": "linear"})
+    for wanted, line in ((False, 43), (True, 228)):
+        found = find_own(frames, stack, outside_model=wanted)
+        assert found is not None
+        assert found.line == line
+    between = find_own(frames, SampledStack({"frames": [4, 5], "call": "sort"}), outside_model=True)
+    assert between is not None
+    assert (between.line, between.callees) == (228, ("sort",))
+
+
 @pytest.mark.parametrize(
     ("callees", "is_lock"),
     [(("__enter__",), True), (("acquire",), True), (("queue.Queue.get", "threading.Condition.wait", "acquire"), False)],

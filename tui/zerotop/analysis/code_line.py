@@ -75,14 +75,21 @@ def read_line(place: CodePlace) -> CodeLine | None:
 
 
 # Files of PyTorch that call hooks, and the functions of own classes that they call for the computing itself.
-_HOOK_CALLERS = ("torch/nn/modules/module.py", "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
+_MODULE_CALLER = "torch/nn/modules/module.py"
+_HOOK_CALLERS = (_MODULE_CALLER, "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
 _COMPUTING = ("forward", "backward", "step")
 
 
-def find_own(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
-    """Return the innermost own frame of a stack of an event; None without one."""
+def find_own(frames: Sequence[SampledFrame], stack: SampledStack, *, outside_model: bool = False) -> OwnFrame | None:
+    """Return the innermost own frame of a stack of an event; None without one.
+
+    ``outside_model``: the frame that calls the model, where a stack goes through one.
+    """
     callees = [stack.call] if stack.call else []
     numbers = stack.frames
+    if outside_model:
+        calls = [depth for depth, number in enumerate(numbers) if 0 <= number < len(frames) and _calls_model(frames[number])]
+        numbers, callees = (numbers[calls[-1] + 1 :], []) if calls else (numbers, callees)
     for depth, number in enumerate(numbers):
         if not 0 <= number < len(frames):
             return None
@@ -94,6 +101,10 @@ def find_own(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | 
             return own if is_clean else None
         callees.insert(0, name_function(frame.file, frame.function))
     return None
+
+
+def _calls_model(frame: SampledFrame) -> bool:
+    return frame.file == _MODULE_CALLER and not frame.own
 
 
 def _is_hook(frames: Sequence[SampledFrame]) -> bool:

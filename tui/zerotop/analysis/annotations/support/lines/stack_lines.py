@@ -88,7 +88,7 @@ class Delay(NamedTuple):
     callee: str = ""  # a function that the line must call
     patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
     slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
-    is_all_work: bool = False  # whether lines that train or evaluate count, too
+    is_all_work: bool = False  # an evaluation: lines that compute count, too, and those that call the model
     is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
 
 
@@ -105,7 +105,7 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     for event in _select_events(delay, known_ns):
         if why and event.why != why:
             continue
-        for stack, found in select_stacks(event, where):
+        for stack, found in select_stacks(event, where, outside_model=delay.is_all_work):
             if callee and (found is None or callee not in found.callees):
                 continue
             weight = stack.seconds or 0.0
@@ -140,14 +140,16 @@ def read_new_stacks(process: Process, key: str, places: Container[str], why: str
     return [event for event in fresh if event.where in places and event.why == why]
 
 
-def select_stacks(event: Stacks, where: str) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
-    """Yield an event's stacks in a place, with their frame of the job's own code.
+def select_stacks(
+    event: Stacks, where: str, *, outside_model: bool = False
+) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
+    """Yield an event's stacks in a place, with their frame of the job's own code, or that which calls the model.
 
     For a counted step, the functions of a stack show whether it is between the phases.
     """
     frames = event.frames
     for stack in event.stacks:
-        found = find_own(frames, stack)
+        found = find_own(frames, stack, outside_model=outside_model)
         if event.where == where or (
             found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)
         ):
