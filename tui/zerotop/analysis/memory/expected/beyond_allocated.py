@@ -83,7 +83,7 @@ def estimate_memory(
     spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
-    context = _find_context(gpu, setup)
+    context = find_context(gpu, setup)
     likely = max(_add_segments(moment, setup, work) for moment in moments)
     text = (
         f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
@@ -92,10 +92,10 @@ def estimate_memory(
         f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
     )
     reserved = Interval(max(low * peak, _RESERVED_SPREAD[0] * likely), likely, _RESERVED_SPREAD[1] * likely, text)
-    device = _add(reserved, context, "reserved + context")
+    device = add_intervals(reserved, context, "reserved + context")
     if gpu_bytes is not None:
         reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
-    rows = tuple(_list_host(setup))
+    rows = tuple(list_host_rows(setup))
     pinned = sum(row.bytes for row in rows)
     host = Interval(
         _PROCESS[0] + _SPREAD_PINNED[0] * pinned,
@@ -107,7 +107,7 @@ def estimate_memory(
     return JobMemory(moments, allocated, reserved, context, device, host, rows, stuck)
 
 
-def _add(one: Interval, other: Interval, formula: str) -> Interval:
+def add_intervals(one: Interval, other: Interval, formula: str) -> Interval:
     return Interval(one.low + other.low, one.likely + other.likely, one.high + other.high, formula)
 
 
@@ -145,14 +145,14 @@ def _sum_rows(moment: PeakMoment, *names: str) -> float:
     return sum(row.bytes for row in moment.rows if row.name in names)
 
 
-def _find_context(gpu: str, setup: EngineSetup) -> Interval:
+def find_context(gpu: str, setup: EngineSetup) -> Interval:
     name = next((name for name in _CONTEXTS if name in gpu.upper()), "")
     text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
     context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
-    return _add(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
+    return add_intervals(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
 
 
-def _list_host(setup: EngineSetup) -> list[MemoryRow]:
+def list_host_rows(setup: EngineSetup) -> list[MemoryRow]:
     """Return what a rank offloads to host memory.
 
     PyTorch rounds pinned blocks up to a power of two (``CachingHostAllocator``): those of gradients and master weights, and
