@@ -17,15 +17,28 @@ from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
+from zerotop.analysis.memory.expected.beyond_allocated import Interval
 from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.what_if import predict_memory
+from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.session.reader import Session
 
 _ROOT = Path(__file__).parent.parent
 _FOLDERS = (_ROOT / "tests" / "recordings", _ROOT.parent.parent / "shared" / "recordings")
 # Their memory changes during the run for a reason that was planted, or a switch of dtype or of checkpointing was.
-_PLANTED = ("leak", "fp32", "logits_kept", "checkpointing_off", "ctx0", "streams", "lines-", "foreach", "counted", "unfreeze")
+_PLANTED = (
+    "leak",
+    "fp32",
+    "logits_kept",
+    "checkpointing_off",
+    "ctx0",
+    "streams",
+    "lines-",
+    "foreach",
+    "counted",
+    "unfreeze",
+)
 # Recordings whose batch or length changes before a step: both settings count.
 _CHANGES = {"bigger": 24, "longer": 24, "gpu-long": 20}
 
@@ -43,6 +56,12 @@ def read_baselines(folders: Sequence[Path]) -> Iterator[tuple[str, Baseline]]:
             yield path.stem + (f" until step {step}" if step else ""), found
             if path.stem not in _CHANGES:
                 break
+
+
+def is_disturbed(*names: str) -> bool:
+    """Return whether the time of a recording was changed on purpose."""
+    words = ("slow", "gc", "late", "straggler", "empty", "save", "threads", "generate", "others")
+    return any(word in name for name in names for word in words)
 
 
 def name_change(one: Baseline, other: Baseline) -> str:
@@ -97,11 +116,21 @@ def main() -> None:
             figures.append(("NVML", memory.device, target.nvml, base.nvml - base.peak + peers))
         if base.host_rss and target.host_rss:
             figures.append(("host", memory.host, target.host_rss, base.host_rss))
+        time = predict_time(base, setup, work, target.nodes)
+        if time.rows and base.times is not None and target.times is not None and not is_disturbed(name, target_name):
+            low, likely, high = time.seconds
+            seconds = target.times.iteration
+            share = work.tokens * work.accumulation / max(1, base.work.tokens * base.work.accumulation)
+            figures.append(("time", Interval(low, likely, high, ""), seconds, share * base.times.iteration))
         for figure, part, truth, peer in figures:
             error = part.likely / truth - 1
-            errors[figure, change].append((abs(error), abs(peer / truth - 1), part.low * 0.999 <= truth <= part.high * 1.001))
+            errors[figure, change].append(
+                (abs(error), abs(peer / truth - 1), part.low * 0.999 <= truth <= part.high * 1.001)
+            )
+            unit = 1 if figure == "time" else 1e9
             if options.rows:
-                print(f"{change:14}{name:26}{target_name:26}{figure:10}{part.likely / 1e9:8.2f}{truth / 1e9:8.2f}{error:+8.1%}")
+                sizes = f"{part.likely / unit:8.2f}{truth / unit:8.2f}{error:+8.1%}"
+                print(f"{change:14}{name:26}{target_name:26}{figure:10}{sizes}")
         fits[0] += 1
     print("| | what changes | pairs | mean | median | max | in the interval | states exchanged: mean |")
     print("|---|---|---|---|---|---|---|---|")

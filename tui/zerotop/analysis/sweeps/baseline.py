@@ -6,7 +6,7 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.at import find_gpu_name
 from zerotop.session.moments.devices import locate_allocators
@@ -26,8 +27,10 @@ from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
 _MOST_STEPS = 8  # that stand for a setting
-_FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHASE_CODE["step"]
-_OUTSIDE = frozenset(PHASE_CODE[name] for name in ("init", "eval", "checkpoint_save", "checkpoint_load"))
+_STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
+_UPDATES = frozenset(
+    PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+)
 
 
 class NoBaselineError(Exception):
@@ -80,7 +83,6 @@ class Baseline:
     nvml: int | None  # of the process
     host_rss: int | None  # of one rank
     times: StepTimes | None
-    step_cores: float | None
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
 
     @property
@@ -96,30 +98,30 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
     setup = parse_setup(engine)
     name = session.name
     if setup is None:
-        raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown.")
+        raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
     if engine.pipeline is not None:
-        raise NoBaselineError(f"{name} trains in a pipeline, whose stages hold different layers: there is no formula for it.")
+        raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
     table = StepTable(session)
     table.update()
     ranks = [process for process in table.rank_steps if len(process.step_rows)]
     if not ranks:
-        raise NoBaselineError(f"{name} has no finished step. Record a few steps; `zerotop estimate MODEL` needs no run.")
+        raise NoBaselineError(f"{name} has no finished step. Record a few steps; `zerotop estimate MODEL` needs no run")
     gpus = locate_allocators(at)
     if not gpus:
         raise NoBaselineError(
-            f"{name} trained without a GPU, so it has no figures of GPU memory. `zerotop estimate MODEL` needs no run."
+            f"{name} has no readings of a GPU's allocator, as on a CPU. `zerotop estimate MODEL` needs no run"
         )
     allocators = {identify_process(source): source for source in gpus}
     found = [
         (process, source, *moments)
         for process in ranks
         if (source := allocators.get(identify_process(process.source))) is not None
-        and (moments := _read_moments(process, source, until_step)) is not None
+        and (moments := _read_moments(process, source, setup, until_step)) is not None
     ]
     if not found:
         raise NoBaselineError(
-            f"{name} has no training step with the memory of its phases and an update of the weights: short steps are recorded"
-            " in light detail. Record with a larger --budget, or for longer."
+            f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
+            " light detail: record with a larger --budget, or for longer"
         )
     _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
     key = gpus[source]
@@ -149,7 +151,6 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         nvml=nvml if nvml > reserved else None,
         host_rss=host if host > 0 else None,
         times=_measure_times([one[2] for one in found]),
-        step_cores=None,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
     )
 
@@ -175,62 +176,53 @@ def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:
 
 
 def _read_moments(
-    process: RankSteps, source: Source, until_step: int | None
+    process: RankSteps, source: Source, setup: EngineSetup, until_step: int | None
 ) -> tuple[Rows, MicroStep, MicroStep, int] | None:
-    """Return the steps that stand for the setting, and the highest of each moment in them."""
+    """Return the steps that stand for the setting, and the highest of each moment in them; None if they lack an edge."""
     steps = _choose_steps(process, until_step)
-    readings = source.array
-    chosen = readings[np.isin(readings["step"], steps["step"])]
-    if not len(steps) or not len(chosen):
+    if not len(steps):
         return None
+    readings = source.array[np.isin(source.array["step"], steps["step"])]
     last = int(steps[-1]["micro_steps"]) - 1
-    micros = [_read_micro_step(readings, steps["step"], number) for number in dict.fromkeys((0, last))]
-    complete = [micro for micro in micros if micro is not None]
-    if len(complete) < len(micros):
+    micros = [_read_micro_step(readings, number) for number in (0, last)]
+    if micros[0] is None or micros[1] is None:
         return None
-    in_step = ~np.isin(chosen["phase"], [*_OUTSIDE, _FORWARD, _BACKWARD]) & (chosen["micro_step"] >= 0)
-    in_step &= chosen["edge"] != BEGIN
-    after = chosen[in_step]
-    step_phase = after[np.isin(after["phase"], [code for code in np.unique(after["phase"]) if _is_update(int(code))])]
-    peak = int(step_phase["allocated_peak_bytes"].max()) if len(step_phase) else 0
-    return steps, complete[0], complete[-1], peak
+    first = micros[0]
+    gradients = setup.bytes_each * setup.trainable // (setup.ranks if setup.stage == 3 else 1)
+    states = sum(size for name, size in compute_expected(setup).gpu.items() if name != GRADIENTS)
+    is_with_gradients = first.kept >= first.backward_end and first.kept - gradients >= _STATES_SHARE * states
+    if setup.is_loop and last == 0 and is_with_gradients:
+        # The script frees the gradients between the last reading of a step and the next forward.
+        first = replace(first, kept=first.kept - gradients)
+    updates = readings[np.isin(readings["phase"], list(_UPDATES)) & (readings["edge"] != BEGIN)]
+    peak = int(updates["allocated_peak_bytes"].max(initial=0))
+    return steps, first, micros[1] if last else first, peak
 
 
-def _is_update(code: int) -> bool:
-    return code == _STEP or code in _UPDATE_CODES
-
-
-_UPDATE_CODES = frozenset(
-    PHASE_CODE[name] for name in ("optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
-)
-
-
-def _read_micro_step(readings: NDArray[Any], steps: NDArray[Any], number: int) -> MicroStep | None:
+def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
     """Return the highest of each moment over the micro-batches of that number; None if they lack an edge."""
-    is_own = np.isin(readings["step"], steps) & (readings["micro_step"] == number)
-    forwards = np.flatnonzero(is_own & (readings["phase"] == _FORWARD) & (readings["edge"] == END))
-    backwards = np.flatnonzero(is_own & (readings["phase"] == _BACKWARD) & (readings["edge"] == END))
-    if not len(forwards) or not len(backwards):
+    is_own = readings["micro_step"] == number
+
+    def select(*phases: str, edge: int | None = None) -> NDArray[np.bool_]:
+        selected: NDArray[np.bool_] = is_own & np.isin(readings["phase"], [PHASE_CODE[phase] for phase in phases])
+        return selected & (readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN)
+
+    forward_ends, backward_ends = select("forward", edge=END), select("backward", edge=END)
+    if not forward_ends.any() or not backward_ends.any():
         return None
-    begins = is_own & (readings["phase"] == _FORWARD) & (readings["edge"] == BEGIN)
-    kept = readings["allocated_bytes"][begins]
+    kept = readings["allocated_bytes"][select("forward", edge=BEGIN)]
     if not len(kept):  # an edge soon after another is not read again
         edges = np.flatnonzero(readings["edge"] != TICK)
-        places = np.searchsorted(edges, forwards) - 1
+        places = np.searchsorted(edges, np.flatnonzero(forward_ends)) - 1
         kept = readings["allocated_bytes"][edges[places[places >= 0]]]
     if not len(kept):
         return None
-    peaks = {
-        code: int(readings["allocated_peak_bytes"][is_own & (readings["phase"] == code) & (readings["edge"] != BEGIN)].max())
-        for code in (_FORWARD, _BACKWARD)
-    }
-    reduced = readings["allocated_peak_bytes"][is_own & (readings["phase"] == PHASE_CODE["reduce"])]
     return MicroStep(
         kept=int(np.median(kept)),
-        forward_end=int(readings["allocated_bytes"][forwards].max()),
-        forward_peak=peaks[_FORWARD],
-        backward_peak=max(peaks[_BACKWARD], int(reduced.max()) if len(reduced) else 0),
-        backward_end=int(readings["allocated_bytes"][backwards].max()),
+        forward_end=int(readings["allocated_bytes"][forward_ends].max()),
+        forward_peak=int(readings["allocated_peak_bytes"][select("forward")].max()),
+        backward_peak=int(readings["allocated_peak_bytes"][select("backward", "reduce")].max()),
+        backward_end=int(readings["allocated_bytes"][backward_ends].max()),
     )
 
 

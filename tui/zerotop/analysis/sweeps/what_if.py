@@ -8,7 +8,7 @@ At the recorded setting each moment is what was measured. The part that differs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerotop.analysis.memory.expected.beyond_allocated import (
     Interval,
@@ -40,9 +40,11 @@ from zerotop.analysis.memory.expected.peak_moments import (
 )
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 
 _STATES_SPREAD, _TOKENS_SPREAD, _LAYERS_SPREAD = 0.03, 0.03, 0.15
 """Of the bytes that differ: of states and buffers, of what scales with tokens, of layers by formula."""
+_LARGEST_SHARE = 0.3  # of all parameters in the largest tensor, where its size was not recorded
 _RESERVED_SPREAD = 0.15  # of reserved memory, where it is not as recorded
 _HOST_SPREAD = 0.1  # of the host memory that differs
 _BEYOND = "beyond the formulas"
@@ -58,6 +60,21 @@ class TokenBytes:
     loss: float  # layers and all copies when the loss's backward holds most
     is_loss_measured: bool  # else another moment was higher
     fixed: float  # of the backward's peak, what no moment explains: perhaps it does not scale
+
+
+def change_setup(setup: EngineSetup, stage: int, offload: str) -> EngineSetup:
+    """Return the setup with another stage and offload mode, one of ``OFFLOAD_DEVICES``."""
+    devices = OFFLOAD_DEVICES[offload]
+    if devices == (setup.offload_optimizer, setup.offload_parameters):
+        return replace(setup, stage=stage)  # with the offloaded share
+    optimizer, parameters = devices
+    return replace(setup, stage=stage, offload_optimizer=optimizer, offload_parameters=parameters, offloaded_share=1.0)
+
+
+def name_offload(setup: EngineSetup) -> str:
+    """Return the offload mode by its name in ``OFFLOAD_DEVICES``; "" for another combination of devices."""
+    devices = (setup.offload_optimizer, setup.offload_parameters)
+    return next((name for name, pair in OFFLOAD_DEVICES.items() if pair == devices), "")
 
 
 def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMemory:
@@ -152,7 +169,9 @@ def _list_moments(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: 
         MemoryRow("logits and loss", (tokens.loss - tokens.layers) * ratio, f"{scaled}: beyond what the forward keeps"),
     ]
     if tokens.fixed:
-        loss.append(MemoryRow("in the backward", tokens.fixed, "measured beyond the loss: a recomputed layer or a reduction"))
+        loss.append(
+            MemoryRow("in the backward", tokens.fixed, "measured beyond the loss: a recomputed layer or a reduction")
+        )
     kept = [loss[0], *layers]
     bucket = MemoryRow("reduce bucket", _find_bucket(setup, work), "bytes of a parameter x reduce_bucket_size")
     moments = [PeakMoment(LOSS, (*static, *gathered, *held, *loss))]
@@ -195,18 +214,12 @@ def _change_layers(
     if base.shape is None:
         raise NoBaselineError(
             f"{base.name} does not have the sizes of its layers, which another checkpointing or dtype needs: record with"
-            " this version, or give the model to `zerotop estimate MODEL`."
+            " this version, or give the model to `zerotop estimate MODEL`"
         )
-    before = keep_layers(base.shape, base.setup, _replace_work(work, checkpointing=old))
+    before = keep_layers(base.shape, base.setup, replace(work, checkpointing=old))
     after = keep_layers(base.shape, setup, work)
     change = MemoryRow("layers at the new setting", after.bytes - before.bytes, f"{after.formula}, less {before.formula}")
     return [change], list_layer(base.shape, setup, work)
-
-
-def _replace_work(work: Workload, *, checkpointing: str) -> Workload:
-    from dataclasses import replace
-
-    return replace(work, checkpointing=checkpointing)
 
 
 def _list_update_beyond(base: Baseline, setup: EngineSetup) -> Iterator[MemoryRow]:
@@ -222,9 +235,7 @@ def _list_update_beyond(base: Baseline, setup: EngineSetup) -> Iterator[MemoryRo
 # --- intervals and what is not allocated -----------------------------------------------------------------------------------
 
 
-def _find_width(
-    base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Workload, moment: PeakMoment
-) -> float:
+def _find_width(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Workload, moment: PeakMoment) -> float:
     """Return half the interval of allocated: of the rows of the deciding moment that differ from the recorded setting."""
     before = {row.name: row.bytes for one in _list_moments(base, tokens, base.setup, base.work)[:1] for row in one.rows}
     width = 0.0
@@ -233,6 +244,8 @@ def _find_width(
         by_tokens = row.name in ("activations", "logits and loss", _BEYOND)
         by_layers = row.name in ("layers at the new setting", "recomputed layer", "gradients in a layer")
         width += change * (_LAYERS_SPREAD if by_layers else _TOKENS_SPREAD if by_tokens else _STATES_SPREAD)
+    if setup.offload_optimizer != base.setup.offload_optimizer and not setup.largest_layer and setup.stage in (1, 2):
+        width += _LARGEST_SHARE * setup.bytes_each * setup.trainable
     ratio = _count_tokens(work) / _count_tokens(base.work)
     if moment.name == LOSS:
         width += tokens.fixed * abs(ratio - 1)
@@ -263,4 +276,4 @@ def _predict_host(base: Baseline, setup: EngineSetup) -> tuple[Interval, tuple[M
     width = _HOST_SPREAD * abs(change)
     note = "measured" if not change else "measured, and the difference of what is offloaded"
     process = MemoryRow("process", base.host_rss - before, "measured less what is offloaded by the formula")
-    return Interval(likely - width, likely, likely + width, note), (process, *rows)
+    return Interval(max(0.0, likely - width), likely, likely + width, note), (process, *rows)
