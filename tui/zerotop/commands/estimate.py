@@ -77,15 +77,16 @@ def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
         base = read_baseline(Session.open(path))
         setting = choose_setting(base, options)
         hardware = Hardware(setting.gpus, setting.nodes, options.gpu_memory or base.gpu_bytes, base.gpu)
+        own = estimate_job(setting.setup, nodes=setting.nodes)
         rows = []
         for stage, offload in list_options(is_loop=base.setup.is_loop, loop_stage=base.setup.stage):
             setup = change_setup(setting.setup, stage, offload)
-            rows.append(build_option(setup, offload, predict_memory(base, setup, setting.work), hardware))
+            memory = predict_memory(base, setup, setting.work)
+            rows.append(build_option(setup, offload, memory, hardware, own))
     except NoBaselineError as error:
         raise Problem(str(error)) from error
     lines = [describe_baseline(base), f"micro-batch of {setting.work.tokens:,} tokens on each GPU"]
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
-    own = estimate_job(setting.setup, nodes=setting.nodes)
     return _print_options(options, facts, rows, hardware, lines, own)
 
 

@@ -27,6 +27,7 @@ from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
 _MOST_STEPS = 8  # that stand for a setting
+_MOST_VARYING, _MOST_LENGTHS = 64, 3  # steps that are searched for the longest, if the last ones have more lengths
 _STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
 _UPDATES = frozenset(
     PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
@@ -157,7 +158,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
 
 def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:
     """Return the steps of the last setting whose phases were recorded: before the first evaluation, if it has some."""
-    rows = process.phased_steps
+    rows: Rows = process.phased_steps
     if until_step is not None:
         rows = rows[rows["step"] < until_step]
     rows = rows[~rows["light"] & ~rows["skipped"] & (rows["steps"] == 1) & (rows["micro_steps"] > 0)]
@@ -166,13 +167,17 @@ def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:
     if not len(rows):
         return rows
     last = rows[-1]
+    recent = rows[-_MOST_VARYING:]
+    if len(np.unique(recent["tokens"][-_MOST_STEPS:])) > _MOST_LENGTHS:  # lengths vary: the longest decides
+        last = recent[recent["tokens"].argmax()]
     same = np.ones(len(rows), bool)
     for column in ("micro_steps", "rows", "tokens"):
         same &= rows[column] == last[column]
     rows = rows[same]
     evaluated = process.step_rows["step"][process.step_rows["eval_s"] > 0]
-    before = rows[rows["step"] < evaluated[0]] if len(evaluated) else rows
-    return (before if len(before) > 1 else rows)[-_MOST_STEPS:]
+    before: Rows = rows[rows["step"] < evaluated[0]] if len(evaluated) else rows
+    chosen: Rows = (before if len(before) > 1 else rows)[-_MOST_STEPS:]
+    return chosen
 
 
 def _read_moments(
@@ -205,7 +210,8 @@ def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
 
     def select(*phases: str, edge: int | None = None) -> NDArray[np.bool_]:
         selected: NDArray[np.bool_] = is_own & np.isin(readings["phase"], [PHASE_CODE[phase] for phase in phases])
-        return selected & (readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN)
+        selected &= readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN
+        return selected
 
     forward_ends, backward_ends = select("forward", edge=END), select("backward", edge=END)
     if not forward_ends.any() or not backward_ends.any():
@@ -243,8 +249,11 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
     )
 
 
-_KINDS = (("qwen3", "qwen3"), ("qwen2", "qwen2"), ("gpt2", "gpt2"), ("gptneox", "gpt_neox"), ("mistral", "mistral"))
-_KINDS = (*_KINDS, ("llama", "llama"), ("opt", "opt"), ("phi3", "phi3"), ("gemma2", "gemma2"), ("gemma", "gemma"))
+# Families by a part of the model's class name; the first match counts.
+_KINDS: tuple[tuple[str, str], ...] = (
+    *((kind, kind) for kind in ("qwen3", "qwen2", "gpt2", "mixtral", "mistral", "llama", "phi3", "gemma2", "gemma", "opt")),
+    ("gptneox", "gpt_neox"),
+)
 
 
 def _build_shape(engine: EngineFacts) -> ModelShape | None:

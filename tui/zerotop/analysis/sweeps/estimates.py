@@ -15,7 +15,7 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estim
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, is_for_setup
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
 
 _ADAM_STATE = 8  # bytes for each parameter
@@ -52,8 +52,10 @@ class OptionEstimate:
 
     stage: int
     offload: str  # one of OFFLOAD_DEVICES
+    gpu_bytes: int  # model states
     host_bytes: int  # of a node
     nvme_bytes: int  # of a node
+    own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
     memory: JobMemory
     is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
 
@@ -72,18 +74,30 @@ def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]
 
 def estimate_options(model: TrainedModel, hardware: Hardware, shape: ModelShape, work: Workload) -> list[OptionEstimate]:
     """Return the estimates of all options."""
+    own = () if model.is_loop else estimate_all_rows(model, hardware)
     options = []
     for stage, offload in list_options(is_loop=model.is_loop, loop_stage=3 if model.is_sharded else 0):
         setup = build_setup(model, hardware, stage, offload)
         memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
-        options.append(build_option(setup, offload, memory, hardware))
+        options.append(build_option(setup, offload, memory, hardware, own))
     return options
 
 
-def build_option(setup: EngineSetup, offload: str, memory: JobMemory, hardware: Hardware) -> OptionEstimate:
-    """Return an option with the memory of a node."""
-    nvme = sum(compute_expected(setup).nvme.values()) * hardware.gpus
-    return OptionEstimate(setup.stage, offload, round(memory.host.likely) * hardware.gpus, nvme, memory, setup.is_loop)
+def build_option(
+    setup: EngineSetup, offload: str, memory: JobMemory, hardware: Hardware, own: Sequence[Estimate]
+) -> OptionEstimate:
+    """Return an option with the memory of a node, and those of DeepSpeed's estimates that are for it."""
+    expected = compute_expected(setup)
+    return OptionEstimate(
+        setup.stage,
+        offload,
+        gpu_bytes=sum(expected.gpu.values()),
+        host_bytes=round(memory.host.likely) * hardware.gpus,
+        nvme_bytes=sum(expected.nvme.values()) * hardware.gpus,
+        own_estimates=tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload),
+        memory=memory,
+        is_loop=setup.is_loop,
+    )
 
 
 def choose_option(options: Sequence[OptionEstimate], hardware: Hardware) -> OptionEstimate | None:

@@ -187,10 +187,14 @@ def _list_moments(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: 
 
 
 def _list_beyond(base: Baseline, ratio: float) -> Iterator[MemoryRow]:
-    """Yield what lasts beyond the formulas, as outputs that a script holds until the next step: these scale."""
+    """Yield what lasts beyond the formulas.
+
+    Up to the size of 16-bit logits it is an output that the script holds until the next step, which scales with tokens.
+    """
     beyond = base.first.kept - _sum(_list_static(base.setup, base.work))
-    scaled = beyond * ratio if beyond > 0 else beyond
-    yield MemoryRow(_BEYOND, scaled, "measured between steps: buffers, and outputs that the script holds")
+    output = min(max(0.0, beyond), (base.first.forward_peak - base.first.forward_end) / 2)
+    note = "measured between steps: buffers, quantized weights, outputs that the script holds"
+    yield MemoryRow(_BEYOND, beyond + output * (ratio - 1), note)
 
 
 def _list_held(base: Baseline, setup: EngineSetup, work: Workload) -> list[MemoryRow]:

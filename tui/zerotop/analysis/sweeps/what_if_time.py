@@ -43,7 +43,7 @@ class TimePrediction:
     @property
     def seconds(self) -> tuple[float, float, float]:
         """The least, likely and most time."""
-        return tuple(sum(getattr(row, end) for row in self.rows) for end in ("low", "likely", "high"))  # type: ignore[return-value]
+        return sum(row.low for row in self.rows), sum(row.likely for row in self.rows), sum(row.high for row in self.rows)
 
 
 def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> TimePrediction:

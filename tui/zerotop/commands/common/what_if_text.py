@@ -142,7 +142,7 @@ def _format_ledger(answer: Answer, *, explain: bool) -> Iterator[str]:
     moment = answer.memory.moments[0]
     before = next((one for one in answer.recorded.moments if one.name == moment.name), None)
     old = {row.name: row.bytes for row in before.rows} if before is not None else {}
-    cells = [(f"at the {moment.name}, which decides", "recorded", "then", "least", "most", "")]
+    cells: list[tuple[str, ...]] = [(f"at the {moment.name}, which decides", "recorded", "then", "least", "most", "")]
     new = {row.name: row.bytes for row in moment.rows}
     formulas = {row.name: row.formula for one in (before, moment) if one is not None for row in one.rows}
     for name in dict.fromkeys([*old, *new]):
