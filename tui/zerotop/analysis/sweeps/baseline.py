@@ -5,7 +5,6 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
 _MOST_STEPS = 8  # that stand for a setting
 _MOST_VARYING, _MOST_LENGTHS = 64, 3  # steps that are searched for the longest, if the last ones have more lengths
+_MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
 _STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
 _UPDATES = frozenset(
     PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
@@ -51,17 +51,16 @@ class MicroStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of one optimizer step: the median of the steps, of the slowest rank."""
+    """Seconds of one optimizer step, the median of the steps, of the slowest rank.
+
+    Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
+    """
 
     iteration: float
-    compute: float  # forward and backward, with communication that hides in them
-    update: float  # of it, what the optimizer itself takes is in ``optimizer``
-    optimizer: float
-
-    @property
-    def rest(self) -> float:
-        """Between phases: data, and what the script does."""
-        return max(0.0, self.iteration - self.compute - self.update)
+    forward: float
+    backward: float
+    update: float
+    launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,7 @@ class Baseline:
     nvml: int | None  # of the process
     host_rss: int | None  # of one rank
     times: StepTimes | None
+    computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
 
     @property
@@ -126,6 +126,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         )
     _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
     key = gpus[source]
+    times = [one_time for one in found if (one_time := _measure_times(session, one[0], one[2])) is not None]
     rows = steps[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
@@ -151,7 +152,8 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         reserved=reserved,
         nvml=nvml if nvml > reserved else None,
         host_rss=host if host > 0 else None,
-        times=_measure_times([one[2] for one in found]),
+        times=max(times, key=lambda one: one.iteration, default=None),
+        computes_in=str(engine.autocast or engine.dtype or ""),
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
     )
 
@@ -292,19 +294,26 @@ def _find_host_bytes(session: Session, host: str) -> int | None:
     return None
 
 
-def _measure_times(ranks: Sequence[Rows]) -> StepTimes | None:
-    """Return the times of the slowest rank."""
+def _measure_times(session: Session, process: RankSteps, steps: Rows) -> StepTimes | None:
+    """Return the times of one rank; None of fewer than two steps."""
+    if len(steps) < 2:
+        return None
+    iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
+    host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
+    rank = identify_process(process.source)
+    table = next((one for one in session.sources["device_times"] if identify_process(one) == rank), None)
+    if table is not None:
+        rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
+        found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]
+        forward, backward, update = found[0] / count, found[1] / count, found[2]
+        if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
+            return StepTimes(iteration, forward, backward, update, (host[0], host[1]))
+    return StepTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
 
-    def take(rows: Rows) -> StepTimes:
-        def median(values: NDArray[Any]) -> float:
-            return float(np.median(values))
 
-        return StepTimes(
-            median(rows["iteration_s"]),
-            median(rows["forward_s"] + rows["backward_s"]),
-            median(rows["step_s"]),
-            median(rows["optimizer_s"]),
-        )
-
-    times = [take(rows) for rows in ranks if len(rows) > 1]
-    return max(times, key=lambda one: one.iteration, default=None)
+def _sum_steps(rows: Rows) -> float:
+    """Return the median over steps of their device times, in seconds; 0 without any."""
+    if not len(rows):
+        return 0.0
+    steps, places = np.unique(rows["step"], return_inverse=True)
+    return float(np.median(np.bincount(places, rows["device_ns"], len(steps)))) / 1e9

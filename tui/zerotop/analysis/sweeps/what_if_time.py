@@ -16,8 +16,10 @@ from zerotop.analysis.sweeps.baseline import Baseline
 
 # Dense 16-bit FLOP/s by the beginning of the GPU's name (NVIDIA's data sheets).
 _PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "V100": 125e12}
-_REACHED = (0.55, 0.4, 0.3)
+_FP32_PEAKS = {"H100": 67e12, "H200": 67e12, "A100": 19.5e12, "L40S": 92e12, "V100": 15.7e12}  # without TF32
+_REACHED = (0.6, 0.42, 0.3)
 """Share of the peak that the arithmetic of large batches reaches: least, usual and most time."""
+_BUSY = 1.5  # times the host's launches: the GPU is busy all the time
 _MEASURED_SPREAD = 0.05
 
 
@@ -72,45 +74,51 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
 
 
 def _find_peak(base: Baseline) -> float | None:
-    return next((peak for name, peak in _PEAKS.items() if name in base.gpu.upper()), None)
+    peaks = _FP32_PEAKS if base.computes_in == "fp32" else _PEAKS
+    return next((peak for name, peak in peaks.items() if name in base.gpu.upper()), None)
 
 
-def _count_flops(setup: EngineSetup, work: Workload) -> float:
-    """Return those of one micro-batch."""
-    each = 8 if work.checkpointing != "none" else 6
-    return each * setup.parameters * work.micro_batch * (work.sequence or 1)
+def _count_flops(setup: EngineSetup, work: Workload) -> tuple[float, float]:
+    """Return those of the forward and of the backward of one micro-batch."""
+    each = setup.parameters * work.micro_batch * (work.sequence or 1)
+    return 2.0 * each, (6.0 if work.checkpointing != "none" else 4.0) * each
 
 
 def _list_rows(base: Baseline, setup: EngineSetup, work: Workload) -> Iterator[TimeRow]:
-    times = base.times
+    times, old = base.times, base.work.accumulation
     assert times is not None
     before, after = _count_flops(base.setup, base.work), _count_flops(setup, work)
-    each, update = times.compute / base.work.accumulation, times.update
-    if before == after:
-        scaled, note = [each] * 3, "measured for each micro-batch"
-    else:
-        if base.work.accumulation == 1 and base.setup.offload_optimizer == "none":
-            each, update = each + update, 0.0  # launches run ahead: the update waits for what the backward launched
-        scaled, note = _scale(base, each, before, after)
-    count = work.accumulation
-    spread = _MEASURED_SPREAD if count != base.work.accumulation or before != after else 0.0
-    low, likely, high = (one * count for one in scaled)
-    name = "forward and backward" + (", and the update" if not update else "")
-    recorded = times.compute + (times.update - update)
-    yield TimeRow(name, recorded, (1 - spread) * low, likely, (1 + spread) * high, note)
-    if update:
-        yield TimeRow("optimizer step", update, update, update, update, "measured")
-    yield TimeRow("between phases", times.rest, times.rest, times.rest, times.rest, "measured")
+    for index, (name, each) in enumerate((("forward", times.forward), ("backward", times.backward))):
+        launch = times.launches[index] if times.launches is not None else each
+        (low, likely, high), note = _scale(base, each, launch, before[index], after[index])
+        spread = _MEASURED_SPREAD if work.accumulation != old or high > low else 0.0
+        ends = (1 - spread) * low, likely, (1 + spread) * high
+        yield TimeRow(name, each * old, *(work.accumulation * one for one in ends), note)
+    yield TimeRow("optimizer step", *[times.update] * 4, "measured")
+    rest = max(0.0, times.iteration - old * (times.forward + times.backward) - times.update)
+    scaled = sorted((rest, rest * work.accumulation / old))
+    note = "measured" + (", for each micro-batch or once" if work.accumulation != old else "")
+    yield TimeRow("between phases", rest, scaled[0], sum(scaled) / 2, scaled[1], note)
 
 
-def _scale(base: Baseline, each: float, before: float, after: float) -> tuple[list[float], str]:
-    """Return the least, likely and most seconds of a micro-batch with other FLOPs, and how they were found."""
-    ratio, peak = after / before, _find_peak(base)
+def _scale(base: Baseline, each: float, launch: float, before: float, after: float) -> tuple[list[float], str]:
+    """Return the least, likely and most seconds of a phase with other FLOPs, and how they were found.
+
+    A phase that takes the GPU longer than the host's launches follows its arithmetic, down to the launches. In another one
+    the GPU waits for launches, and its arithmetic takes a part of the time.
+    """
+    ratio = after / before
+    if ratio == 1:
+        return [each] * 3, "measured for each micro-batch"
+    if each > _BUSY * launch:
+        likely = max(each * ratio, launch)
+        return [likely, likely, max(likely, _BUSY * launch)], f"measured, {ratio:.3g} times the arithmetic"
+    peak = _find_peak(base)
     if peak is None or not base.work.sequence:
         ends = sorted((each, each * ratio))
         note = f"{ratio:.3g} times the arithmetic; how much of the measured time follows it is not known"
         return [ends[0], sum(ends) / 2, ends[1]], note
-    shares = [min(1.0, before / (reached * peak) / each) for reached in _REACHED]
+    shares = [min(1.0, before / (reached * peak) / each) if each else 0.0 for reached in _REACHED]
     least, likely, most = (each * (1 - share + share * ratio) for share in shares)
     note = f"{ratio:.3g} times the arithmetic, which takes {shares[1]:.0%} of the measured time"
     return [min(least, most), likely, max(least, most)], note
