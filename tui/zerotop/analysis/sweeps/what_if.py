@@ -44,9 +44,13 @@ from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 
 _STATES_SPREAD, _TOKENS_SPREAD, _LAYERS_SPREAD = 0.03, 0.03, 0.15
 """Of the bytes that differ: of states and buffers, of what scales with tokens, of layers by formula."""
+_SETUP_SPREAD = 0.015  # of all, at another stage, offload or number of GPUs
 _LARGEST_SHARE = 0.3  # of all parameters in the largest tensor, where its size was not recorded
 _RESERVED_SPREAD = 0.15  # of reserved memory, where it is not as recorded
-_HOST_SPREAD = 0.1  # of the host memory that differs
+_HOST_SPREAD = 0.15  # of the host memory that differs
+_HOST_NOISE = 0.03  # between runs
+_NCCL_HOST = 0.4e9  # of a process with NCCL
+_CONTEXT_STEP = 0.32e9  # contexts of one setting differ by this, as NCCL and cuBLAS open one more channel or handle
 _BEYOND = "beyond the formulas"
 _SAME_MOMENT = 0.02  # a measured backward is this close to the moment that decided it
 
@@ -91,14 +95,14 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     text = f"allocated x {share:.2f}, as recorded"
     reserved = Interval(max(likely - width, (1 - spread) * share * likely), share * likely, share * allocated.high, text)
     reserved = Interval(reserved.low, reserved.likely, max(reserved.high, (1 + spread) * reserved.likely), text)
-    context = _find_context(base, setup)
+    context = _find_context(base, setup, is_changed=not same)
     device = add_intervals(reserved, context, "reserved + context")
     if base.gpu_bytes is not None:
         most = max(likely, base.gpu_bytes - context.likely)
         reserved, device = _limit(reserved, most), _limit(device, base.gpu_bytes)
     stuck = tokens.logits * _count_tokens(work) / _count_tokens(base.work) if moments[0].name == LOSS else 0.0
     row = MemoryRow("stuck segments", stuck, "a free block of fp32 logits between blocks in use")
-    host, host_rows = _predict_host(base, setup)
+    host, host_rows = _predict_host(base, setup, work)
     return JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
 
 
@@ -242,7 +246,7 @@ def _list_update_beyond(base: Baseline, setup: EngineSetup) -> Iterator[MemoryRo
 def _find_width(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Workload, moment: PeakMoment) -> float:
     """Return half the interval of allocated: of the rows of the deciding moment that differ from the recorded setting."""
     before = {row.name: row.bytes for one in _list_moments(base, tokens, base.setup, base.work)[:1] for row in one.rows}
-    width = 0.0
+    width = _SETUP_SPREAD * moment.bytes if setup != base.setup else 0.0
     for row in moment.rows:
         change = abs(row.bytes - before.get(row.name, 0.0))
         by_tokens = row.name in ("activations", "logits and loss", _BEYOND)
@@ -257,7 +261,7 @@ def _find_width(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Wo
     return width
 
 
-def _find_context(base: Baseline, setup: EngineSetup) -> Interval:
+def _find_context(base: Baseline, setup: EngineSetup, *, is_changed: bool) -> Interval:
     usual = find_context(base.gpu, setup)
     if base.nvml is None:
         return usual
@@ -266,18 +270,22 @@ def _find_context(base: Baseline, setup: EngineSetup) -> Interval:
     change = [getattr(usual, end) - getattr(before, end) for end in ("low", "likely", "high")]
     note = "measured: NVML less reserved" + (", with the usual difference of NCCL" if change[1] else "")
     low, likely, high = (measured + part for part in change)
+    if is_changed:
+        low, high = low - _CONTEXT_STEP, max(high + _CONTEXT_STEP, usual.likely)
     return Interval(low, likely, high, note)
 
 
-def _predict_host(base: Baseline, setup: EngineSetup) -> tuple[Interval, tuple[MemoryRow, ...]]:
+def _predict_host(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[Interval, tuple[MemoryRow, ...]]:
     """Return the host memory of one rank."""
-    rows = tuple(list_host_rows(setup))
+    rows = tuple(list_host_rows(setup, work.accumulation))
     if base.host_rss is None:
         return Interval(0, 0, 0, "not recorded"), ()
-    before = _sum([*list_host_rows(base.setup)])
+    before = _sum([*list_host_rows(base.setup, base.work.accumulation)])
     change = _sum(rows) - before
+    if setup.is_loop:  # DeepSpeed sets NCCL up for one rank, too
+        change += _NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1))
     likely = max(0.0, base.host_rss + change)
-    width = _HOST_SPREAD * abs(change)
+    width = _HOST_SPREAD * abs(change) + (_HOST_NOISE * base.host_rss if (setup, work) != (base.setup, base.work) else 0)
     note = "measured" if not change else "measured, and the difference of what is offloaded"
     process = MemoryRow("process", base.host_rss - before, "measured less what is offloaded by the formula")
     return Interval(max(0.0, likely - width), likely, likely + width, note), (process, *rows)

@@ -7,7 +7,7 @@ that large batches reach; the rest stays. Where nothing was measured there is no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
@@ -20,7 +20,7 @@ _FP32_PEAKS = {"H100": 67e12, "H200": 67e12, "A100": 19.5e12, "L40S": 92e12, "V1
 _REACHED = (0.6, 0.42, 0.3)
 """Share of the peak that the arithmetic of large batches reaches: least, usual and most time."""
 _BUSY = 1.5  # times the host's launches: the GPU is busy all the time
-_MEASURED_SPREAD = 0.05
+_MEASURED_SPREAD = 0.12  # between runs, and between steps of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +88,20 @@ def _list_rows(base: Baseline, setup: EngineSetup, work: Workload) -> Iterator[T
     times, old = base.times, base.work.accumulation
     assert times is not None
     before, after = _count_flops(base.setup, base.work), _count_flops(setup, work)
+    spread = _MEASURED_SPREAD if (setup, work) != (base.setup, base.work) else 0.0
+
+    def build(name: str, recorded: float, ends: Sequence[float], formula: str) -> TimeRow:
+        return TimeRow(name, recorded, (1 - spread) * ends[0], ends[1], (1 + spread) * ends[2], formula)
+
     for index, (name, each) in enumerate((("forward", times.forward), ("backward", times.backward))):
         launch = times.launches[index] if times.launches is not None else each
-        (low, likely, high), note = _scale(base, each, launch, before[index], after[index])
-        spread = _MEASURED_SPREAD if work.accumulation != old or high > low else 0.0
-        ends = (1 - spread) * low, likely, (1 + spread) * high
-        yield TimeRow(name, each * old, *(work.accumulation * one for one in ends), note)
-    yield TimeRow("optimizer step", *[times.update] * 4, "measured")
+        scaled, note = _scale(base, each, launch, before[index], after[index])
+        yield build(name, each * old, [work.accumulation * one for one in scaled], note)
+    yield build("optimizer step", times.update, [times.update] * 3, "measured")
     rest = max(0.0, times.iteration - old * (times.forward + times.backward) - times.update)
-    scaled = sorted((rest, rest * work.accumulation / old))
+    ends = sorted((rest, rest * work.accumulation / old))
     note = "measured" + (", for each micro-batch or once" if work.accumulation != old else "")
-    yield TimeRow("between phases", rest, scaled[0], sum(scaled) / 2, scaled[1], note)
+    yield build("between phases", rest, (ends[0], sum(ends) / 2, ends[1]), note)
 
 
 def _scale(base: Baseline, each: float, launch: float, before: float, after: float) -> tuple[list[float], str]:
