@@ -90,11 +90,7 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     width = 0.0 if same else _find_width(base, tokens, setup, work, moments[0])
     note = f"the {moments[0].name}: the highest of {len(moments)} moments"
     allocated = Interval(likely - width, likely, likely + width, note)
-    share = base.reserved / base.peak
-    spread = 0.0 if same else _RESERVED_SPREAD
-    text = f"allocated x {share:.2f}, as recorded"
-    reserved = Interval(max(likely - width, (1 - spread) * share * likely), share * likely, share * allocated.high, text)
-    reserved = Interval(reserved.low, reserved.likely, max(reserved.high, (1 + spread) * reserved.likely), text)
+    reserved = _predict_reserved(base, allocated, is_changed=not same)
     context = _find_context(base, setup, is_changed=not same)
     device = add_intervals(reserved, context, "reserved + context")
     if base.gpu_bytes is not None:
@@ -104,6 +100,18 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     row = MemoryRow("stuck segments", stuck, "a free block of fp32 logits between blocks in use")
     host, host_rows = _predict_host(base, setup, work)
     return JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
+
+
+def _predict_reserved(base: Baseline, allocated: Interval, *, is_changed: bool) -> Interval:
+    """Return reserved memory: half of what the recording had beyond allocated scales with allocated, the rest stays.
+
+    The allocator is not simulated: this is the mean of both extremes, with the spread that was seen.
+    """
+    beyond = max(0, base.reserved - base.peak)
+    likely = allocated.likely + beyond * (1 + allocated.likely / base.peak) / 2
+    spread = _RESERVED_SPREAD if is_changed else 0.0
+    note = "allocated, and what was beyond it, half of which scales"
+    return Interval(max(allocated.low, (1 - spread) * likely), likely, (1 + spread) * likely, note)
 
 
 def _limit(part: Interval, most: float) -> Interval:
