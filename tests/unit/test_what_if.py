@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.cli import main
 from zerotop.session.reader import Session
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def read(name: str, until_step: int | None = None) -> Baseline:
@@ -163,3 +167,34 @@ def test_it_needs_no_torch() -> None:
     code = f"import sys; from zerotop.cli import main; main(['what-if', {path!r}]); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL, cwd=Path(path).parent)
     assert done.returncode == 0
+
+
+def test_estimate_lists_every_option_of_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in (("gpu-gpt2", 12), ("x2-fsdp2", 1)):
+        assert main(["estimate", str(FOLDER / f"{name}.zerotop"), "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["options"]
+        assert len(rows) == count
+        base = read(name)
+        recorded = [row["memory"]["allocated"]["likely"] for row in rows if row["stage"] == base.setup.stage]
+        assert any(size == pytest.approx(base.peak) for size in recorded)
+
+
+@pytest.mark.parametrize(
+    ("change", "most"), [("batch, length", 0.02), ("accumulation", 0.02), ("stage", 0.04), ("offload", 0.04)]
+)
+def test_mean_errors_of_all_pairs(monkeypatch: pytest.MonkeyPatch, change: str, most: float) -> None:
+    """What the table in ``docs/sweeps.md`` says of allocated memory, and no verdict that says "fits" wrongly."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    grader = importlib.import_module("what_if")
+    runs = [grader.parse_run(line) for line in (BENCHMARKS / "what_if_runs.jsonl").read_text().splitlines()]
+    pairs = [
+        (base, target)
+        for (_, base), (_, target) in permutations(runs, 2)
+        if grader.is_same_job(base, target) and grader.name_change(base, target) == change
+    ]
+    figures = [one for base, target in pairs for one in grader.list_figures(base, target, False)]
+    errors = [abs(part.likely / truth - 1) for name, part, truth, _ in figures if name == "allocated"]
+    assert len(errors) >= 4
+    assert sum(errors) / len(errors) < most
+    enough = [truth <= part.high for name, part, truth, _ in figures if name == "needed"]
+    assert sum(enough) >= 0.97 * len(enough)

@@ -75,7 +75,8 @@ def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
     """Print what each stage and offload mode would need of a recorded training."""
     try:
         base = read_baseline(Session.open(path))
-        setting = choose_setting(base, options)
+        # A recording knows its own dtypes and optimizer.
+        setting = choose_setting(base, argparse.Namespace(**vars(options) | {"dtype": None, "optimizer": None}))
         hardware = Hardware(setting.gpus, setting.nodes, options.gpu_memory or base.gpu_bytes, base.gpu)
         own = estimate_job(setting.setup, nodes=setting.nodes)
         rows = []
