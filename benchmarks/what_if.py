@@ -26,7 +26,7 @@ from zerotop.analysis.memory.expected.model_shape import KeptBytes, ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
-from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, StepTimes, read_baseline
+from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, PhaseTimes, read_baseline
 from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.session.reader import Session
@@ -75,7 +75,7 @@ def parse_run(line: str) -> tuple[str, Baseline]:
     setup, times = facts["setup"], facts["times"]
     loop = setup["loop_state"] and StateBytes(**setup["loop_state"])
     facts |= {"shape": shape, "setup": EngineSetup(**setup | {"loop_state": loop}), "work": Workload(**facts["work"])}
-    facts |= {"times": times and StepTimes(**times)}
+    facts |= {"times": times and PhaseTimes(**times)}
     return name, Baseline(**facts | {part: MicroStep(**facts[part]) for part in ("first", "last")})
 
 

@@ -13,7 +13,7 @@ from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.other_setting import choose_setting
-from zerotop.commands.common.what_if_text import Answer, format_answer
+from zerotop.commands.common.what_if_text import WhatIfAnswer, format_answer
 
 
 def what_if(options: argparse.Namespace) -> int:
@@ -22,7 +22,7 @@ def what_if(options: argparse.Namespace) -> int:
         try:
             base = read_baseline(session)
             setting = choose_setting(base, options)
-            answer = Answer(
+            answer = WhatIfAnswer(
                 base=base,
                 setup=setting.setup,
                 work=setting.work,

@@ -50,7 +50,7 @@ class MicroStep:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class PhaseTimes:
     """Seconds of one optimizer step, the median of the steps, of the slowest rank.
 
     Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
@@ -82,7 +82,7 @@ class Baseline:
     reserved: int
     nvml: int | None  # of the process
     host_rss: int | None  # of one rank
-    times: StepTimes | None
+    times: PhaseTimes | None
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
 
@@ -294,7 +294,7 @@ def _find_host_bytes(session: Session, host: str) -> int | None:
     return None
 
 
-def _measure_times(session: Session, process: RankSteps, steps: Rows) -> StepTimes | None:
+def _measure_times(session: Session, process: RankSteps, steps: Rows) -> PhaseTimes | None:
     """Return the times of one rank; None of fewer than two steps."""
     if len(steps) < 2:
         return None
@@ -307,8 +307,8 @@ def _measure_times(session: Session, process: RankSteps, steps: Rows) -> StepTim
         found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
-            return StepTimes(iteration, forward, backward, update, (host[0], host[1]))
-    return StepTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
+            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]))
+    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
 
 
 def _sum_steps(rows: Rows) -> float:

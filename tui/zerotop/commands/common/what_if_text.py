@@ -19,7 +19,7 @@ _USABLE_HOST = 0.95  # of a node's memory
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WhatIfAnswer:
     """A recorded setting and the asked one."""
 
     base: Baseline
@@ -49,7 +49,7 @@ class Answer:
         return self.host_needed < _USABLE_HOST * self.base.host_bytes
 
 
-def format_answer(answer: Answer, *, explain: bool) -> Iterator[str]:
+def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     """Yield the lines; with ``explain`` each row has its formula, and every moment is listed."""
     yield _judge_gpu(answer)
     yield _judge_host(answer)
@@ -83,7 +83,7 @@ def _name_setting(setup: EngineSetup, work: Workload) -> str:
     return f"stage {setup.stage}{with_offload}, {rows}"
 
 
-def _judge_gpu(answer: Answer) -> str:
+def _judge_gpu(answer: WhatIfAnswer) -> str:
     name, needed = _name_setting(answer.setup, answer.work), answer.memory.needed
     subject = name[0].upper() + name[1:]
     if answer.gpu_bytes is None:
@@ -96,7 +96,7 @@ def _judge_gpu(answer: Answer) -> str:
     return f"{subject}, does not fit: it {may} {format_bytes(needed)} of {size}, {format_bytes(-spare)} too much."
 
 
-def _judge_host(answer: Answer) -> str:
+def _judge_host(answer: WhatIfAnswer) -> str:
     base, needed = answer.base, answer.host_needed
     if needed is None:
         return "Host memory: not known, as the recording has no samples of its processes."
@@ -108,7 +108,7 @@ def _judge_host(answer: Answer) -> str:
     return f"{text}, {'fits' if answer.fits_host else 'does not fit: the kernel would kill a rank'} (it has {size})."
 
 
-def _describe_time(answer: Answer) -> str:
+def _describe_time(answer: WhatIfAnswer) -> str:
     if not answer.time.rows:
         return f"Time: not known. {answer.time.reason}"
     low, likely, high = answer.time.seconds
@@ -121,7 +121,7 @@ def _describe_time(answer: Answer) -> str:
     return f"{text}."
 
 
-def _describe_changes(answer: Answer) -> str:
+def _describe_changes(answer: WhatIfAnswer) -> str:
     base, setup, work = answer.base, answer.setup, answer.work
     pairs = (
         ("stage", base.setup.stage, setup.stage),
@@ -138,7 +138,7 @@ def _describe_changes(answer: Answer) -> str:
     return ", ".join(changes) if changes else "as recorded: all figures are measurements"
 
 
-def _format_ledger(answer: Answer, *, explain: bool) -> Iterator[str]:
+def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     moment = answer.memory.moments[0]
     before = next((one for one in answer.recorded.moments if one.name == moment.name), None)
     old = {row.name: row.bytes for row in before.rows} if before is not None else {}

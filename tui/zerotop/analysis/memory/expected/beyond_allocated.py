@@ -169,11 +169,11 @@ def list_host_rows(setup: EngineSetup, accumulation: int = 1) -> list[MemoryRow]
             rows.append(MemoryRow(name, size, "ZeRO's formula"))
     if rows:
         count = 2 if setup.offload_parameters == "cpu" else 1
-        size = count * _round_up(setup.bytes_each * setup.trainable / setup.ranks)
-        rows.append(MemoryRow("16-bit copy", size, f"2 P / N, pinned{', twice' if count > 1 else ''}"))
+        copy = count * _round_up(setup.bytes_each * setup.trainable / setup.ranks)
+        rows.append(MemoryRow("16-bit copy", copy, f"2 P / N, pinned{', twice' if count > 1 else ''}"))
     if accumulation > 1 and setup.offload_optimizer == "cpu" and setup.stage in (1, 2):
-        size = _ROUNDED * setup.bytes_each * setup.trainable / setup.ranks
-        rows.append(MemoryRow("accumulated gradients", size, "2 P / N, pinned tensor by tensor: x 1.4"))
+        gradients = _ROUNDED * setup.bytes_each * setup.trainable / setup.ranks
+        rows.append(MemoryRow("accumulated gradients", gradients, "2 P / N, pinned tensor by tensor: x 1.4"))
     return rows
 
 
