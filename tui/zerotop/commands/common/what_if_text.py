@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory
 from zerotop.analysis.memory.expected.peak_moments import Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.what_if import name_offload
 from zerotop.analysis.sweeps.what_if_time import TimePrediction
@@ -53,6 +53,8 @@ def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     """Yield the lines; with ``explain`` each row has its formula, and every moment is listed."""
     yield _judge_gpu(answer)
     yield _judge_host(answer)
+    if nvme := sum(compute_expected(answer.setup).nvme.values()):
+        yield f"NVMe of a node: {format_bytes(nvme * answer.gpus)} by ZeRO's formulas."
     yield _describe_time(answer)
     yield ""
     yield describe_baseline(answer.base)
