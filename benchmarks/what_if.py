@@ -26,7 +26,8 @@ from zerotop.analysis.memory.expected.model_shape import KeptBytes, ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
-from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, PhaseTimes, read_baseline
+from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.phase_times import PhaseTimes
 from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.session.reader import Session

@@ -16,6 +16,7 @@ from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
+from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.at import find_gpu_name
 from zerotop.session.moments.devices import locate_allocators
@@ -27,7 +28,6 @@ from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
 _MOST_STEPS = 8  # that stand for a setting
 _MOST_VARYING, _MOST_LENGTHS = 64, 3  # steps that are searched for the longest, if the last ones have more lengths
-_MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
 _STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
 _UPDATES = frozenset(
     PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
@@ -47,20 +47,6 @@ class MicroStep:
     forward_peak: int
     backward_peak: int
     backward_end: int
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseTimes:
-    """Seconds of one optimizer step, the median of the steps, of the slowest rank.
-
-    Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
-    """
-
-    iteration: float
-    forward: float
-    backward: float
-    update: float
-    launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +112,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         )
     _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
     key = gpus[source]
-    times = [one_time for one in found if (one_time := _measure_times(session, one[0], one[2])) is not None]
+    times = [one_time for one in found if (one_time := measure_times(session, one[0], one[2])) is not None]
     rows = steps[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
@@ -292,28 +278,3 @@ def _find_host_bytes(session: Session, host: str) -> int | None:
             sizes = [int(row[name]) for name in ("memory_total_bytes", "cgroup_limit_bytes") if row[name] > 0]
             return min(sizes, default=None)
     return None
-
-
-def _measure_times(session: Session, process: RankSteps, steps: Rows) -> PhaseTimes | None:
-    """Return the times of one rank; None of fewer than two steps."""
-    if len(steps) < 2:
-        return None
-    iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
-    host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
-    rank = identify_process(process.source)
-    table = next((one for one in session.sources["device_times"] if identify_process(one) == rank), None)
-    if table is not None:
-        rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
-        found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]
-        forward, backward, update = found[0] / count, found[1] / count, found[2]
-        if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
-            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]))
-    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
-
-
-def _sum_steps(rows: Rows) -> float:
-    """Return the median over steps of their device times, in seconds; 0 without any."""
-    if not len(rows):
-        return 0.0
-    steps, places = np.unique(rows["step"], return_inverse=True)
-    return float(np.median(np.bincount(places, rows["device_ns"], len(steps)))) / 1e9
