@@ -27,7 +27,8 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
     assert engine["model"] == "PeftModelForCausalLM"
     assert engine["trainable_parameters"] == own["trainable"]
     assert engine["parameters"] == own["trainable"] + own["frozen"] + own["quantized"]
-    assert engine["dimensions"] == {"vocabulary": 64, "hidden": 32, "intermediate": 64, "heads": 2, "layers": 2}
+    sizes = {"vocabulary": 64, "hidden": 32, "intermediate": 64, "heads": 2, "key_heads": 2, "layers": 2}
+    assert engine["dimensions"] == sizes
     hosts = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     buffers = hosts["init"]["parameters"] - 4 * own["trainable"]
     assert 0 < buffers < 1000  # the scales of the quantized layer, and frequencies of the positions

@@ -1,4 +1,4 @@
-"""``zerotop estimate`` of recordings: what the model's facts say of it."""
+"""``zerotop estimate`` of a model's configuration, without a run."""
 
 from __future__ import annotations
 
@@ -11,45 +11,10 @@ from typing import Any
 
 import pytest
 
-from memory_recording import Recording, gib_to_bytes, make_reading
-from small_recording import make_identity, make_span
 from zerotop.analysis.memory.expected.peak_moments import LOSSES
 from zerotop.analysis.sweeps.regimes import DTYPES, FRAMEWORKS, OPTIMIZERS, QUANTIZATIONS
 from zerotop.cli import main
 from zerotop.commands.options.sweep_options import add_regime_options
-from zerotop_probe.recording import directory, events, tables
-
-LOOP: dict[str, Any] = {
-    "kind": "loop",
-    "parallelism": "",
-    "model": "Net",
-    "dtype": "fp32",
-    "frozen_dtype": "bf16",
-    "parameters": 1 << 30,
-    "trainable_parameters": 1 << 20,
-    "quantized_parameters": 1 << 29,
-    "optimizer": "Prodigy",
-    "optimizers": [{"class": "Prodigy", "package": "prodigyopt", "parameters": 1 << 20, "settings": {}}],
-    "device": "cuda:0",
-}
-
-
-def test_quantized_parameters_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody can say what they take, so that what the recording had is more than activations."""
-    path = tmp_path / "job"
-    directory.create_session(["python", "train.py"], path=str(path))
-    recording, rank = Recording(path), make_identity(0)
-    recording.write_event(rank, 1, events.Engine, engine=0, **LOOP)
-    step = make_span(6, 7, "step", flags=tables.BOUNDARY)
-    spans = [make_span(2, 3, "forward", tokens=512), make_span(4, 5, "backward"), step]
-    recording.write_records(tables.SPANS, rank, spans)
-    peak = {"allocated_peak_bytes": gib_to_bytes(6), "reserved_peak_bytes": gib_to_bytes(7)}
-    recording.write_records(tables.ALLOCATOR, rank, [make_reading(7, 5, 7, phase="step", edge="end", **peak)])
-    assert main(["estimate", str(path), "--gpus", "1"]) == 0
-    text = capsys.readouterr().out
-    assert "  among them 536.9 M quantized parameters, which have no formula: the states below leave them out" in text
-    assert "The optimizer's state is missing: its size is not known." in text
-
 
 CONFIG = {
     "model_type": "llama",

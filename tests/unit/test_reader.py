@@ -217,7 +217,7 @@ def read_refusal(path: Path) -> str:
 
 
 def test_no_recording(tmp_path: Path) -> None:
-    assert "no session" in read_refusal(tmp_path / "missing")
+    assert "no recording at" in read_refusal(tmp_path / "missing")
     assert "session.json" in read_refusal(tmp_path)
     (tmp_path / "file").write_text("x")
     assert "is not a recording" in read_refusal(tmp_path / "file")

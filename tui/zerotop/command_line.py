@@ -128,9 +128,10 @@ def _has_prune_option(options: argparse.Namespace) -> bool:
 
 
 def _run_command(options: argparse.Namespace) -> int:
+    name = options.name.replace("-", "_")
     with freeze_imports():
-        module = importlib.import_module(f"zerotop.commands.{options.name}")
-    return int(getattr(module, options.name)(options))
+        module = importlib.import_module(f"zerotop.commands.{name}")
+    return int(getattr(module, name)(options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -199,7 +199,7 @@ class EngineFacts(Facts):
     trainable_parameters: int | None  # elements of those that require gradients
     rank_parameters: int | None  # elements that this rank stores; fewer than all in stage 3
     largest_layer_parameters: int | None  # elements of the module that owns the most
-    # of a loop's transformers model: vocabulary, hidden, intermediate, heads, layers; else null
+    # of a transformers model: vocabulary, hidden, intermediate, heads, key_heads, layers; else null
     dimensions: dict[str, int] | None
     model: str | None  # class name of the module
     optimizer: str | None  # class name; empty without one

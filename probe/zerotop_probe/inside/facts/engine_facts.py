@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zerotop_probe.inside.device import tensor_inventory
@@ -18,6 +18,15 @@ from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
+# Names of dimensions, and of the attributes that configurations of transformers models share.
+_DIMENSIONS = {
+    "vocabulary": "vocab_size",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+    "layers": "num_hidden_layers",
+}
 # Moments at which blocks in no category are those of the step in progress, whoever else holds some.
 _WITHIN_STEP = ("before_forward", "before_backward", "before_update", FAILURE)
 
@@ -247,6 +256,17 @@ def _read_world_size(engine: Any) -> int:
     return int(torch.distributed.get_world_size())
 
 
+def read_dimensions(modules: Iterable[Any]) -> dict[str, int] | None:
+    """Return the dimensions that a transformers model was configured with; None of another model."""
+    for module in modules:
+        config = getattr(module, "config", None)
+        sizes = {name: getattr(config, attribute, None) for name, attribute in _DIMENSIONS.items()}
+        found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+        if found:
+            return found
+    return None
+
+
 _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "engine_class": lambda engine: type(engine).__name__,
     "zero_stage": lambda engine: int(engine.zero_optimization_stage()),
@@ -264,6 +284,7 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "local_rank": lambda engine: int(engine.local_rank),
     "parameters": _count_parameters,
     "largest_layer_parameters": _count_largest_layer,
+    "dimensions": lambda engine: read_dimensions([engine.module]),
     "model": lambda engine: type(engine.module).__name__,
     "optimizer": lambda engine: _get_class_name(engine.optimizer),
     "inner_optimizer": lambda engine: _get_class_name(engine.basic_optimizer),

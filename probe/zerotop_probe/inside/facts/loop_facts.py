@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.device import tensor_inventory
 from zerotop_probe.inside.engines import LoopState
-from zerotop_probe.inside.facts.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
+from zerotop_probe.inside.facts.engine_facts import (
+    PARAMETER_COUNTS,
+    read_allocator,
+    read_devices,
+    read_dimensions,
+    read_facts,
+    write_tensors,
+)
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding, tensor_parts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
@@ -25,14 +32,6 @@ _WRAPPERS = {
     "DataParallel": ("DataParallel", "module"),
     "FullyShardedDataParallel": ("FSDP", "module"),
     "OptimizedModule": ("", "_orig_mod"),
-}
-# Names of dimensions, and of the attributes that configurations of transformers models share.
-_DIMENSIONS = {
-    "vocabulary": "vocab_size",
-    "hidden": "hidden_size",
-    "intermediate": "intermediate_size",
-    "heads": "num_attention_heads",
-    "layers": "num_hidden_layers",
 }
 _DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
@@ -235,17 +234,6 @@ def _find_train_batch(parts: _LoopParts) -> int | None:
     return None if None in sizes else sizes[0] * sizes[1] * sizes[2]  # type: ignore[operator]
 
 
-def _read_dimensions(parts: _LoopParts) -> dict[str, int] | None:
-    """Return the dimensions that a transformers model was configured with; None of another model."""
-    for module in parts.modules:
-        config = getattr(_unwrap(module)[0], "config", None)
-        sizes = {name: getattr(config, attribute, None) for name, attribute in _DIMENSIONS.items()}
-        found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
-        if found:
-            return found
-    return None
-
-
 def _has_activation_checkpointing(parts: _LoopParts) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for root in parts.modules for module in root.modules())
 
@@ -269,7 +257,7 @@ _FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
     "data_parallel": _find_group_size,
     "rank": lambda parts: identity.find_rank(os.environ),
     "local_rank": lambda parts: launchers.read_number(os.environ, launchers.LOCAL_RANK),
-    "dimensions": _read_dimensions,
+    "dimensions": lambda parts: read_dimensions(_unwrap(module)[0] for module in parts.modules),
     "parameters": _count_parameters,
     "largest_layer_parameters": _count_largest_layer,
     "model": _name_models,

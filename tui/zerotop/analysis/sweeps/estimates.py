@@ -1,13 +1,14 @@
 """Estimates of the GPU and host memory that each stage and offload mode needs, without any run.
 
-Model states by ZeRO's formulas (:mod:`zerotop.analysis.memory.expected.zero_model`), DeepSpeed's own estimates beside them
-(:mod:`zerotop.analysis.memory.expected.deepspeed_estimates`), and activations by a slope in bytes for each token.
+The sums are those of :mod:`zerotop.analysis.memory.expected.beyond_allocated`, with DeepSpeed's own estimates
+(:mod:`zerotop.analysis.memory.expected.deepspeed_estimates`) beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
@@ -54,59 +55,49 @@ class OptionEstimate:
     gpu_bytes: int  # model states
     host_bytes: int  # of a node
     nvme_bytes: int  # of a node
-    activation_bytes: float | None
     own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
-    memory: JobMemory | None = None  # by the model's layers, if its configuration is known
+    memory: JobMemory
     is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
 
-    @property
-    def total_bytes(self) -> float:
-        """Model states and activations on one GPU."""
-        return self.gpu_bytes + (self.activation_bytes or 0.0)
-
     def fits(self, hardware: Hardware) -> bool | None:
-        """Whether a GPU's memory holds the total, or the upper end of what the layers need; None if it is not known."""
-        needed = self.memory.needed if self.memory is not None else self.total_bytes
-        return None if hardware.gpu_bytes is None else needed < hardware.gpu_bytes
+        """Whether a GPU's memory holds the upper end of what is needed; None if its size is not known."""
+        return None if hardware.gpu_bytes is None else self.memory.needed < hardware.gpu_bytes
 
 
-def estimate_options(
-    model: TrainedModel,
-    hardware: Hardware,
-    *,
-    token_bytes: float | None,
-    tokens: int,
-    shape: ModelShape | None = None,
-    work: Workload | None = None,
-) -> list[OptionEstimate]:
-    """Return all options that DeepSpeed has, of a loop the only one.
+def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]:
+    """Return the stages and offload modes that DeepSpeed has; of a loop the only one."""
+    if is_loop:
+        return [(loop_stage, "none")]
+    pairs = product((0, 1, 2, 3), OFFLOAD_DEVICES)
+    return [(stage, offload) for stage, offload in pairs if not find_obstacle({STAGE: stage, OFFLOAD: offload}, {})]
 
-    Args:
-        token_bytes: of activations, from a recording.
-        tokens: of a micro-batch on one GPU.
-        shape: the model's, with the ``work`` of a step, if its configuration is known.
-    """
+
+def estimate_options(model: TrainedModel, hardware: Hardware, shape: ModelShape, work: Workload) -> list[OptionEstimate]:
+    """Return the estimates of all options."""
     own = () if model.is_loop else estimate_all_rows(model, hardware)
-    activations = None if token_bytes is None else token_bytes * tokens
     options = []
-    for stage in (0, 1, 2, 3):
-        for offload in OFFLOAD_DEVICES:
-            if find_obstacle({STAGE: stage, OFFLOAD: offload}, {}):
-                continue
-            if model.is_loop and (stage, offload) != (3 if model.is_sharded else 0, "none"):
-                continue
-            setup = build_setup(model, hardware, stage, offload)
-            expected = compute_expected(setup)
-            sizes = [sum(part.values()) for part in (expected.gpu, expected.host, expected.nvme)]
-            rows = tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload)
-            memory = None
-            if shape is not None and work is not None:
-                memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
-            host, nvme = sizes[1] * hardware.gpus, sizes[2] * hardware.gpus
-            if memory is not None:
-                host = round(memory.host.likely) * hardware.gpus
-            options.append(OptionEstimate(stage, offload, sizes[0], host, nvme, activations, rows, memory, model.is_loop))
+    for stage, offload in list_options(is_loop=model.is_loop, loop_stage=3 if model.is_sharded else 0):
+        setup = build_setup(model, hardware, stage, offload)
+        memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
+        options.append(build_option(setup, offload, memory, hardware, own))
     return options
+
+
+def build_option(
+    setup: EngineSetup, offload: str, memory: JobMemory, hardware: Hardware, own: Sequence[Estimate]
+) -> OptionEstimate:
+    """Return an option with the memory of a node, and those of DeepSpeed's estimates that are for it."""
+    expected = compute_expected(setup)
+    return OptionEstimate(
+        setup.stage,
+        offload,
+        gpu_bytes=sum(expected.gpu.values()),
+        host_bytes=round(memory.host.likely) * hardware.gpus,
+        nvme_bytes=sum(expected.nvme.values()) * hardware.gpus,
+        own_estimates=tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload),
+        memory=memory,
+        is_loop=setup.is_loop,
+    )
 
 
 def choose_option(options: Sequence[OptionEstimate], hardware: Hardware) -> OptionEstimate | None:

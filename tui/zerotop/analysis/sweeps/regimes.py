@@ -56,10 +56,19 @@ def count_adapters(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:
     return shape.layers * sum(rank * (inputs + outputs) * count for inputs, outputs, count in parts)
 
 
+def size_states(dtype: str, optimizer: str) -> tuple[int, int, int]:
+    """Return the bytes of a weight, of its optimizer state and of its master weight."""
+    weight = {"fp32": 4, "fp32_weights": 4}.get(dtype, 2)
+    wide = dtype in ("mixed", "fp32", "fp32_weights")
+    moments = OPTIMIZERS[optimizer]
+    state = moments * (4 if wide else 2) if optimizer != "adamw8bit" else moments
+    return weight, state, 2 if dtype == "bf16_master" else 4
+
+
 def build_model(shape: ModelShape, parameters: int, regime: Regime) -> TrainedModel:
     """Return the model with the bytes of its states."""
-    moments = OPTIMIZERS[regime.optimizer]
     if regime.lora_rank:
+        moments = OPTIMIZERS[regime.optimizer]
         adapters = count_adapters(shape, regime.lora_rank, regime.lora_targets)
         frozen = round(_size_frozen(shape, parameters, regime))
         state = moments * 4
@@ -79,16 +88,14 @@ def build_model(shape: ModelShape, parameters: int, regime: Regime) -> TrainedMo
             is_sharded=regime.framework == "fsdp",
             wide_residual=regime.fp32_norms,
         )
-    weight = {"fp32": 4, "fp32_weights": 4}.get(regime.dtype, 2)
-    wide = regime.dtype in ("mixed", "fp32", "fp32_weights")
-    state = moments * (4 if wide else 2) if regime.optimizer != "adamw8bit" else moments
+    weight, state, master = size_states(regime.dtype, regime.optimizer)
     return TrainedModel(
         parameters,
         parameters,
         shape.largest_layer,
         weight,
         state,
-        master_each=2 if regime.dtype == "bf16_master" else 4,
+        master_each=master,
         is_loop=regime.framework != "deepspeed",
         is_sharded=regime.framework == "fsdp",
         computes_wide=regime.dtype == "fp32",

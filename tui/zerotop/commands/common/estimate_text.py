@@ -11,26 +11,19 @@ from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, choose_o
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
 
-# Of a GPU's memory; the rest is for what the estimate from a recording leaves out.
-_USABLE_SHARE = 0.9
-
 
 def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
-    """Return the recommendation, and the config to paste; nothing for a recording."""
-    known = [(row, row.memory) for row in rows if row.memory is not None]
-    if not known:
-        return []
-    least, memory = min(known, key=lambda pair: pair[1].needed if pair[1] is not None else 0.0)
-    assert memory is not None
-    name, needed = _name_option(least), format_bytes(memory.needed)
+    """Return the recommendation, and the config to paste."""
+    least = min(rows, key=lambda row: row.memory.needed)
+    name, needed = name_option(least), format_bytes(least.memory.needed)
     if hardware.gpu_bytes is None:
         return [f"The least memory: {name}, at most {needed} of each GPU. Give --gpu-memory for a verdict."]
     size = format_bytes(hardware.gpu_bytes)
     chosen = choose_option(rows, hardware)
-    if chosen is None or chosen.memory is None:
+    if chosen is None:
         advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
         return [f"Nothing fits in {size}: {name} may need {needed} of each GPU; {advice}."]
-    name = _name_option(chosen)
+    name = name_option(chosen)
     spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     return [
@@ -39,7 +32,7 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
     ]
 
 
-def _name_option(row: OptionEstimate) -> str:
+def name_option(row: OptionEstimate) -> str:
     if row.is_loop:
         return "FSDP" if row.stage == 3 else "the whole model on each GPU"
     return f"stage {row.stage}" + (f" with offload of {row.offload.replace('_', ' and ')}" if row.offload != "none" else "")
@@ -57,8 +50,6 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     """Yield the table of all options."""
     cells = [("stage", "offload", "allocated/GPU", "decided by", "reserved", "at most needed", "host/node", "NVMe/node", "")]
     for row in rows:
-        if row.memory is None:
-            continue
         memory = row.memory
         verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
         sizes = (format_bytes(memory.reserved.likely), format_bytes(memory.needed), format_bytes(row.host_bytes))
@@ -73,11 +64,9 @@ def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> It
     """Yield the sums of the recommended option, else of each in the table."""
     for row in [chosen] if chosen is not None else rows:
         memory = row.memory
-        if memory is None:
-            continue
         for moment in memory.moments:
             yield ""
-            yield f"{_name_option(row)}, {moment.name}: {format_bytes(moment.bytes)}"
+            yield f"{name_option(row)}, {moment.name}: {format_bytes(moment.bytes)}"
             cells = [(f"  {one.name}", format_bytes(one.bytes), one.formula) for one in moment.rows if one.bytes]
             yield from align_columns(cells, "<><")
         yield ""
@@ -92,44 +81,7 @@ def _format_interval(name: str, part: Interval) -> tuple[str, str, str]:
     return name, format_bytes(part.likely), f"{ends}: {part.formula}"
 
 
-# --- recordings and sweeps -------------------------------------------------------------------------------------------------
-
-
-def recommend_recorded(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
-    """Return the answer for a recording: what fits and costs the least time.
-
-    Rows come in that order, but offloads after all stages.
-    """
-    if hardware.gpu_bytes is None or all(row.fits(hardware) is None for row in rows):
-        return []
-    for row in sorted(rows, key=lambda row: (row.offload != "none", "nvme" in row.offload)):
-        size = row.total_bytes if row.activation_bytes is not None else row.gpu_bytes
-        if row.fits(hardware) and size <= _USABLE_SHARE * hardware.gpu_bytes:
-            offload = "no offload" if row.offload == "none" else f"offload {row.offload}"
-            each = f"{format_bytes(size)} of the {format_bytes(hardware.gpu_bytes)} of each GPU"
-            return [f"Start with stage {row.stage}, {offload}: {each}. What follows it needs less memory and more time."]
-    return [f"Nothing fits with {1 - _USABLE_SHARE:.0%} to spare: more GPUs, a shorter sequence or a smaller micro-batch."]
-
-
-def format_states(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:
-    """Return the table of a recording's options."""
-    cells = [
-        ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
-    ]
-    for row in rows:
-        first = row.own_estimates[0] if row.own_estimates else None
-        total = format_bytes(row.total_bytes) if row.activation_bytes is not None else "-"
-        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
-        own = (format_bytes(first.gpu_bytes), format_bytes(first.host_bytes)) if first is not None else ("-", "-")
-        host, nvme = (format_bytes(size) if size else "-" for size in (row.host_bytes, row.nvme_bytes))
-        sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
-        cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
-    notes = [
-        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
-        *([] if has_state else ["The optimizer's state is missing: its size is not known."]),
-        "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
-    ]
-    return [*align_columns(cells, "><>>>>>><"), *notes]
+# --- DeepSpeed's own estimates ------------------------------------------------------------------------------------------
 
 
 def format_own(rows: Sequence[Estimate]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands that compare settings: ``sweep``, ``fit`` and ``estimate``."""
+"""The commands that compare settings: ``sweep``, ``fit``, ``estimate`` and ``what-if``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from zerotop.commands.options.option_types import parse_count, parse_natural, pa
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 
+_DTYPES = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")
+_OPTIMIZERS = ("adamw", "adamw8bit", "lion", "muon", "sgd", "adafactor")
+
 
 def add_sweep_commands(add_command: AddCommand) -> None:
-    """Add the three commands with their options."""
+    """Add the commands with their options."""
     sweep = add_command(
         "sweep",
         "measure memory and pace for every combination of settings",
@@ -71,17 +74,45 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
+    _add_what_if(add_command)
+
+
+def _add_what_if(add_command: AddCommand) -> None:
+    command = add_command(
+        "what-if",
+        "predict memory and time of a recorded training at another setting",
+        "zerotop what-if brisk-otter --stage 3 --offload optimizer",
+        "zerotop what-if brisk-otter --micro-batch 4 --memory 80GB --explain",
+    )
+    command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
+    command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
+    offloads = ("none", "optimizer", "params", "optimizer_params")
+    nvme = ("nvme_optimizer", "nvme_params", "nvme_optimizer_params")
+    command.add_argument("--offload", choices=(*offloads, *nvme), help="what is offloaded")
+    command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
+    command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
+    command.add_argument(
+        "--accumulation", dest="gradient_accumulation", type=parse_count, metavar="N", help="micro-batches per step"
+    )
+    command.add_argument("--gpus", type=parse_count, metavar="N", help="GPUs of each node")
+    command.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes")
+    command.add_argument("--checkpointing", choices=("on", "off"), help="activations are recomputed")
+    command.add_argument("--optimizer", choices=_OPTIMIZERS, help="another optimizer")
+    command.add_argument("--dtype", choices=_DTYPES, help="of weights and states")
+    command.add_argument("--memory", dest="gpu_memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
+    command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
+    command.set_defaults(gradient_checkpointing=False)
+
 
 def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
     regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), default="deepspeed", help="[deepspeed]")
-    dtypes = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")
     regime.add_argument(
-        "--dtype", choices=dtypes, default="mixed", help="of weights and states [mixed: 16 bits, fp32 master]"
+        "--dtype", choices=_DTYPES, default="mixed", help="of weights and states [mixed: 16 bits, fp32 master]"
     )
-    optimizers = ("adamw", "adamw8bit", "lion", "muon", "sgd", "adafactor")
-    regime.add_argument("--optimizer", choices=optimizers, default="adamw", help="[adamw]")
+    regime.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="[adamw]")
     regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")

@@ -19,7 +19,7 @@ from zerotop.analysis.memory.expected.peak_moments import (
     compute_moments,
 )
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
-from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS, PARAMETERS
 
 _STATES_SPREAD, _ACTIVATIONS_SPREAD, _GUESSED_SPREAD = (0.98, 1.02), (0.94, 1.06), (0.7, 1.45)
 """Measured over computed allocated memory: of the optimizer's step, of other moments, and of adapters without checkpointing
@@ -39,6 +39,7 @@ _CONTEXTS = {"H100": (1.38e9, 1.4e9, 1.8e9), "H200": (1.38e9, 1.4e9, 1.8e9), "A1
 _OTHER_CONTEXT = (0.5e9, 1.0e9, 1.8e9)
 _NCCL = (0.5e9, 0.5e9, 0.8e9)  # channels and buffers, with several ranks
 
+_ROUNDED = 1.4  # between 1 and 2, by the shapes of tensors
 _PROCESS = (2.2e9, 2.3e9, 2.6e9)  # Python, PyTorch's and CUDA's libraries in host memory
 _SPREAD_PINNED = (0.93, 1.1)
 
@@ -83,7 +84,7 @@ def estimate_memory(
     spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
-    context = _find_context(gpu, setup)
+    context = find_context(gpu, setup)
     likely = max(_add_segments(moment, setup, work) for moment in moments)
     text = (
         f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
@@ -92,10 +93,10 @@ def estimate_memory(
         f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
     )
     reserved = Interval(max(low * peak, _RESERVED_SPREAD[0] * likely), likely, _RESERVED_SPREAD[1] * likely, text)
-    device = _add(reserved, context, "reserved + context")
+    device = add_intervals(reserved, context, "reserved + context")
     if gpu_bytes is not None:
         reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
-    rows = tuple(_list_host(setup))
+    rows = tuple(list_host_rows(setup, work.accumulation))
     pinned = sum(row.bytes for row in rows)
     host = Interval(
         _PROCESS[0] + _SPREAD_PINNED[0] * pinned,
@@ -107,7 +108,7 @@ def estimate_memory(
     return JobMemory(moments, allocated, reserved, context, device, host, rows, stuck)
 
 
-def _add(one: Interval, other: Interval, formula: str) -> Interval:
+def add_intervals(one: Interval, other: Interval, formula: str) -> Interval:
     return Interval(one.low + other.low, one.likely + other.likely, one.high + other.high, formula)
 
 
@@ -145,28 +146,34 @@ def _sum_rows(moment: PeakMoment, *names: str) -> float:
     return sum(row.bytes for row in moment.rows if row.name in names)
 
 
-def _find_context(gpu: str, setup: EngineSetup) -> Interval:
+def find_context(gpu: str, setup: EngineSetup) -> Interval:
     name = next((name for name in _CONTEXTS if name in gpu.upper()), "")
     text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
     context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
-    return _add(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
+    return add_intervals(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
 
 
-def _list_host(setup: EngineSetup) -> list[MemoryRow]:
+def list_host_rows(setup: EngineSetup, accumulation: int = 1) -> list[MemoryRow]:
     """Return what a rank offloads to host memory.
 
-    PyTorch rounds pinned blocks up to a power of two (``CachingHostAllocator``): those of gradients and master weights, and
-    DeepSpeed's 16-bit copy of the partition.
+    PyTorch rounds pinned blocks up to a power of two (``CachingHostAllocator``): those of gradients and master weights,
+    DeepSpeed's 16-bit copy of the partition, and tensor by tensor parameters and the gradients of several micro-batches.
     """
     rows = []
     for name, size in compute_expected(setup).host.items():
         if size and name in (GRADIENTS, MASTER_WEIGHTS):
             rows.append(MemoryRow(name, _round_up(size), "ZeRO's formula, pinned: the next power of two"))
+        elif size and name == PARAMETERS:
+            rows.append(MemoryRow(name, _ROUNDED * size, "ZeRO's formula, pinned tensor by tensor: x 1.4"))
         elif size:
             rows.append(MemoryRow(name, size, "ZeRO's formula"))
     if rows:
-        size = _round_up(setup.bytes_each * setup.trainable / setup.ranks)
-        rows.append(MemoryRow("16-bit copy", size, "2 P / N, pinned"))
+        count = 2 if setup.offload_parameters == "cpu" else 1
+        copy = count * _round_up(setup.bytes_each * setup.trainable / setup.ranks)
+        rows.append(MemoryRow("16-bit copy", copy, f"2 P / N, pinned{', twice' if count > 1 else ''}"))
+    if accumulation > 1 and setup.offload_optimizer == "cpu" and setup.stage in (1, 2):
+        gradients = _ROUNDED * setup.bytes_each * setup.trainable / setup.ranks
+        rows.append(MemoryRow("accumulated gradients", gradients, "2 P / N, pinned tensor by tensor: x 1.4"))
     return rows
 
 

@@ -38,7 +38,8 @@ LOSSES = {
 }
 """Bytes for each word of the vocabulary and token when the loss's backward begins, by the kind of loss."""
 
-LOSS, STEP = "loss", "optimizer step"
+LOSS, BACKWARD, REDUCTION = "loss", "backward of the last layer", "first reduction"
+END_OF_BACKWARD, STEP = "end of backward", "optimizer step"
 """Names of moments."""
 
 CHECKPOINTINGS = ("none", "selective", "full")
@@ -86,13 +87,13 @@ class Workload:
 
 def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tuple[PeakMoment, ...]:
     """Return the moments of one step on one GPU, the highest first."""
-    states = [*_list_states(setup)]
+    states = [*list_states(setup)]
     states.append(MemoryRow("workspaces", WORKSPACE_BYTES, "cuBLAS, a constant"))
-    states += _list_lasting_buffers(setup, work)
-    gathered = _list_gathered(shape, setup)
-    held = _list_held_gradients(setup, work)
+    states += list_lasting_buffers(setup, work)
+    gathered = list_gathered(shape, setup)
+    held = list_held_gradients(setup, work)
     ends = _keep_ends(shape) * work.tokens
-    kept = _keep_layers(shape, setup, work)
+    kept = keep_layers(shape, setup, work)
     logits, note = LOSSES[work.loss]
     loss = [
         kept,
@@ -100,12 +101,12 @@ def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tu
         MemoryRow("embedding, last norm, head", ends, "what they save, t tokens"),
         *_list_liger(shape, setup, work),
     ]
-    layer = _list_layer(shape, setup, work)
+    layer = list_layer(shape, setup, work)
     moments = [
         PeakMoment(LOSS, (*states, *gathered, *held, *loss)),
-        PeakMoment("backward of the last layer", (*states, *gathered, *held, kept, *layer)),
-        PeakMoment("end of backward", (*states, *gathered, *_list_gradients(setup, work), *layer)),
-        PeakMoment(STEP, (*states, *_list_update(setup, work))),
+        PeakMoment(BACKWARD, (*states, *gathered, *held, kept, *layer)),
+        PeakMoment(END_OF_BACKWARD, (*states, *gathered, *list_gradients(setup, work), *layer)),
+        PeakMoment(STEP, (*states, *list_update(setup, work))),
     ]
     return tuple(sorted(moments, key=lambda moment: -moment.bytes))
 
@@ -113,7 +114,8 @@ def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tu
 _PARTITIONED_FROM = {PARAMETERS: 3, FROZEN_PARAMETERS: 3, MASTER_WEIGHTS: 1, OPTIMIZER_STATE: 1}  # stages
 
 
-def _list_states(setup: EngineSetup) -> Iterable[MemoryRow]:
+def list_states(setup: EngineSetup) -> Iterable[MemoryRow]:
+    """Yield the states that last from step to step."""
     for name, size in compute_expected(setup).gpu.items():
         if not size or name == GRADIENTS:
             continue
@@ -156,7 +158,7 @@ def _keep_ends(shape: ModelShape) -> int:
     return shape.kept.ends if shape.kept is not None else 5 * shape.hidden
 
 
-def _keep_layers(shape: ModelShape, setup: EngineSetup, work: Workload) -> MemoryRow:
+def keep_layers(shape: ModelShape, setup: EngineSetup, work: Workload) -> MemoryRow:
     wide = 2.0 if setup.wide_residual else _width(setup)
     full, inputs = _keep_one_layer(shape, setup, work), 2 * shape.hidden * wide
     each, formula = {
@@ -167,7 +169,7 @@ def _keep_layers(shape: ModelShape, setup: EngineSetup, work: Workload) -> Memor
     return MemoryRow("activations", shape.layers * each * work.tokens, f"L t {each / 1e3:,.1f} kB: {formula}")
 
 
-def _list_layer(shape: ModelShape, setup: EngineSetup, work: Workload) -> list[MemoryRow]:
+def list_layer(shape: ModelShape, setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     """Return what the backward of one layer holds: gradients inside its MLP, and, recomputed, what it saves."""
     inner = shape.counted.inner if shape.counted is not None else 4 * shape.hidden
     each = _width(setup) * (6 * inner + 2 * shape.hidden)
@@ -202,7 +204,7 @@ def _list_liger(shape: ModelShape, setup: EngineSetup, work: Workload) -> list[M
 # --- ZeRO and FSDP ---------------------------------------------------------------------------------------------------------
 
 
-def _list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
+def list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     if setup.is_loop:
         if setup.stage or setup.ranks == 1:
             return []
@@ -215,12 +217,12 @@ def _list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]
             rows.append(MemoryRow("gradient partition", partition, "2 P / N, kept from the start"))
         return rows
     if setup.stage in (1, 2) and _is_offloaded(setup):
-        size = 2 * setup.bytes_each * min(setup.largest_layer or 0, setup.trainable)
-        return [MemoryRow("gradients on their way to the CPU", size, "two of the largest tensor")]
+        size = setup.bytes_each * min(setup.largest_layer or 0, setup.trainable)
+        return [MemoryRow("gradients on their way to the CPU", size, "the largest tensor")]
     return []
 
 
-def _list_gathered(shape: ModelShape, setup: EngineSetup) -> list[MemoryRow]:
+def list_gathered(shape: ModelShape, setup: EngineSetup) -> list[MemoryRow]:
     if setup.stage < 3 or setup.ranks == 1:
         if setup.stage == 3 and setup.offload_parameters != "none":
             return [MemoryRow("gathered parameters", setup.bytes_each * setup.parameters, "all of them on one GPU")]
@@ -240,14 +242,19 @@ def _list_gathered(shape: ModelShape, setup: EngineSetup) -> list[MemoryRow]:
     ]
 
 
-def _list_held_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
+def list_held_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     """Return the gradients that earlier micro-batches have left."""
-    if work.accumulation == 1 or work.update_in_backward or _is_offloaded(setup):
+    if work.accumulation == 1 or work.update_in_backward:
         return []
-    return _list_gradients(setup, work)
+    rows = list_gradients(setup, work)
+    if setup.stage == 1 and not setup.is_loop:  # whole until the last micro-batch
+        rows = [MemoryRow("gradients", setup.bytes_each * setup.trainable, f"{setup.bytes_each} bytes of each parameter")]
+        if not _is_offloaded(setup):
+            rows.append(MemoryRow("reduce bucket", setup.bytes_each * work.bucket, "kept between micro-batches"))
+    return rows
 
 
-def _list_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
+def list_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     if work.update_in_backward or _is_offloaded(setup) or (setup.stage == 3 and not setup.is_loop):
         return []
     size = _share(setup, setup.bytes_each * setup.trainable, 2)
@@ -258,15 +265,21 @@ def _divide(setup: EngineSetup, stage: int) -> str:
     return " / N" if setup.stage >= stage and setup.ranks > 1 else ""
 
 
-def _list_update(setup: EngineSetup, work: Workload) -> Iterable[MemoryRow]:
+def count_updated(setup: EngineSetup) -> float:
+    """Return the parameters that a rank updates at once on its GPU."""
+    if _is_offloaded(setup):
+        return 0.0
+    count = _share(setup, setup.trainable)
+    return min(count, _SUB_GROUP) if setup.stage == 3 and not setup.is_loop else count
+
+
+def list_update(setup: EngineSetup, work: Workload) -> Iterable[MemoryRow]:
     """Return what the optimizer holds while it updates."""
     if _is_offloaded(setup) or work.update_in_backward:
         return
     if setup.is_loop or setup.stage == 0:  # ZeRO frees them as it copies its partition
-        yield from _list_gradients(setup, work)
-    count = _share(setup, setup.trainable)
-    if setup.stage == 3:
-        count = min(count, _SUB_GROUP) if not setup.is_loop else count
+        yield from list_gradients(setup, work)
+    count = count_updated(setup)
     each = setup.bytes_each if setup.is_loop else setup.master_each
     if not setup.is_loop:
         yield MemoryRow("gradients in fp32", each * count, "of the parameters that this rank updates")

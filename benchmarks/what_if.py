@@ -1,0 +1,199 @@
+"""Grade ``zerotop what-if``: predict a recorded run from another recording of the same model at another setting.
+
+    python benchmarks/what_if.py                         # the runs below and the recordings of the tests
+    python benchmarks/what_if.py --rows                  # each pair, too
+    python benchmarks/what_if.py --write FOLDER...       # keep what packed recordings measured, in what_if_runs.jsonl
+
+All recordings of one model on GPUs of one type make pairs, in both directions. The peer is the answer without this model:
+the states exchanged by ZeRO's formulas, everything else, and the time, scaled by tokens. *needed*: how often the amount of
+the verdict was enough for what the run allocated, with CUDA's context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import permutations
+from pathlib import Path
+
+from zerotop.analysis.memory.expected.beyond_allocated import Interval
+from zerotop.analysis.memory.expected.model_layers import Layers
+from zerotop.analysis.memory.expected.model_shape import KeptBytes, ModelShape
+from zerotop.analysis.memory.expected.optimizer_states import StateBytes
+from zerotop.analysis.memory.expected.peak_moments import Workload
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
+from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.phase_times import PhaseTimes
+from zerotop.analysis.sweeps.what_if import predict_memory
+from zerotop.analysis.sweeps.what_if_time import predict_time
+from zerotop.session.reader import Session
+
+_RUNS = Path(__file__).with_name("what_if_runs.jsonl")
+_RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"
+# Their memory changes during the run for a reason that was planted, or a switch of dtype or of checkpointing was.
+_PLANTED = (
+    "leak",
+    "fp32",
+    "logits_kept",
+    "checkpointing_off",
+    "ctx0",
+    "streams",
+    "lines-",
+    "foreach",
+    "counted",
+    "unfreeze",
+)
+# Recordings whose batch or length changes before a step: both settings count.
+_CHANGES = {"bigger": 24, "longer": 24, "gpu-long": 20}
+
+
+def read_baselines(folders: Sequence[Path]) -> Iterator[tuple[str, Baseline]]:
+    """Yield the settings of all recordings of training on a GPU, by name."""
+    for path in sorted(path for folder in folders for path in folder.glob("*.zerotop")):
+        if any(word in path.stem for word in _PLANTED) or path.stem.startswith("h-"):  # as hand-, in the tests
+            continue
+        for step in (None, _CHANGES.get(path.stem)):
+            try:
+                found = read_baseline(Session.open(path), step)
+            except NoBaselineError:
+                continue
+            yield path.stem + (f" until step {step}" if step else ""), found
+            if path.stem not in _CHANGES:
+                break
+
+
+def parse_run(line: str) -> tuple[str, Baseline]:
+    """Return the name and the measurements of one line of ``what_if_runs.jsonl``."""
+    facts = json.loads(line)
+    name, shape = facts.pop("run"), facts["shape"]
+    if shape is not None:
+        shape = ModelShape(**shape | {"kept": shape["kept"] and KeptBytes(**shape["kept"])})
+        shape = replace(shape, counted=shape.counted and Layers(**shape.counted))
+    setup, times = facts["setup"], facts["times"]
+    loop = setup["loop_state"] and StateBytes(**setup["loop_state"])
+    facts |= {"shape": shape, "setup": EngineSetup(**setup | {"loop_state": loop}), "work": Workload(**facts["work"])}
+    facts |= {"times": times and PhaseTimes(**times)}
+    return name, Baseline(**facts | {part: MicroStep(**facts[part]) for part in ("first", "last")})
+
+
+def is_disturbed(*names: str) -> bool:
+    """Return whether the time of a recording was changed on purpose."""
+    words = ("slow", "gc", "late", "straggler", "empty", "save", "threads", "generate", "others")
+    return any(word in name for name in names for word in words)
+
+
+def name_change(one: Baseline, other: Baseline) -> str:
+    """Return what differs, the hardest first; "" if nothing does."""
+    if one.setup.ranks != other.setup.ranks:
+        return "GPUs"
+    if one.setup.stage != other.setup.stage:
+        return "stage"
+    if (one.setup.offload_optimizer, one.setup.offload_parameters) != (
+        other.setup.offload_optimizer,
+        other.setup.offload_parameters,
+    ):
+        return "offload"
+    if one.work.checkpointing != other.work.checkpointing:
+        return "checkpointing"
+    ratio = count_tokens(other) / count_tokens(one)
+    if ratio != 1 or one.work.micro_batch != other.work.micro_batch:
+        return "batch, length" if 0.25 <= ratio <= 4 else "batch, length, beyond 4x"
+    return "accumulation" if one.work.accumulation != other.work.accumulation else ""
+
+
+def is_same_job(one: Baseline, other: Baseline) -> bool:
+    """Return whether two settings are of one model, library and type of GPU."""
+    keys = [(b.setup.parameters, b.setup.trainable, b.setup.is_loop, b.setup.bytes_each, b.gpu) for b in (one, other)]
+    return keys[0] == keys[1]
+
+
+Key = tuple[object, ...]
+
+
+def describe_setting(base: Baseline) -> Key:
+    """Return what two recordings of one setting share."""
+    setup, work = base.setup, base.work
+    zero = (setup.stage, setup.offload_optimizer, setup.offload_parameters, setup.ranks)
+    return (setup.parameters, base.gpu, *zero, work.micro_batch, work.sequence, work.accumulation, work.checkpointing)
+
+
+def list_figures(base: Baseline, target: Baseline, is_timed: bool) -> Iterator[tuple[str, Interval, float, float]]:
+    """Yield the name, the prediction, the truth and the peer's answer of each figure."""
+    names = ("stage", "offload_optimizer", "offload_parameters", "ranks")
+    setup = replace(base.setup, **{name: getattr(target.setup, name) for name in names})
+    work = replace(target.work, foreach=base.work.foreach)
+    memory = predict_memory(base, setup, work)
+    states = [sum(compute_expected(one).gpu.values()) for one in (base.setup, target.setup)]
+    ratio = count_tokens(target) / count_tokens(base)
+    peer = states[1] + (base.peak - states[0]) * ratio
+    yield "allocated", memory.allocated, target.peak, peer
+    yield "reserved", memory.reserved, target.reserved, base.reserved - base.peak + peer
+    if base.nvml and target.nvml:
+        yield "NVML", memory.device, target.nvml, base.nvml - base.peak + peer
+        truth = target.peak + target.nvml - target.reserved
+        yield "needed", Interval(0, memory.needed, memory.needed, ""), truth, base.nvml - base.reserved + peer
+    if base.host_rss and target.host_rss:
+        host = [sum(compute_expected(one).host.values()) for one in (base.setup, target.setup)]
+        yield "host", memory.host, target.host_rss, base.host_rss - host[0] + host[1]
+    time = predict_time(base, setup, work, target.nodes)
+    if is_timed and time.rows and base.times is not None and target.times is not None:
+        low, likely, high = time.seconds
+        share = ratio * work.accumulation / base.work.accumulation
+        yield "time", Interval(low, likely, high, ""), target.times.iteration, share * base.times.iteration
+
+
+def count_tokens(base: Baseline) -> int:
+    """Return those of a micro-batch; its rows where tokens are not counted."""
+    return base.work.micro_batch * (base.work.sequence or 1)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", nargs="+", type=Path, metavar="FOLDER", help="keep what recordings in folders measured")
+    parser.add_argument("--rows", action="store_true", help="print each pair")
+    parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
+    options = parser.parse_args()
+    if options.write:
+        lines = [json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)]
+        _RUNS.write_text("\n".join(lines) + "\n")
+        return
+    runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
+    runs = [run for run in runs if options.only in run[0]]
+    errors: dict[tuple[str, str], dict[Key, list[tuple[float, float, bool]]]] = defaultdict(lambda: defaultdict(list))
+    for (name, base), (target_name, target) in permutations(runs, 2):
+        change = name_change(base, target)
+        if not change or not is_same_job(base, target):
+            continue
+        try:
+            figures = list(list_figures(base, target, not is_disturbed(name, target_name)))
+        except NoBaselineError:
+            continue
+        for figure, part, truth, peer in figures:
+            error, inside = part.likely / truth - 1, part.low * 0.999 <= truth <= part.high * 1.001
+            pair = (*describe_setting(base), *describe_setting(target))
+            errors[figure, change][pair].append((abs(error), abs(peer / truth - 1), inside))
+            if options.rows:
+                unit = 1 if figure == "time" else 1e9
+                sizes = f"{part.likely / unit:8.2f}{truth / unit:8.2f}{error:+8.1%}{'' if inside else '  outside'}"
+                print(f"{change:22}{name:40}{target_name:40}{figure:10}{sizes}")
+    print("| | what changes | pairs of settings | mean | median | 95 % | max | in the interval | peer: mean |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for (figure, change), groups in sorted(errors.items()):
+        # Recordings of the same two settings count once.
+        means = [[statistics.mean(column) for column in zip(*values, strict=True)] for values in groups.values()]
+        sizes = sorted(mean[0] for mean in means)
+        figures_of = (statistics.mean(sizes), statistics.median(sizes), sizes[int(0.95 * len(sizes))], sizes[-1])
+        text = " | ".join(f"{100 * one:.1f} %" for one in figures_of)
+        inside_share, peer_mean = (statistics.mean(mean[place] for mean in means) for place in (2, 1))
+        if figure == "needed":  # of interest is only whether it is enough
+            text = " | ".join([""] * 4)
+        print(f"| {figure} | {change} | {len(sizes)} | {text} | {inside_share:.0%} | {100 * peer_mean:.1f} % |")
+
+
+if __name__ == "__main__":
+    main()

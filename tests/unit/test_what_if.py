@@ -1,0 +1,200 @@
+"""``zerotop what-if``: a recorded training at another setting, against recordings of that setting."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recordings import FOLDER
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
+from zerotop.analysis.sweeps.what_if_time import predict_time
+from zerotop.cli import main
+from zerotop.session.reader import Session
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def read(name: str, until_step: int | None = None) -> Baseline:
+    return read_baseline(Session.open(FOLDER / f"{name}.zerotop"), until_step)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["z2", "z2-offload", "x4-z3", "x2-zero3", "x4-attached", "x2-fsdp2", "gpu-gpt2", "gpu-trainer-gpt2-small", "gpu-lora"],
+)
+def test_the_recorded_setting_is_what_was_measured(name: str) -> None:
+    base = read(name)
+    memory = predict_memory(base, base.setup, base.work)
+    assert memory.moments[0].bytes == pytest.approx(base.peak, rel=1e-9)
+    assert memory.allocated.low == memory.allocated.high
+    assert memory.reserved.likely == pytest.approx(base.reserved)
+    assert memory.device.likely == pytest.approx(base.nvml)
+    assert memory.host.likely == pytest.approx(base.host_rss)
+    time = predict_time(base, base.setup, base.work, base.nodes)
+    assert base.times is not None
+    assert time.seconds == pytest.approx([base.times.iteration] * 3, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "most"),
+    [
+        ("z2", "z2-offload", 0.045),  # their largest tensor was not recorded
+        ("gpu-z3-all", "x4-z3", 0.03),
+        ("gpu-offload-110", "x4-z3", 0.04),
+        ("z2", "z2-oom", 0.02),  # 20 times the tokens
+        ("gpu-gpt2", "gpu-gpt2", 0.0001),
+    ],
+)
+def test_another_setting_is_close_to_its_run(name: str, target: str, most: float) -> None:
+    base, other = read(name), read(target)
+    names = ("stage", "offload_optimizer", "offload_parameters", "ranks")
+    setup = replace(base.setup, **{key: getattr(other.setup, key) for key in names})
+    memory = predict_memory(base, setup, replace(other.work, foreach=base.work.foreach))
+    assert memory.allocated.likely == pytest.approx(other.peak, rel=most)
+
+
+def test_twice_the_length_within_one_recording() -> None:
+    base, later = read("gpu-long", until_step=20), read("gpu-long")
+    assert (base.work.sequence, later.work.sequence) == (512, 1024)
+    memory = predict_memory(base, base.setup, later.work)
+    assert memory.allocated.likely == pytest.approx(later.peak, rel=0.005)
+    assert memory.allocated.low < later.peak < memory.allocated.high
+    low, _, high = predict_time(base, base.setup, later.work, 1).seconds
+    assert later.times is not None
+    assert low < later.times.iteration < high
+
+
+def test_more_tokens_never_need_less() -> None:
+    base = read("z2")
+    sizes = [predict_memory(base, base.setup, replace(base.work, micro_batch=rows)).needed for rows in range(1, 40, 3)]
+    assert sizes == sorted(sizes)
+    for stage, offload in ((0, "none"), (1, "optimizer"), (3, "optimizer_params"), (3, "nvme_optimizer_params")):
+        setup = change_setup(base.setup, stage, offload)
+        memory = predict_memory(base, setup, base.work)
+        assert memory.allocated.low <= memory.allocated.likely <= memory.allocated.high
+        assert all(moment.bytes > 0 for moment in memory.moments)
+
+
+def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
+    assert main(["what-if", str(FOLDER / f"{name}.zerotop"), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ask(capsys, "z2", "--micro-batch", "8", "--memory", "80GB").splitlines()
+    assert lines[0].startswith("Stage 2, 8 x 512 tokens, fits: at most ")
+    assert lines[0].endswith(" to spare.")
+    assert lines[1].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
+    assert lines[2].startswith("Time of a step: 0.131 s -> ")
+    assert "micro-batch 4 -> 8" in lines
+    text = ask(capsys, "z2", "--memory", "10GB")
+    assert text.startswith("Stage 2, 4 x 512 tokens, does not fit: it needs ")
+    assert "as recorded: all figures are measurements" in text
+
+
+def test_every_row_says_where_it_is_from(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ask(capsys, "x4-attached", "--offload", "none", "--explain")
+    assert "at the optimizer step, which decides" in text
+    assert "In the recording the loss decides" in text
+    for part in ("4 bytes x 8,030.3 M / N", "foreach Adam", "measured: NVML less reserved", "half of which scales"):
+        assert part in text
+    assert "Time: not known. Another offload moves other bytes over PCIe" in text
+
+
+def test_json_has_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(ask(capsys, "z2", "--stage", "3", "--gpus", "4", "--accumulation", "2", "--json"))
+    assert (content["setting"]["stage"], content["setting"]["ranks"], content["setting"]["accumulation"]) == (3, 4, 2)
+    assert content["fits"] is True
+    assert content["needed_bytes"] > content["memory"]["allocated"]["likely"]
+    assert content["recorded"]["allocated"]["likely"] == pytest.approx(13_582_294_528)
+    assert content["host"]["fits"] is True
+    assert content["time"]["seconds"] is None
+    assert "number of GPUs" in content["time"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("cpu-clean", [], "has no readings of a GPU's allocator, as on a CPU. `zerotop estimate MODEL` needs no run"),
+        ("x2-fsdp2", ["--stage", "2"], "trains without DeepSpeed, whose settings --stage and --offload are"),
+        ("x2-fsdp2", ["--gpus", "1"], "FSDP gathers nothing on one GPU"),
+        ("z2", ["--stage", "2", "--offload", "params"], "only stage 3 can offload them"),
+        ("z2", ["--stage", "0", "--offload", "optimizer"], "cannot offload it: stages 1 to 3 can"),
+        ("z2", ["--stage", "1", "--offload", "nvme_optimizer"], "cannot offload to NVMe"),
+        ("z2", ["--checkpointing", "on"], "does not have the sizes of its layers"),
+        ("z2", ["--micro-batch", "1" + 30 * "0"], "is more than any machine trains with"),
+        ("z2", ["--gpus", "0"], "0 is not a positive whole number"),
+        ("z2", ["--seq-length", "-5"], "-5 is not a positive whole number"),
+        ("z2", ["--stage", "7"], "invalid choice: 7"),
+        ("gpu-lora", ["--dtype", "fp32"], "another dtype or optimizer has no formula"),
+        ("nowhere", [], "nowhere"),
+    ],
+)
+def test_what_cannot_be_known_is_refused(
+    capsys: pytest.CaptureFixture[str], name: str, options: list[str], sentence: str
+) -> None:
+    try:
+        code = main(["what-if", str(FOLDER / f"{name}.zerotop"), *options])
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    assert code != 0
+    assert sentence in capsys.readouterr().err
+
+
+def test_checkpointing_follows_the_layers(capsys: pytest.CaptureFixture[str]) -> None:
+    base = read("gpu-trainer-gpt2")
+    memory = predict_memory(base, base.setup, replace(base.work, checkpointing="full"))
+    assert memory.allocated.high < base.peak
+    assert "layers at the new setting" in ask(capsys, "gpu-trainer-gpt2", "--checkpointing", "on")
+
+
+def test_a_recording_without_steps_is_refused() -> None:
+    with pytest.raises(NoBaselineError, match=r"has no step with the memory of its phases|no finished step"):
+        read_baseline(Session.open(FOLDER / "z2.zerotop"), until_step=0)
+
+
+def test_it_needs_no_torch() -> None:
+    path: Any = str(FOLDER / "z2.zerotop")
+    code = f"import sys; from zerotop.cli import main; main(['what-if', {path!r}]); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL, cwd=Path(path).parent)
+    assert done.returncode == 0
+
+
+def test_estimate_lists_every_option_of_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in (("gpu-gpt2", 12), ("x2-fsdp2", 1)):
+        assert main(["estimate", str(FOLDER / f"{name}.zerotop"), "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["options"]
+        assert len(rows) == count
+        base = read(name)
+        recorded = [row["memory"]["allocated"]["likely"] for row in rows if row["stage"] == base.setup.stage]
+        assert any(size == pytest.approx(base.peak) for size in recorded)
+
+
+@pytest.mark.parametrize(
+    ("change", "most"), [("batch, length", 0.02), ("accumulation", 0.02), ("stage", 0.04), ("offload", 0.04)]
+)
+def test_mean_errors_of_all_pairs(monkeypatch: pytest.MonkeyPatch, change: str, most: float) -> None:
+    """What the table in ``docs/sweeps.md`` says of allocated memory, and no verdict that says "fits" wrongly."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    grader = importlib.import_module("what_if")
+    runs = [grader.parse_run(line) for line in (BENCHMARKS / "what_if_runs.jsonl").read_text().splitlines()]
+    pairs = [
+        (base, target)
+        for (_, base), (_, target) in permutations(runs, 2)
+        if grader.is_same_job(base, target) and grader.name_change(base, target) == change
+    ]
+    figures = [one for base, target in pairs for one in grader.list_figures(base, target, False)]
+    errors = [abs(part.likely / truth - 1) for name, part, truth, _ in figures if name == "allocated"]
+    assert len(errors) >= 4
+    assert sum(errors) / len(errors) < most
+    enough = [truth <= part.high for name, part, truth, _ in figures if name == "needed"]
+    assert sum(enough) >= 0.97 * len(enough)

@@ -1,0 +1,280 @@
+"""What a recording measured of a training at one setting: the moments of a step, its times, its hosts.
+
+The setting is that of the last steps whose phases were recorded; a rank that used the most memory stands for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
+from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS
+from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
+from zerotop.session.keys import identify_process
+from zerotop.session.moments.at import find_gpu_name
+from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Rows
+from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
+
+_MOST_STEPS = 8  # that stand for a setting
+_MOST_VARYING, _MOST_LENGTHS = 64, 3  # steps that are searched for the longest, if the last ones have more lengths
+_STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
+_UPDATES = frozenset(
+    PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+)
+
+
+class NoBaselineError(Exception):
+    """A recording does not hold what a prediction starts from; the message says what, and what would be possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroStep:
+    """A GPU's allocated bytes around one micro-batch."""
+
+    kept: int  # before the forward
+    forward_end: int
+    forward_peak: int
+    backward_peak: int
+    backward_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A recorded setting, and what was measured at it. Bytes are those of the rank that used the most."""
+
+    name: str
+    setup: EngineSetup
+    work: Workload  # a sequence of 0 means that the recording counts no tokens, but rows
+    shape: ModelShape | None
+    gpus: int  # on a node
+    nodes: int
+    gpu: str
+    gpu_bytes: int | None
+    host_bytes: int | None  # memory that the job's node or cgroup has
+    first: MicroStep
+    last: MicroStep  # of a step with several micro-batches
+    step_peak: int
+    reserved: int
+    nvml: int | None  # of the process
+    host_rss: int | None  # of one rank
+    times: PhaseTimes | None
+    computes_in: str  # dtype
+    evaluation_peak: int | None  # allocated outside of training steps, where it was higher
+
+    @property
+    def peak(self) -> int:
+        """The highest allocated of a training step."""
+        return max(self.first.backward_peak, self.last.backward_peak, self.first.forward_peak, self.step_peak)
+
+
+def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
+    """Return the last setting of a recording, or its last one before a step. Raises NoBaselineError."""
+    at = session.at()
+    engine = read_first_engine(at)
+    setup = parse_setup(engine)
+    name = session.name
+    if setup is None:
+        raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
+    if engine.pipeline is not None:
+        raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
+    table = StepTable(session)
+    table.update()
+    ranks = [process for process in table.rank_steps if len(process.step_rows)]
+    if not ranks:
+        raise NoBaselineError(f"{name} has no finished step. Record a few steps; `zerotop estimate MODEL` needs no run")
+    gpus = locate_allocators(at)
+    if not gpus:
+        raise NoBaselineError(
+            f"{name} has no readings of a GPU's allocator, as on a CPU. `zerotop estimate MODEL` needs no run"
+        )
+    allocators = {identify_process(source): source for source in gpus}
+    found = [
+        (process, source, *moments)
+        for process in ranks
+        if (source := allocators.get(identify_process(process.source))) is not None
+        and (moments := _read_moments(process, source, setup, until_step)) is not None
+    ]
+    if not found:
+        raise NoBaselineError(
+            f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
+            " light detail: record with a larger --budget, or for longer"
+        )
+    _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
+    key = gpus[source]
+    times = [one_time for one in found if (one_time := measure_times(session, one[0], one[2])) is not None]
+    rows = steps[-1]
+    work = _describe_work(engine, rows)
+    nodes = max(1, len(at.nodes))
+    devices = [device for device in engine.devices or [] if device.total_bytes]
+    nvml = max((int(one[2]["nvml_process_bytes"].max()) for one in found), default=0)
+    host = max(int(one[2]["host_rss_bytes"].max()) for one in found)
+    reserved = max(int(one[2]["reserved_peak_bytes"].max()) for one in found)
+    outside = max((int(process.step_rows["allocated_peak_bytes"].max()) for process in ranks), default=0)
+    peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
+    return Baseline(
+        name=name,
+        setup=setup,
+        work=work,
+        shape=_build_shape(engine),
+        gpus=max(1, setup.ranks // nodes),
+        nodes=nodes,
+        gpu=find_gpu_name(at, key) or "",
+        gpu_bytes=_find_gpu_bytes(session, key) or (devices[0].total_bytes if devices else None),
+        host_bytes=_find_host_bytes(session, source.host),
+        first=first,
+        last=last,
+        step_peak=step_peak,
+        reserved=reserved,
+        nvml=nvml if nvml > reserved else None,
+        host_rss=host if host > 0 else None,
+        times=max(times, key=lambda one: one.iteration, default=None),
+        computes_in=str(engine.autocast or engine.dtype or ""),
+        evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
+    )
+
+
+def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:
+    """Return the steps of the last setting whose phases were recorded: before the first evaluation, if it has some."""
+    rows: Rows = process.phased_steps
+    if until_step is not None:
+        rows = rows[rows["step"] < until_step]
+    rows = rows[~rows["light"] & ~rows["skipped"] & (rows["steps"] == 1) & (rows["micro_steps"] > 0)]
+    if len(rows) > 2:
+        rows = rows[1:]  # the first update makes the optimizer's state
+    if not len(rows):
+        return rows
+    last = rows[-1]
+    recent = rows[-_MOST_VARYING:]
+    if len(np.unique(recent["tokens"][-_MOST_STEPS:])) > _MOST_LENGTHS:  # lengths vary: the longest decides
+        last = recent[recent["tokens"].argmax()]
+    same = np.ones(len(rows), bool)
+    for column in ("micro_steps", "rows", "tokens"):
+        same &= rows[column] == last[column]
+    rows = rows[same]
+    evaluated = process.step_rows["step"][process.step_rows["eval_s"] > 0]
+    before: Rows = rows[rows["step"] < evaluated[0]] if len(evaluated) else rows
+    chosen: Rows = (before if len(before) > 1 else rows)[-_MOST_STEPS:]
+    return chosen
+
+
+def _read_moments(
+    process: RankSteps, source: Source, setup: EngineSetup, until_step: int | None
+) -> tuple[Rows, MicroStep, MicroStep, int] | None:
+    """Return the steps that stand for the setting, and the highest of each moment in them; None if they lack an edge."""
+    steps = _choose_steps(process, until_step)
+    if not len(steps):
+        return None
+    readings = source.array[np.isin(source.array["step"], steps["step"])]
+    last = int(steps[-1]["micro_steps"]) - 1
+    micros = [_read_micro_step(readings, number) for number in (0, last)]
+    if micros[0] is None or micros[1] is None:
+        return None
+    first = micros[0]
+    gradients = setup.bytes_each * setup.trainable // (setup.ranks if setup.stage == 3 else 1)
+    states = sum(size for name, size in compute_expected(setup).gpu.items() if name != GRADIENTS)
+    is_with_gradients = first.kept >= first.backward_end and first.kept - gradients >= _STATES_SHARE * states
+    if setup.is_loop and last == 0 and is_with_gradients:
+        # The script frees the gradients between the last reading of a step and the next forward.
+        first = replace(first, kept=first.kept - gradients)
+    updates = readings[np.isin(readings["phase"], list(_UPDATES)) & (readings["edge"] != BEGIN)]
+    peak = int(updates["allocated_peak_bytes"].max(initial=0))
+    return steps, first, micros[1] if last else first, peak
+
+
+def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
+    """Return the highest of each moment over the micro-batches of that number; None if they lack an edge."""
+    is_own = readings["micro_step"] == number
+
+    def select(*phases: str, edge: int | None = None) -> NDArray[np.bool_]:
+        selected: NDArray[np.bool_] = is_own & np.isin(readings["phase"], [PHASE_CODE[phase] for phase in phases])
+        selected &= readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN
+        return selected
+
+    forward_ends, backward_ends = select("forward", edge=END), select("backward", edge=END)
+    if not forward_ends.any() or not backward_ends.any():
+        return None
+    kept = readings["allocated_bytes"][select("forward", edge=BEGIN)]
+    if not len(kept):  # an edge soon after another is not read again
+        edges = np.flatnonzero(readings["edge"] != TICK)
+        places = np.searchsorted(edges, np.flatnonzero(forward_ends)) - 1
+        kept = readings["allocated_bytes"][edges[places[places >= 0]]]
+    if not len(kept):
+        return None
+    return MicroStep(
+        kept=int(np.median(kept)),
+        forward_end=int(readings["allocated_bytes"][forward_ends].max()),
+        forward_peak=int(readings["allocated_peak_bytes"][select("forward")].max()),
+        backward_peak=int(readings["allocated_peak_bytes"][select("backward", "reduce")].max()),
+        backward_end=int(readings["allocated_bytes"][backward_ends].max()),
+    )
+
+
+def _describe_work(engine: EngineFacts, step: Any) -> Workload:
+    micro_steps = int(step["micro_steps"])
+    rows = int(step["rows"]) // micro_steps if step["rows"] > 0 else int(engine.micro_batch or 1)
+    tokens = int(step["tokens"]) // micro_steps if step["tokens"] > 0 else 0
+    zero = (engine.config or {}).get("zero_optimization") or {}
+    bucket = zero.get("reduce_bucket_size") if isinstance(zero, dict) else None
+    inner = str(engine.inner_optimizer or "").lower()
+    return Workload(
+        micro_batch=max(1, rows),
+        sequence=tokens // max(1, rows),
+        accumulation=micro_steps,
+        checkpointing="full" if engine.activation_checkpointing else "none",
+        foreach="fused" not in inner,
+        bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
+    )
+
+
+# Families by a part of the model's class name; the first match counts.
+_KINDS: tuple[tuple[str, str], ...] = (
+    *((kind, kind) for kind in ("qwen3", "qwen2", "gpt2", "mixtral", "mistral", "llama", "phi3", "gemma2", "gemma", "opt")),
+    ("gptneox", "gpt_neox"),
+)
+
+
+def _build_shape(engine: EngineFacts) -> ModelShape | None:
+    """Return the shape of the model by its recorded dimensions and the name of its class."""
+    sizes = engine.dimensions or {}
+    kind = next((kind for name, kind in _KINDS if name in str(engine.model or "").lower()), "")
+    names = {
+        "vocabulary": "vocab_size",
+        "hidden": "hidden_size",
+        "intermediate": "intermediate_size",
+        "heads": "num_attention_heads",
+        "key_heads": "num_key_value_heads",
+        "layers": "num_hidden_layers",
+    }
+    config: dict[str, Any] = {names[name]: size for name, size in sizes.items() if name in names}
+    return parse_shape(config | {"model_type": kind})
+
+
+def _find_gpu_bytes(session: Session, key: tuple[str, int] | None) -> int | None:
+    if key is None:
+        return None
+    for source in session.sources["gpus"]:
+        rows = source.array
+        own = rows[rows["gpu"] == key[1]] if source.host == key[0] else rows[:0]
+        if len(own) and own["total_bytes"][-1] > 0:
+            return int(own["total_bytes"][-1])
+    return None
+
+
+def _find_host_bytes(session: Session, host: str) -> int | None:
+    for source in session.host_sources("hosts", host):
+        if len(source.array):
+            row = source.array[-1]
+            sizes = [int(row[name]) for name in ("memory_total_bytes", "cgroup_limit_bytes") if row[name] > 0]
+            return min(sizes, default=None)
+    return None

@@ -1,0 +1,54 @@
+"""The times of a recorded step's phases, on the GPU where they were recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.session.keys import identify_process
+from zerotop.session.reader import Session
+from zerotop.session.samples import Rows
+from zerotop.session.steps.step_table import RankSteps
+from zerotop_probe.recording.tables import PHASE_CODE
+
+_MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """Seconds of one optimizer step, the median of the steps, of the slowest rank.
+
+    Forward and backward are those of one micro-batch on the GPU where the recording has them, else those of the host.
+    """
+
+    iteration: float
+    forward: float
+    backward: float
+    update: float
+    launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
+
+
+def measure_times(session: Session, process: RankSteps, steps: Rows) -> PhaseTimes | None:
+    """Return the times of one rank; None of fewer than two steps."""
+    if len(steps) < 2:
+        return None
+    iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
+    host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
+    rank = identify_process(process.source)
+    table = next((one for one in session.sources["device_times"] if identify_process(one) == rank), None)
+    if table is not None:
+        rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
+        found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]
+        forward, backward, update = found[0] / count, found[1] / count, found[2]
+        if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
+            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]))
+    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
+
+
+def _sum_steps(rows: Rows) -> float:
+    """Return the median over steps of their device times, in seconds; 0 without any."""
+    if not len(rows):
+        return 0.0
+    steps, places = np.unique(rows["step"], return_inverse=True)
+    return float(np.median(np.bincount(places, rows["device_ns"], len(steps)))) / 1e9
