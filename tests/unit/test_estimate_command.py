@@ -47,7 +47,7 @@ def read_peak(row: dict[str, Any]) -> float:
 def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(tmp_path, "--gpus", "8", "--gpu-memory", "80GB") == 0
     first, config = capsys.readouterr().out.splitlines()[:2]
-    assert first.startswith("Stage 1 fits: at most ")
+    assert first.startswith("Stage 1 fits: it needs at most ")
     assert config == '  "zero_optimization": {"stage": 1}'
     assert run_estimate(tmp_path, "--gpus", "1", "--gpu-memory", "24GB", "--seq-length", "60000") == 0
     assert capsys.readouterr().out.startswith("Nothing fits in 22.35 GiB: stage 3 with offload of ")
@@ -119,7 +119,7 @@ def test_learned_positions_limit_the_length(capsys: pytest.CaptureFixture[str]) 
 def test_fsdp_is_called_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(tmp_path, "--framework", "fsdp", "--gpus", "8", "--gpu-memory", "80GB") == 0
     text = capsys.readouterr().out
-    assert text.startswith("FSDP fits: at most ")
+    assert text.startswith("FSDP fits: it needs at most ")
     assert "zero_optimization" not in text
 
 
@@ -152,8 +152,8 @@ def test_it_needs_no_torch(tmp_path: Path) -> None:
 
 def test_the_answer_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     for size, answer in (
-        ("80GB", "Stage 1 fits: at most "),
-        ("40GB", "Stage 2 fits: at most "),
+        ("80GB", "Stage 1 fits: it needs at most "),
+        ("40GB", "Stage 2 fits: it needs at most "),
         ("2GB", "Nothing fits in 1.86 GiB: stage 3 with offload of "),
     ):
         assert main(["estimate", "llama-8b", "--gpus", "8", "--gpu-memory", size]) == 0

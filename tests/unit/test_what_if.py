@@ -91,7 +91,7 @@ def ask(capsys: pytest.CaptureFixture[str], name: str, *options: str) -> str:
 
 def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ask(capsys, "z2", "--micro-batch", "8", "--memory", "80GB").splitlines()
-    assert lines[0].startswith("Stage 2, 8 x 512 tokens, fits: at most ")
+    assert lines[0].startswith("Stage 2, 8 x 512 tokens, fits: it needs at most ")
     assert lines[0].endswith(" to spare.")
     assert lines[1].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
     assert lines[2].startswith("Time of a step: 0.131 s -> ")

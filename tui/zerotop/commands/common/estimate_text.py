@@ -27,7 +27,8 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
     spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
     return [
-        f"{name[0].upper()}{name[1:]} fits: at most {format_bytes(chosen.memory.needed)} of {size}, {spare} to spare{host}.",
+        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of {size},"
+        f" {spare} to spare{host}.",
         *([] if chosen.is_loop else [_format_config(chosen)]),
     ]
 

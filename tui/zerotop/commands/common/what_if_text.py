@@ -89,10 +89,10 @@ def _judge_gpu(answer: WhatIfAnswer) -> str:
     name, needed = _name_setting(answer.setup, answer.work), answer.memory.needed
     subject = name[0].upper() + name[1:]
     if answer.gpu_bytes is None:
-        return f"{subject}: at most {format_bytes(needed)} of each GPU. Give --memory for a verdict."
+        return f"{subject}: it needs at most {format_bytes(needed)} of each GPU. Give --memory for a verdict."
     size, spare = format_bytes(answer.gpu_bytes), answer.gpu_bytes - needed
     if answer.fits:
-        return f"{subject}, fits: at most {format_bytes(needed)} of {size}, {format_bytes(spare)} to spare."
+        return f"{subject}, fits: it needs at most {format_bytes(needed)} of {size}, {format_bytes(spare)} to spare."
     least = answer.memory.allocated.low + answer.memory.context.low
     may = "may need" if least < answer.gpu_bytes else "needs"
     return f"{subject}, does not fit: it {may} {format_bytes(needed)} of {size}, {format_bytes(-spare)} too much."
