@@ -18,6 +18,7 @@ import polars
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import link_findings
+from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_step, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
@@ -27,7 +28,9 @@ from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-_NOT_EXPORTED = ("begins", "history", "output", "folded")
+# Built from the recorded and the printed values.
+_MERGED = ("logged",)
+_NOT_EXPORTED = ("begins", "history", "output", "folded", *_MERGED)
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
@@ -107,6 +110,21 @@ def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.Data
     return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(session)))
 
 
+def _iter_logged(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    series = read_logged(session)
+    times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
+    rows = next((rows for rows in read_rank_steps(session) if len(rows)), np.empty(0, STEP_DTYPE))
+    steps = [find_step(rows, time_ns) for time_ns in times.tolist()]
+    columns = [polars.Series("time_unix_ns", times), polars.Series("step", steps, dtype=polars.Int64)]
+    for name in NAMES:
+        values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
+        logged = series.get(name, NO_VALUES)
+        for place, value in zip(times.searchsorted(logged.times).tolist(), logged.values.tolist(), strict=True):
+            values[place] = value
+        columns.append(polars.Series(name, values, dtype=polars.Float64))
+    yield polars.DataFrame(columns)
+
+
 def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
     return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(session.events))
 
@@ -119,6 +137,7 @@ def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.Dat
 _COMPUTED: dict[str, FrameBuilder] = {
     "steps": _iter_steps,
     "step_parts": _iter_step_parts,
+    "logged": _iter_logged,
     "events": _iter_events,
     "annotations": _iter_annotations,
 }

@@ -1,0 +1,116 @@
+"""The loss, gradient norm and learning rate of a training, as its ranks recorded them, else as the job printed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.output.logged_lines import LoggedLines
+from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Floats, Ints, Rows
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS
+
+# What a job prints is read this often.
+_READ_NS = 50_000_000
+NAMES = tuple(metric.name for metric in LOGGED.metrics)
+
+
+class LoggedSeries(NamedTuple):
+    """The values of one name, in the order of their times."""
+
+    times: Ints  # unix nanoseconds
+    values: Floats  # NaN is a value that was logged
+
+    def until(self, cursor_ns: int) -> LoggedSeries:
+        """Return the values up to a moment."""
+        count = int(np.searchsorted(self.times, cursor_ns, "right"))
+        return LoggedSeries(self.times[:count], self.values[:count])
+
+
+NO_VALUES = LoggedSeries(np.empty(0, np.int64), np.empty(0))
+
+
+class LoggedValues:
+    """The logged values of a recording, which may grow."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lines = LoggedLines(session)
+        self._counts: tuple[int, ...] = ()
+        self._series: dict[str, LoggedSeries] = {}
+
+    def read(self) -> dict[str, LoggedSeries]:
+        """Return all values so far by the names of LOGGED's metrics; a name without any is missing."""
+        sources = [*self._session.sources["logged"], *self._session.sources["output"]]
+        counts = tuple(len(source.array) for source in sources)
+        if counts != self._counts:
+            self._counts = counts
+            recorded, printed = self._read_recorded(), self._read_printed()
+            # By name: an engine records its learning rate alone.
+            self._series = printed | recorded
+        return self._series
+
+    def _read_recorded(self) -> dict[str, LoggedSeries]:
+        tables = [source for source in self._session.sources["logged"] if len(source.array)]
+        found: dict[str, LoggedSeries] = {}
+        for name in NAMES:
+            known = [source for source in tables if (source.array["known"] & LOGGED_BITS[name]).any()]
+            lowest = min((source.rank for source in known), default=-1)
+            if known:
+                found[name] = _join_tables([source for source in known if source.rank == lowest], name)
+        return found
+
+    def _read_printed(self) -> dict[str, LoggedSeries]:
+        lines = sorted(self._lines.update(), key=lambda line: line.time_ns)
+        times = _spread_times(np.array([line.time_ns for line in lines], np.int64))
+        found: dict[str, LoggedSeries] = {}
+        for name in NAMES:
+            known = [place for place, line in enumerate(lines) if name in line.values]
+            if known:
+                found[name] = LoggedSeries(times[known], np.array([lines[place].values[name] for place in known]))
+        return found
+
+
+def _spread_times(times: Ints) -> Ints:
+    """Spread lines that were read together, and so have the same time, over the time before it."""
+    begins = np.flatnonzero(np.diff(times, prepend=-1))
+    counts = np.diff(np.append(begins, len(times)))
+    room = np.minimum(np.diff(times[begins], prepend=times[:1] - _READ_NS), _READ_NS)
+    behind = np.repeat(begins + counts, counts) - np.arange(len(times)) - 1  # lines of the same time after each
+    spread: Ints = times - behind * np.repeat(room, counts) // np.repeat(counts, counts)
+    return spread
+
+
+def _join_tables(tables: Sequence[Source], name: str) -> LoggedSeries:
+    """Return the values of one rank's processes."""
+    times, values = [], []
+    for source in tables:
+        rows: Rows = source.array[(source.array["known"] & LOGGED_BITS[name]) > 0]
+        times.append(source.unix_times(rows))
+        values.append(rows[name])
+    joined, order = np.concatenate(times), np.argsort(np.concatenate(times), kind="stable")
+    return LoggedSeries(joined[order], np.concatenate(values)[order].astype(np.float64))
+
+
+def read_logged(session: Session) -> dict[str, LoggedSeries]:
+    """Return all logged values by name; see :meth:`LoggedValues.read`."""
+    if LoggedValues not in session.kept:
+        session.kept[LoggedValues] = LoggedValues(session)
+    series: dict[str, LoggedSeries] = session.kept[LoggedValues].read()
+    return series
+
+
+def find_step(rows: Rows, time_ns: int) -> int | None:
+    """Return the step (STEP_DTYPE) that a value of this time belongs to: the one whose end is nearest.
+
+    Scripts print a loss after the step, or before its update. None without a step.
+    """
+    ends = rows["end_unix_ns"]
+    after = int(np.searchsorted(ends, time_ns, "right"))
+    if not len(ends):
+        return None
+    if 0 < after < len(ends) and time_ns - ends[after - 1] > ends[after] - time_ns:
+        after += 1
+    return int(rows["step"][max(0, after - 1)])
