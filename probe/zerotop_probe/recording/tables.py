@@ -357,8 +357,8 @@ LOGGED = Table(
         Field("pad", "I", "0", since=7),
     ),
     (
-        Metric("loss", NUMBER, "loss", "loss", "loss", "primary"),
-        Metric("grad_norm", NUMBER, "grad_norm", "gradient norm", "grad norm", "accent"),
+        Metric("loss", NUMBER, "loss", "loss", "loss", "accent"),
+        Metric("grad_norm", NUMBER, "grad_norm", "gradient norm", "grad norm", "load"),
         Metric("learning_rate", NUMBER, "learning_rate", "learning rate", "lr", "muted"),
     ),
 )

@@ -18,7 +18,7 @@ import polars
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import link_findings
-from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_step, read_logged
+from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_steps, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
@@ -114,8 +114,7 @@ def _iter_logged(session: Session, text: TextFilter) -> Iterator[polars.DataFram
     series = read_logged(session)
     times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
     rows = next((rows for rows in read_rank_steps(session) if len(rows)), np.empty(0, STEP_DTYPE))
-    steps = [find_step(rows, time_ns) for time_ns in times.tolist()]
-    columns = [polars.Series("time_unix_ns", times), polars.Series("step", steps, dtype=polars.Int64)]
+    columns = [polars.Series("time_unix_ns", times), _build_numbers(find_steps(rows, times)).alias("step")]
     for name in NAMES:
         values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
         logged = series.get(name, NO_VALUES)

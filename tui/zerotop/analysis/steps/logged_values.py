@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.output.logged_lines import LoggedLines
+from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, UNKNOWN
 
 # What a job prints is read this often.
 _READ_NS = 50_000_000
@@ -102,15 +103,25 @@ def read_logged(session: Session) -> dict[str, LoggedSeries]:
     return series
 
 
-def find_step(rows: Rows, time_ns: int) -> int | None:
-    """Return the step (STEP_DTYPE) that a value of this time belongs to: the one whose end is nearest.
+def find_steps(rows: Rows, times: Ints) -> Ints:
+    """Return the step (STEP_DTYPE) that a value of each of these times belongs to; UNKNOWN without a step.
 
-    Scripts print a loss after the step, or before its update. None without a step.
+    Scripts print a loss after the step, or between its forward and its update.
     """
-    ends = rows["end_unix_ns"]
-    after = int(np.searchsorted(ends, time_ns, "right"))
-    if not len(ends):
-        return None
-    if 0 < after < len(ends) and time_ns - ends[after - 1] > ends[after] - time_ns:
-        after += 1
-    return int(rows["step"][max(0, after - 1)])
+    if not len(rows):
+        return np.full(len(times), UNKNOWN)
+    after = np.searchsorted(rows["end_unix_ns"], times, "right")
+    inside = np.flatnonzero((after > 0) & (after < len(rows)))
+    following = rows[after[inside]]
+    left_s = (following["end_unix_ns"] - times[inside]) / 1e9
+    is_computed = left_s < following["step_s"] + following["backward_s"] + following["forward_s"] / 2
+    after[inside[is_computed]] += 1
+    return _make_even(rows["step"][np.maximum(after, 1) - 1].astype(np.int64), rows)
+
+
+def _make_even(steps: Ints, rows: Rows) -> Ints:
+    """Return steps that are equally far apart if these are so but for the delay with which short steps' lines are read."""
+    distance = max(1, round((steps[-1] - steps[0]) / (len(steps) - 1))) if len(steps) > 2 else 0
+    begins = steps - distance * np.arange(len(steps))
+    delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-3)
+    return steps - begins + begins.min() if distance and 0 < np.ptp(begins) <= delay else steps
