@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.engine import EngineSummary
 from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.steps.logged_values import LastLoss
 from zerotop.session.keys import GpuKey
 
 Floats = NDArray[np.float64]
@@ -223,6 +224,7 @@ class LiveView:
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
     history: History = NO_HISTORY
     inferred: Inferred | None = None
+    loss: LastLoss | None = None
     is_last_step: bool = False  # of a job that has ended since then
 
     @property

@@ -17,6 +17,7 @@ from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
+from zerotop.analysis.steps.logged_values import read_last_loss
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
@@ -228,6 +229,7 @@ class RecordingSource:
             iterations=self._iterations.first_iterations(count),
             cost=measure_cost(self.session.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
+            loss=read_last_loss(self.session, self._find_lead_steps(cursor), cursor),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(at, ranks, gpu_keys),
         )
