@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.engine import EngineSummary
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.analysis.steps.logged_values import LastLoss
 from zerotop.session.keys import GpuKey
 
 Floats = NDArray[np.float64]
@@ -207,6 +206,15 @@ class Inferred:
     confidence: float  # autocorrelation of the signals one iteration later, 0 to 1
     signals: tuple[str, ...]  # that show it: "cpu", "pcie", "utilization", "power"
     window_s: float  # length of the window before the cursor
+
+
+@dataclass(frozen=True, slots=True)
+class LastLoss:
+    """The loss that was logged last."""
+
+    value: float  # may be NaN
+    step: int | None
+    trend: tuple[float, ...]  # mean loss in equal parts of the training so far, oldest first; NaN without a finite one
 
 
 @dataclass(frozen=True, slots=True)

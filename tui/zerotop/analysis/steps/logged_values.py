@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +15,6 @@ from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, UNKNOWN
 
 # What a job prints is read this often.
 _READ_NS = 50_000_000
-_TREND_PARTS = 12
 NAMES = tuple(metric.name for metric in LOGGED.metrics)
 
 
@@ -36,16 +33,7 @@ class LoggedSeries(NamedTuple):
 NO_VALUES = LoggedSeries(np.empty(0, np.int64), np.empty(0))
 
 
-@dataclass(frozen=True, slots=True)
-class LastLoss:
-    """The loss that was logged last."""
-
-    value: float  # may be NaN
-    step: int | None
-    trend: tuple[float, ...]  # mean loss in equal parts of the training so far, oldest first; NaN without a finite one
-
-
-class LoggedValues:
+class LoggedReader:
     """The logged values of a recording, which may grow."""
 
     def __init__(self, session: Session) -> None:
@@ -108,23 +96,11 @@ def _join_tables(tables: Sequence[Source], name: str) -> LoggedSeries:
 
 
 def read_logged(session: Session) -> dict[str, LoggedSeries]:
-    """Return all logged values by name; see :meth:`LoggedValues.read`."""
-    if LoggedValues not in session.kept:
-        session.kept[LoggedValues] = LoggedValues(session)
-    series: dict[str, LoggedSeries] = session.kept[LoggedValues].read()
+    """Return all logged values by name; see :meth:`LoggedReader.read`."""
+    if LoggedReader not in session.kept:
+        session.kept[LoggedReader] = LoggedReader(session)
+    series: dict[str, LoggedSeries] = session.kept[LoggedReader].read()
     return series
-
-
-def read_last_loss(session: Session, rows: Rows, cursor_ns: int) -> LastLoss | None:
-    """Return the last loss at a moment, of these finished steps (STEP_DTYPE); None before the first one."""
-    series = read_logged(session).get("loss", NO_VALUES).until(cursor_ns)
-    if not len(series.times):
-        return None
-    step = int(find_steps(rows, series.times)[-1])
-    parts = np.array_split(series.values, min(_TREND_PARTS, len(series.values)))
-    finite = [part[np.isfinite(part)] for part in parts]
-    trend = tuple(float(part.mean()) if len(part) else math.nan for part in finite)
-    return LastLoss(float(series.values[-1]), step if step >= 0 else None, trend)
 
 
 def find_steps(rows: Rows, times: Ints) -> Ints:

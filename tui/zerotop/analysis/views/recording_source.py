@@ -17,12 +17,12 @@ from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
-from zerotop.analysis.steps.logged_values import read_last_loss
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
 from zerotop.analysis.views.job_exit import Losses, count_losses, is_left_running
+from zerotop.analysis.views.last_loss import read_last_loss
 from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference

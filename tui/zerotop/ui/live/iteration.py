@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.live_view import Floats, Iterations, LiveView
-from zerotop.analysis.steps.logged_values import LastLoss
+from zerotop.analysis.live_view import Floats, Iterations, LastLoss, LiveView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_time_scale, draw_step_axis, plot_grid, plot_stack
 from zerotop.ui.charts.canvas import SPACE
 from zerotop.ui.drawing.formatting import format_fixed

@@ -7,8 +7,9 @@ step that it belongs to is known.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -185,7 +186,7 @@ class _LossSearch:
         return int(ends[after]) if after < len(ends) else self._end_ns or self._recording.cursor_ns
 
     def _build(
-        self, kind: FindingKind, first: int, known_ns: int, evidence: dict[str, float | None], **values: object
+        self, kind: FindingKind, first: int, known_ns: int, evidence: Mapping[str, float | None], **values: Any
     ) -> Annotation:
         time_ns, step = int(self._series.times[first]), self._steps[first]
         before = describe_before(self._group, step, time_ns, self._logged, known_ns)
