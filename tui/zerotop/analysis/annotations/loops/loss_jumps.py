@@ -49,17 +49,15 @@ _LOOK = (
     "Find the operation that makes it: usual causes are a learning rate that is too high, a division by zero or a logarithm"
     " of zero in the loss, and a batch without labels."
 )
-# Finite values that show the usual level, and at most so many.
-_LEAST_BEFORE, _MOST_BEFORE = 10, 100
-# The last of them show the level, and how it wanders.
-_LEVEL_VALUES = 30
+# Finite values that show the usual level, and the last ones that show how it wanders.
+_LEAST_BEFORE, _MOST_BEFORE = 10, 30
 # Values that all have to be higher: fewer are a spike.
 _AFTER = 5
 _FACTOR = 2.8  # of the level before, so that three times a loss that falls is enough
 # How far above the highest value before: noise exceeds it by less.
 _ABOVE_HIGHEST = 1.5
 # Distance of the levels, in ranges in which they wander, on a logarithmic scale; ranges below a tenth count as that.
-_TIMES, _LEAST_WANDER = 2.5, 0.1
+_TIMES, _LEAST_WANDER = 2.0, 0.1
 # NaN in a row that last.
 _LASTING_VALUES = 3
 
@@ -162,13 +160,14 @@ class _LossSearch:
     def _check_jump(self, index: int) -> Iterator[Annotation]:
         """Check whether the last values, up to ``index``, are far above all before them."""
         state, first = self._state, index + 1 - _AFTER
-        begin = max(state.begin, first - _MOST_BEFORE)
-        before, after = self._series.values[begin:first], self._series.values[first : index + 1]
-        if first - begin < _LEAST_BEFORE or not _is_jump(before[np.isfinite(before)], after):
+        # A loss that falls was high at first. After a jump, what was seen since then is no news.
+        begin = state.begin if state.begin else max(0, first - _MOST_BEFORE)
+        before, after = self._series.values[begin : max(begin, first)], self._series.values[max(0, first) : index + 1]
+        finite = before[np.isfinite(before)]
+        if not _is_jump(finite, after):
             return
         state.begin = first
         if self._group.count_report(_JUMPED.name):
-            finite = before[np.isfinite(before)]
             evidence = {
                 "loss_before": float(np.median(finite[-_LEAST_BEFORE:])),
                 "loss_after": float(np.median(after)),
@@ -197,7 +196,7 @@ def _is_jump(before: Floats, after: Floats) -> bool:
     """Whether all values of ``after`` are far above those of ``before``, which are positive."""
     if len(before) < _LEAST_BEFORE or before.min() <= 0 or after.min() < _ABOVE_HIGHEST * before.max():
         return False
-    level = before[-_LEVEL_VALUES:]
+    level = before[-_MOST_BEFORE:]
     if np.median(after) < _FACTOR * np.median(level[-_LEAST_BEFORE:]):
         return False
     return stands_out(np.log(level), np.log(after), times=_TIMES, floor=_LEAST_WANDER)
