@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.output.logged_lines import LoggedLines
+from zerotop.analysis.output.logged_lines import LoggedLine, LoggedLines
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
@@ -39,6 +39,9 @@ class LoggedReader:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lines = LoggedLines(session)
+        self._taken: list[LoggedLine] | None = None  # the lines of which
+        self._taken_count = 0  # so many
+        self._printed: dict[str, LoggedSeries] = {}  # are in here
         self._counts: tuple[int, ...] = ()
         self._series: dict[str, LoggedSeries] = {}
 
@@ -60,39 +63,47 @@ class LoggedReader:
             known = [source for source in tables if (source.array["known"] & LOGGED_BITS[name]).any()]
             lowest = min((source.rank for source in known), default=-1)
             if known:
-                found[name] = _join_tables([source for source in known if source.rank == lowest], name)
+                found[name] = _join_series([_read_table(source, name) for source in known if source.rank == lowest])
         return found
 
     def _read_printed(self) -> dict[str, LoggedSeries]:
-        lines = sorted(self._lines.update(), key=lambda line: line.time_ns)
-        times = _spread_times(np.array([line.time_ns for line in lines], np.int64))
-        found: dict[str, LoggedSeries] = {}
-        for name in NAMES:
-            known = [place for place, line in enumerate(lines) if name in line.values]
-            if known:
-                found[name] = LoggedSeries(times[known], np.array([lines[place].values[name] for place in known]))
-        return found
+        lines = self._lines.update()
+        if lines is not self._taken:
+            self._taken, self._taken_count, self._printed = lines, 0, {}
+        fresh = sorted(lines[self._taken_count :], key=lambda line: line.time_ns)
+        if fresh:
+            last_ns = max((int(series.times[-1]) for series in self._printed.values()), default=0)
+            times = _spread_times(np.array([line.time_ns for line in fresh], np.int64), last_ns)
+            for name in NAMES:
+                known = [place for place, line in enumerate(fresh) if name in line.values]
+                if known:
+                    new = LoggedSeries(times[known], np.array([fresh[place].values[name] for place in known]))
+                    self._printed[name] = _join_series([self._printed.get(name, NO_VALUES), new])
+            self._taken_count = len(lines)
+        return self._printed
 
 
-def _spread_times(times: Ints) -> Ints:
-    """Spread lines that were read together, and so have the same time, over the time before it."""
+def _spread_times(times: Ints, last_ns: int) -> Ints:
+    """Spread lines that were read together, and so have the same time, over the time before it, since ``last_ns``."""
     begins = np.flatnonzero(np.diff(times, prepend=-1))
     counts = np.diff(np.append(begins, len(times)))
-    room = np.minimum(np.diff(times[begins], prepend=times[:1] - _READ_NS), _READ_NS)
+    room = np.clip(np.diff(times[begins], prepend=last_ns), 0, _READ_NS)
     behind = np.repeat(begins + counts, counts) - np.arange(len(times)) - 1  # lines of the same time after each
     spread: Ints = times - behind * np.repeat(room, counts) // np.repeat(counts, counts)
     return spread
 
 
-def _join_tables(tables: Sequence[Source], name: str) -> LoggedSeries:
-    """Return the values of one rank's processes."""
-    times, values = [], []
-    for source in tables:
-        rows: Rows = source.array[(source.array["known"] & LOGGED_BITS[name]) > 0]
-        times.append(source.unix_times(rows))
-        values.append(rows[name])
-    joined, order = np.concatenate(times), np.argsort(np.concatenate(times), kind="stable")
-    return LoggedSeries(joined[order], np.concatenate(values)[order].astype(np.float64))
+def _read_table(source: Source, name: str) -> LoggedSeries:
+    rows: Rows = source.array[(source.array["known"] & LOGGED_BITS[name]) > 0]
+    return LoggedSeries(source.unix_times(rows), rows[name].astype(np.float64))
+
+
+def _join_series(several: Sequence[LoggedSeries]) -> LoggedSeries:
+    times, values = (np.concatenate(columns) for columns in zip(*several, strict=True))
+    if (np.diff(times) < 0).any():  # of several nodes or processes
+        order = np.argsort(times, kind="stable")
+        times, values = times[order], values[order]
+    return LoggedSeries(times, values)
 
 
 def read_logged(session: Session) -> dict[str, LoggedSeries]:

@@ -12,6 +12,8 @@ from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
 
 _TREND_PARTS = 12
+# Of a long training the last steps and values suffice to find the step of the last value.
+_LAST_STEPS, _LAST_VALUES = 4096, 64
 
 
 def read_last_loss(session: Session, rows: Rows, cursor_ns: int) -> LastLoss | None:
@@ -19,7 +21,7 @@ def read_last_loss(session: Session, rows: Rows, cursor_ns: int) -> LastLoss | N
     series = read_logged(session).get("loss", NO_VALUES).until(cursor_ns)
     if not len(series.times):
         return None
-    step = int(find_steps(rows, series.times)[-1])
+    step = int(find_steps(rows[-_LAST_STEPS:], series.times[-_LAST_VALUES:])[-1])
     parts = np.array_split(series.values, min(_TREND_PARTS, len(series.values)))
     finite = [part[np.isfinite(part)] for part in parts]
     trend = tuple(float(part.mean()) if len(part) else math.nan for part in finite)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -102,8 +103,11 @@ class _LossSearch:
         self._recording, self._group, self._series, self._logged = recording, group, series, logged
         self._end_ns = end_ns
         self._state = group.get_state(_State)
-        steps = find_steps(group.lead.steps, series.times)
-        self._steps = [step if step >= 0 else None for step in steps.tolist()]
+
+    @cached_property
+    def _steps(self) -> list[int | None]:
+        steps = find_steps(self._group.lead.steps, self._series.times)
+        return [step if step >= 0 else None for step in steps.tolist()]
 
     def find_all(self) -> Iterator[Annotation]:
         """Yield the findings that are new."""
