@@ -55,7 +55,7 @@ def find_loss(
 def make_decay(count: int) -> list[float]:
     """Return a loss that falls from 3 to 1, with noise."""
     dice = np.random.default_rng(5)
-    return (1 + 2 * np.exp(-np.arange(count) / 30) + dice.normal(0, 0.1, count)).tolist()
+    return [float(value) for value in 1 + 2 * np.exp(-np.arange(count) / 30) + dice.normal(0, 0.1, count)]
 
 
 def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
