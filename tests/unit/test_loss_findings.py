@@ -113,7 +113,7 @@ def test_noise_is_no_finding(tmp_path: Path, name: str, seed: int) -> None:
 
 def test_export_has_unknown_and_nan(tmp_path: Path) -> None:
     find_loss(tmp_path, [1.0, math.nan, 2.0], every=2)
-    (frame,) = build_frames(read_recording(tmp_path), "logged", str)
+    (frame,) = build_frames(read_recording(tmp_path), "loss", str)
     assert frame["step"].to_list() == [1, 3, 5]
     assert frame["loss"].null_count() == 0
     assert frame["loss"].is_nan().to_list() == [False, True, False]

@@ -28,9 +28,8 @@ from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-# Built from the recorded and the printed values.
-_MERGED = ("logged",)
-_NOT_EXPORTED = ("begins", "history", "output", "folded", *_MERGED)
+# Of "logged", the table "loss" has what is recorded or printed.
+_NOT_EXPORTED = ("begins", "history", "output", "folded", "logged")
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
@@ -110,11 +109,16 @@ def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.Data
     return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(session)))
 
 
-def _iter_logged(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+def _iter_losses(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
     series = read_logged(session)
     times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
     rows = next((rows for rows in read_rank_steps(session) if len(rows)), np.empty(0, STEP_DTYPE))
-    columns = [polars.Series("time_unix_ns", times), _build_numbers(find_steps(rows, times)).alias("step")]
+    rank = _repeat_value(int(rows["rank"][0]) if len(rows) else None, polars.Int32, len(times))  # whose steps these are
+    columns = [
+        rank.alias("rank"),
+        polars.Series("time_unix_ns", times),
+        _build_numbers(find_steps(rows, times)).alias("step"),
+    ]
     for name in NAMES:
         values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
         logged = series.get(name, NO_VALUES)
@@ -136,7 +140,7 @@ def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.Dat
 _COMPUTED: dict[str, FrameBuilder] = {
     "steps": _iter_steps,
     "step_parts": _iter_step_parts,
-    "logged": _iter_logged,
+    "loss": _iter_losses,
     "events": _iter_events,
     "annotations": _iter_annotations,
 }
