@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     series = logged["loss"].until(recording.cursor_ns)
     begins = [group.lead.source.created_ns for group in recording.groups]
     job_ends = [event.unix_ns for event in recording.events_of(JobEnded)]
-    for group, begin_ns, next_ns in zip_longest(recording.groups, begins, [*begins[1:], *job_ends[-1:]]):
+    ends = [*begins[1:], *(job_ends[-1:] or [None])]
+    for group, begin_ns, next_ns in zip(recording.groups, begins, ends, strict=False):
         # Of an attempt in progress the values of steps that are over count.
         steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
         low, high = np.searchsorted(series.times, (begin_ns, (next_ns or steps_ns) + 1))
