@@ -78,7 +78,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     series = logged["loss"].until(recording.cursor_ns)
     begins = [group.lead.source.created_ns for group in recording.groups]
     job_ends = [event.unix_ns for event in recording.events_of(JobEnded)]
-    ends = [*begins[1:], *(job_ends[-1:] or [None])]
+    ends = [*begins[1:], job_ends[-1] if job_ends else None]
     for group, begin_ns, next_ns in zip(recording.groups, begins, ends, strict=False):
         # Of an attempt in progress the values of steps that are over count.
         steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
