@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loop_runs import Counted, run_loop
-from zerotop_probe.recording.tables import BOUNDARY, EVAL
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, LOGGED_BITS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -51,6 +51,20 @@ def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> 
         spans = trained_run.read_rank(number)[0].select_phases("forward")
         total += spans["tokens"][(spans["flags"] & EVAL) == 0].sum()
     assert total == trained_run.by_rank[0]["tokens_of_all_ranks"] > 0
+
+
+@BOTH
+def test_what_the_trainer_logs(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.read_rank(number)
+    logged = rank.read_table("logged")
+    by_trainer = logged[(logged["known"] & LOGGED_BITS["loss"]) > 0]
+    assert by_trainer["loss"].tolist() == own["losses"]
+    assert len(own["losses"]) == 4
+    assert (by_trainer["known"] == sum(LOGGED_BITS.values())).all()
+    assert by_trainer["learning_rate"].tolist() == pytest.approx([3.75e-5, 2.5e-5, 1.25e-5, 0.0])
+    assert (by_trainer["grad_norm"] > 0).all()
+    if number:  # only the first rank's engine is read as well
+        assert len(logged) == len(by_trainer)
 
 
 @BOTH

@@ -10,7 +10,7 @@ import pytest
 from loop_runs import run_loop
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.events import EngineFacts
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, LOGGED_BITS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -105,6 +105,9 @@ def test_lightning(tmp_path: Path) -> None:
         # Two batches are a check before the training.
         assert len(forwards[forwards["flags"] & EVAL > 0]) == own["evaluations"] - 2 == 4
         assert rank.select_phases("eval")["step"].tolist() == [2, 4]
+        logged = rank.read_table("logged")
+        assert logged["loss"].tolist() == pytest.approx(own["losses"][1::2])
+        assert (logged["known"] == LOGGED_BITS["loss"]).all()
         assert rank.select_phases("checkpoint_save")["step"].tolist() == [4]
         assert np.all(rank.spans["flags"] & FAILED == 0)
         (engine,) = rank.find_events("engine")

@@ -33,15 +33,16 @@ class Rank:
         """Fail unless the rank has exactly one table of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
-        self.spans = np.sort(self._read_table("spans"), order="begin_ns", kind="stable")
-        self.begins = self._read_table("begins")
-        self.probe = self._read_table("probe")
+        self.spans = np.sort(self.read_table("spans"), order="begin_ns", kind="stable")
+        self.begins = self.read_table("begins")
+        self.probe = self.read_table("probe")
         (path,) = session.glob(f"events-rank{rank}-*.jsonl")
         self.events = read_event_file(path)
         for event in self.events:
             check_event(event)
 
-    def _read_table(self, name: str) -> Any:
+    def read_table(self, name: str) -> Any:
+        """Return the records of a table, of all its segments."""
         segments = {parse_name(path.name): path for path in self.session.glob(f"{name}-rank{self.rank}-*.rec")}
         ordered = sorted((named, path) for named, path in segments.items() if named is not None)
         (_,) = {stem for (stem, _), _ in ordered}

@@ -220,6 +220,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
 def test_a_number_says_its_unit(tmp_path: Path) -> None:
     units = ("_ns", "_s", "_bytes", "_percent", "_w", "_c", "_mhz", "_cores", "cores_used")
     counts = {
+        *("loss", "grad_norm", "learning_rate"),
         "tokens",
         "rows",
         "sequence",

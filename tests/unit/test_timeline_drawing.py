@@ -83,15 +83,15 @@ def test_the_double_spike_is_seen_at_a_glance() -> None:
 
 def test_words_beside_the_lanes() -> None:
     look = Look("story", 12)
-    rows = look.draw_rows(80, 18)
+    rows = look.draw_rows(80, 20)
     lefts = [row[: chart_begin(80)].rstrip() for row in rows]
     assert lefts[0] == "2 findings here"
     assert lefts[1].split() == ["rank", "0", "■", "outside"]  # as on Live, though the column shows the end of the step
     begins = [left.split()[0] for left in lefts[1:]]
     assert begins[:4] == ["rank"] * 4
-    for name in ("GPU", "■cores", "■allocated", "■PCIe", "iteration", "step"):
+    for name in ("GPU", "■cores", "■allocated", "■PCIe", "iteration", "loss", "step"):
         assert name in begins
-    picture = look.build_picture(80, 18)
+    picture = look.build_picture(80, 20)
     used = find_cursor_value(picture, ["utilization"]) * 100
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
@@ -122,7 +122,7 @@ def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     x = chart_begin(120) + look.build_picture(120, 40).find_cell(look.build_picture(120, 40).cursor)
     crossed = [row[x] for row in rows[1:-3]]
     assert crossed[:4] == [glyphs.line] * 4  # the ribbons
-    assert crossed.count(glyphs.line) > 24 if glyphs is BLOCKS else crossed == [glyphs.line] * 36
+    assert crossed.count(glyphs.line) > 20 if glyphs is BLOCKS else crossed == [glyphs.line] * 36
     steps, times = rows[-3:-1]
     assert (steps[x : x + 2], times[x]) == ("13", glyphs.line)  # numbers of the axes stay whole
     assert rows[0][x] != glyphs.line  # over it are the marks
@@ -212,7 +212,7 @@ def test_without_a_gpu() -> None:
 
 
 def test_the_chosen_rank_comes_first() -> None:
-    rows = Look("story", 13, rank=2).draw_rows(80, 18)
+    rows = Look("story", 13, rank=2).draw_rows(80, 20)
     assert [row[:6] for row in rows[1:5]] == ["rank 2", "rank 3", "rank 0", "rank 1"]
     assert any(row.startswith("GPU 2 %") for row in rows)
 

@@ -235,6 +235,11 @@ class Probe:
         recorder.files.finish()
 
     @property
+    def is_first_rank(self) -> bool:
+        """Whether this process is rank 0, or the only one."""
+        return self._identity is not None and self._identity.rank <= 0
+
+    @property
     def session(self) -> str:
         """The session directory of this process; empty while it is not recorded."""
         return self._session if self.recorder is not None else ""

@@ -14,6 +14,7 @@ from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import LoopState, TrainingState
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.interpreter.cost_records import CostRecords
+from zerotop_probe.inside.logged_values import LoggedValues
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
 from zerotop_probe.recording import tables
@@ -72,6 +73,7 @@ class Recorder:
         self._end_hold: Callable[[], None] | None = None  # while spans are held back
         self._announced_ns = 0  # begin of the last phase with a record of it
         self.costs = CostRecords(files, meter)
+        self.logged = LoggedValues(files)
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
         self.followers: list[StepFollower] = []
@@ -307,7 +309,8 @@ class Recorder:
     def lost_records(self) -> int:
         """Number of records lost so far, in all files."""
         lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer))
-        return lost + self.costs.lost_records + (self.device.lost_records if self.device else 0)
+        lost += self.costs.lost_records + self.logged.lost_records
+        return lost + (self.device.lost_records if self.device else 0)
 
     def close(self) -> None:
         """Close every file; later records count as lost."""

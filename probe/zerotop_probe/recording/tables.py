@@ -13,10 +13,10 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, SECONDS, SHARE, WATTS, Metric
+from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, NUMBER, SECONDS, SHARE, WATTS, Metric
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 6
+FORMAT_MINOR = 7
 
 UNKNOWN = -1
 
@@ -341,6 +341,28 @@ PROBE = Table(
     ),
 )
 
+# Bits of ``known`` in a record of LOGGED, by the columns that they stand for: a loss may be NaN, which is not unknown.
+LOGGED_BITS = {"loss": 1, "grad_norm": 2, "learning_rate": 4}
+
+# What the training's library logged as numbers of Python, and what an engine has on the host: nothing is read from a device.
+LOGGED = Table(
+    "logged",
+    "time_ns",
+    (
+        Field("time_ns", "q", "time at which it was logged; it is of the last step that had ended then", since=7),
+        Field("loss", "d", "loss of training, often a mean over the steps since it was logged before", since=7),
+        Field("grad_norm", "d", "norm of all gradients before clipping", since=7),
+        Field("learning_rate", "d", "learning rate of the optimizer's first group of parameters", since=7),
+        Field("known", "I", "LOGGED_BITS of the values that are known", since=7),
+        Field("pad", "I", "0", since=7),
+    ),
+    (
+        Metric("loss", NUMBER, "loss", "loss", "loss", "accent"),
+        Metric("grad_norm", NUMBER, "grad_norm", "gradient norm", "grad norm", "load"),
+        Metric("learning_rate", NUMBER, "learning_rate", "learning rate", "lr", "muted"),
+    ),
+)
+
 OUTPUT = Table(
     "output",
     "time_ns",
@@ -418,12 +440,15 @@ TABLES = {
         THREADS,
         HOSTS,
         PROBE,
+        LOGGED,
         OUTPUT,
         FOLDED,
     )
 }
 
 METRICS = {
-    metric.name: metric for table in (ALLOCATOR, GPU_PROCESSES, GPUS, PROCESSES, HOSTS, SPANS) for metric in table.metrics
+    metric.name: metric
+    for table in (ALLOCATOR, GPU_PROCESSES, GPUS, PROCESSES, HOSTS, SPANS, LOGGED)
+    for metric in table.metrics
 }
 """All metrics, by name."""

@@ -9,6 +9,7 @@ import warnings
 
 import lightning
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 ROWS, WIDTH, STEPS = 4, 8, 4
@@ -23,6 +24,7 @@ class Module(lightning.LightningModule):
     def training_step(self, batch, index):
         loss = self.net(batch).square().mean()
         self.losses.append(loss.item())
+        self.log("train_loss", loss)
         self.rows.append(len(batch))
         return loss
 
@@ -51,7 +53,8 @@ def main():
         max_steps=STEPS,
         accumulate_grad_batches=2,
         val_check_interval=4,
-        logger=False,
+        logger=CSVLogger("logs"),
+        log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,

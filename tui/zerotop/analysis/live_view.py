@@ -209,6 +209,15 @@ class Inferred:
 
 
 @dataclass(frozen=True, slots=True)
+class LastLoss:
+    """The loss that was logged last."""
+
+    value: float  # may be NaN
+    step: int | None
+    trend: tuple[float, ...]  # mean loss in equal parts of the training so far, oldest first; NaN without a finite one
+
+
+@dataclass(frozen=True, slots=True)
 class LiveView:
     """Everything the live screen shows at ``cursor_ns`` (unix nanoseconds)."""
 
@@ -223,6 +232,7 @@ class LiveView:
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
     history: History = NO_HISTORY
     inferred: Inferred | None = None
+    loss: LastLoss | None = None
     is_last_step: bool = False  # of a job that has ended since then
 
     @property

@@ -44,6 +44,7 @@ _TRAINER_TERMS = {
         "Keep less of the evaluation: move logits to the host at once.",
         "Keep less of the evaluation: move outputs to the host at once, and sum up metrics batch by batch.",
     ),
+    "clipping_fix": ("max_grad_norm=1.0", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"),
     "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
 }
 # Each term with DeepSpeed, and without.

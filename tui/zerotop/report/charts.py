@@ -55,6 +55,9 @@ _SAMPLE_CHARTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
             ("this rank (RSS)", "rss", "memory-allocated"),
         ),
     ),
+    "loss": ("Loss", (("loss", "loss", "primary"),)),
+    "gradient-norm": ("Gradient norm", (("gradient norm", "grad_norm", "accent"),)),
+    "learning-rate": ("Learning rate", (("learning rate", "learning_rate", "muted"),)),
 }
 
 
@@ -179,7 +182,7 @@ def _find_limit(report: SessionReport, identifier: str) -> dict[str, Any]:
         "cores": lambda: max((host.cores for host in view.hosts), default=0),
         "gpu-load": lambda: 100,
     }
-    limit = limits[identifier]()
+    limit = limits.get(identifier, lambda: 0)()
     return {"limit": _round_value(limit)} if limit > 0 else {}
 
 
@@ -190,5 +193,5 @@ def _round_all(values: Floats) -> list[float | None]:
 
 def _round_value(value: float) -> float:
     """Round to a thousandth, or to four significant digits below one."""
-    rounded = round(value, 3 if abs(value) >= 1 else 6)
+    rounded = round(value, 3) if abs(value) >= 1 else float(f"{value:.4g}")
     return int(rounded) if rounded == int(rounded) else rounded

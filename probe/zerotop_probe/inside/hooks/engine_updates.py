@@ -15,6 +15,7 @@ from zerotop_probe.inside.facts.engine_facts import record_tensors
 from zerotop_probe.inside.guard import Guard, call_from_c, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
+from zerotop_probe.inside.logged_values import EngineValues
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
@@ -96,7 +97,10 @@ class UpdateHooks(TrainingHooks):
     # --- its parts ------------------------------------------------------------------------------------------
 
     def watch_optimizer(self, engine: Any, state: EngineState) -> None:
-        """Install the hooks on the parts of this engine's updates."""
+        """Install the hooks on the parts of this engine's updates; record its values."""
+        recorder = self._probe.recorder
+        if recorder is not None and self._probe.is_first_rank:  # all ranks have the same
+            recorder.followers.append(EngineValues(engine, recorder.logged, self._probe.meter))
         self._listen_to_optimizers()
         optimizer = engine.optimizer
         timers = getattr(optimizer, "timers", None)

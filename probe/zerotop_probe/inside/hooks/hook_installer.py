@@ -10,6 +10,7 @@ from zerotop_probe.inside.guard import Guard, now
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.engine_hooks import EngineHooks
 from zerotop_probe.inside.hooks.hf_trainer import TrainerHooks
+from zerotop_probe.inside.hooks.logging_hooks import LoggingHooks
 from zerotop_probe.inside.hooks.loops.loop_hooks import LoopHooks
 from zerotop_probe.inside.hooks.pipeline import install_pipeline
 from zerotop_probe.inside.probe import Probe
@@ -33,11 +34,13 @@ def install_hooks(module: Any) -> None:
 def _install_module(module: Any) -> None:
     if module.__name__ == ENGINE_MODULE:
         _engine_hooks.install_hooks(module.DeepSpeedEngine)
+        LoggingHooks(PROBE).install_monitor(module.MonitorMaster)
         DataLoaderHooks(PROBE).install_hooks()
     elif module.__name__ == PIPELINE_MODULE:
         install_pipeline(module.PipelineEngine, _engine_hooks, PROBE)
     elif module.__name__ == TRAINER_MODULE:
         TrainerHooks(PROBE).install_hooks(module)
+        LoggingHooks(PROBE).install_trainer(module.Trainer)
     elif module.__name__ == OPTIMIZER_MODULE:
         _loop_hooks.install_hooks(module)
         PROBE.debug_modes.install_hooks()

@@ -18,6 +18,7 @@ import polars
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import link_findings
+from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_steps, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
@@ -27,7 +28,8 @@ from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
 
-_NOT_EXPORTED = ("begins", "history", "output", "folded")
+# Of "logged", the table "loss" has what is recorded or printed.
+_NOT_EXPORTED = ("begins", "history", "output", "folded", "logged")
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
@@ -107,6 +109,25 @@ def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.Data
     return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(session)))
 
 
+def _iter_losses(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+    series = read_logged(session)
+    times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
+    rows = next((rows for rows in read_rank_steps(session) if len(rows)), np.empty(0, STEP_DTYPE))
+    rank = _repeat_value(int(rows["rank"][0]) if len(rows) else None, polars.Int32, len(times))  # whose steps these are
+    columns = [
+        rank.alias("rank"),
+        polars.Series("time_unix_ns", times),
+        _build_numbers(find_steps(rows, times)).alias("step"),
+    ]
+    for name in NAMES:
+        values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
+        logged = series.get(name, NO_VALUES)
+        for place, value in zip(times.searchsorted(logged.times).tolist(), logged.values.tolist(), strict=True):
+            values[place] = value
+        columns.append(polars.Series(name, values, dtype=polars.Float64))
+    yield polars.DataFrame(columns)
+
+
 def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
     return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(session.events))
 
@@ -119,6 +140,7 @@ def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.Dat
 _COMPUTED: dict[str, FrameBuilder] = {
     "steps": _iter_steps,
     "step_parts": _iter_step_parts,
+    "loss": _iter_losses,
     "events": _iter_events,
     "annotations": _iter_annotations,
 }

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
+from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, read_logged
 from zerotop.analysis.timeline.resample import (
     LONGEST_NS,
     LaneSeries,
@@ -203,6 +204,29 @@ def _compute_peak(source: Source, rows: Rows) -> NDArray[Any]:
     now = rows["allocated_bytes"]
     highest: NDArray[Any] = np.maximum(now, np.append(now[:1], now[:-1]))
     return np.maximum(highest, rows["allocated_peak_bytes"]) if source.header.get("peaks") == "window" else highest
+
+
+class LoggedColumns(SeriesColumns):
+    """What the training logged, from each value to the next; NaN and infinite values count as none."""
+
+    names = NAMES
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+        for row, name in enumerate(self.names):
+            times, values = read_logged(self._session).get(name, NO_VALUES)
+            first, last = max(0, int(times.searchsorted(begin_ns)) - 1), int(times.searchsorted(end_ns, "right")) + 1
+            known = np.where(np.isfinite(values[first:last]), values[first:last], np.nan)
+            yield LaneSeries(row, make_series_after(times[first:last], [known], FOREVER_NS))
+
+    def count_records(self) -> int:
+        return sum(len(series.times) for series in read_logged(self._session).values())
+
+    def find_final_ns(self) -> int:
+        last = (int(series.times[-1]) for series in read_logged(self._session).values())
+        return max(last, default=LONGEST_NS) - LONGEST_NS
 
 
 class ProcessColumns(HostTableColumns):

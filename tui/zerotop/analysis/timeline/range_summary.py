@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.timeline.metrics import SampleColumns
-from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table, merge_tables
+from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, SeriesColumns, Table, merge_tables
 from zerotop.analysis.timeline.step_lane import IterationColumns
 from zerotop.analysis.timeline.timeline import Lanes, LaneSubject, TimelineBuilder
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
@@ -58,7 +57,7 @@ def _summarize_values(lanes: Lanes, origin_ns: int, begin_ns: int, end_ns: int) 
     return mean, highest
 
 
-def _read_range(source: SampleColumns, cache: ColumnCache, origin_ns: int, begin_ns: int, end_ns: int) -> Table:
+def _read_range(source: SeriesColumns, cache: ColumnCache, origin_ns: int, begin_ns: int, end_ns: int) -> Table:
     """Return the range as one column."""
     first, end = -((origin_ns - begin_ns) // _COLUMN_NS), (end_ns - origin_ns) // _COLUMN_NS
     if end_ns - begin_ns <= _RAW_NS:

@@ -18,11 +18,12 @@ from zerotop.analysis.timeline.metrics import (
     GpuColumns,
     GpuProcessColumns,
     HostColumns,
+    LoggedColumns,
     ProcessColumns,
     SampleColumns,
 )
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
-from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table
+from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, SeriesColumns, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.keys import GpuKey
@@ -222,7 +223,7 @@ class Lanes:
         recorded.append(ProcessColumns(session, subject.host, subject.rank))
         if subject.gpu is not None:
             recorded.append(AllocatorColumns(session, subject.gpu))
-        self.column_sources: list[SampleColumns | IterationColumns] = [IterationColumns(steps), *recorded]
+        self.column_sources: list[SeriesColumns] = [IterationColumns(steps), LoggedColumns(session), *recorded]
         self.column_caches = [ColumnCache(source, session.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()
         self._checked_counts = [0 for _ in self.column_sources]

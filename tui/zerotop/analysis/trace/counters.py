@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.steps.logged_values import NO_VALUES, read_logged
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
 from zerotop_probe.recording.metrics import PERCENT, SHARE, Metric
-from zerotop_probe.recording.tables import TABLES, UNKNOWN
+from zerotop_probe.recording.tables import LOGGED, TABLES, UNKNOWN
 
 # Of longer counters each piece keeps its highest value: a screen has a few thousand columns.
 _MOST_POINTS = 40_000
@@ -48,6 +49,12 @@ def read_counters(session: Session) -> Iterator[Counter]:
                 for metric in metrics:
                     yield from _make_counter(source, rows, owner, metric)
             source.release_memory()
+    lowest = min(session.sources["begins"], key=lambda source: source.rank, default=None)
+    for metric in LOGGED.metrics:
+        times, values = read_logged(session).get(metric.name, NO_VALUES)
+        known = np.isfinite(values)
+        if known.any() and lowest is not None:
+            yield Counter(Owner(lowest.host, lowest.rank), metric.name, metric.unit, times[known], values[known])
 
 
 def _split_rows(source: Source, key: str) -> Iterator[tuple[int | None, Rows]]:

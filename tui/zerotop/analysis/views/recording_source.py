@@ -22,6 +22,7 @@ from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
 from zerotop.analysis.views.job_exit import Losses, count_losses, is_left_running
+from zerotop.analysis.views.last_loss import read_last_loss
 from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
@@ -228,6 +229,7 @@ class RecordingSource:
             iterations=self._iterations.first_iterations(count),
             cost=measure_cost(self.session.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
+            loss=read_last_loss(self.session, self._find_lead_steps(cursor), cursor),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(at, ranks, gpu_keys),
         )

@@ -65,9 +65,17 @@ _UNITS: dict[str, tuple[tuple[float, str, float], ...]] = {
     BYTES_PER_S: ((0, "kB/s", 1e3), (1e5, "MB/s", 1e6), (1e8, "GB/s", 1e9), (5e12, "TB/s", 1e12)),
     WATTS: ((0, WATTS, 1), (5000, "kW", 1e3), (5e6, "MW", 1e6)),
     CORES: ((0, CORES, 1), (5000, "k cores", 1e3)),
-    NUMBER: ((0, NUMBER, 1), (5000, "k", 1e3), (5e6, "M", 1e6), (5e9, "G", 1e9)),
+    NUMBER: (
+        (0, "e-9", 1e-9),
+        (5e-7, "e-6", 1e-6),
+        (5e-4, "e-3", 1e-3),
+        (0.1, NUMBER, 1),
+        (5000, "k", 1e3),
+        (5e6, "M", 1e6),
+        (5e9, "G", 1e9),
+    ),
 }
-_DEFAULT_UNITS = {SECONDS: ("s", 1.0), BYTES_PER_S: ("GB/s", 1e9)}  # of a chart without values
+_DEFAULT_UNITS = {SECONDS: ("s", 1.0), NUMBER: (NUMBER, 1.0), BYTES_PER_S: ("GB/s", 1e9)}  # of a chart without values
 
 
 def choose_scale(kind: str, largest: float, height: int) -> Scale:

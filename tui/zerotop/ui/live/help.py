@@ -44,6 +44,11 @@ TERMS: tuple[tuple[str, str], ...] = (
         "▲ marks a column taller than the chart.",
     ),
     (
+        "loss",
+        "The loss that the training logged last, and its trend from the first one on, as the Trainer, Lightning or\n"
+        "DeepSpeed's monitor has it, else as the job prints it. The timeline has gradient norm and learning rate too.",
+    ),
+    (
         "counted",
         "Of very short steps most are only counted, to keep to the budget: their times are exact, their phases unknown.\n"
         "They are blank in charts of phases. zerotop run --budget 100 records each step in full.",

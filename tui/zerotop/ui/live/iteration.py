@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.live_view import Floats, Iterations, LiveView
+from zerotop.analysis.live_view import Floats, Iterations, LastLoss, LiveView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_time_scale, draw_step_axis, plot_grid, plot_stack
 from zerotop.ui.charts.canvas import SPACE
 from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases, phase_style
-from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
 LEGEND_WIDTH, _WIDE_LEGEND = 17, 25  # the wide one has room for whole names
@@ -41,7 +41,7 @@ def draw_iteration(
     """
     if height >= 4 and len(view.iterations.step):
         return _draw_chart(view, width, height, glyphs, focused, marks or {}, pointed)
-    rows = [draw_rule(panel_title("Iteration", focused), width, glyphs)]
+    rows = [_draw_title(panel_title("Iteration", focused), view.loss, width, glyphs)]
     if height > 1 and not len(view.iterations.step):
         text = "no step was recorded" if view.job.state.is_over else "no step finished yet"
         rows.append(fit_row(((f"  {text}", "muted"),), width, glyphs))
@@ -94,9 +94,33 @@ def _draw_chart(
     legend = _draw_legend(view, pointed, scale, legend_width, canvas.height, glyphs) if legend_width else []
     whose = f" on rank {iterations.rank}" if iterations.rank is not None else ""
     title: Row = (*panel_title(f"Iteration {scale.unit}", focused), (whose, "muted"))
-    rows = [draw_rule(title, width, glyphs)]
+    rows = [_draw_title(title, view.loss, width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]
     return rows + [fit_row(row, width, glyphs) for row in chart[len(legend) :]]
+
+
+def _draw_title(title: Row, loss: LastLoss | None, width: int, glyphs: Glyphs) -> Row:
+    """Draw the title, and at the right the trend of the loss, its last value and the step of it, as far as there is room."""
+    if loss is None:
+        return draw_rule(title, width, glyphs)
+    value = "NaN" if math.isnan(loss.value) else f"{loss.value:.4g}"
+    figure: Row = ((" loss ", "label"), (value, "value" if math.isfinite(loss.value) else "alert"))
+    step: Row = ((f" at step {loss.step}", "muted"),) if loss.step is not None else ()
+    trend: Row = ((" " + _draw_trend(loss.trend, glyphs), "accent"),) if len(loss.trend) > 1 else ()
+    room = width - row_width(title) - 3
+    for right in ((*trend, *figure, *step), (*figure, *step), figure):
+        if row_width(right) <= room:
+            return (*draw_rule(title, width - row_width(right), glyphs), *right)
+    return draw_rule(title, width, glyphs)
+
+
+def _draw_trend(trend: tuple[float, ...], glyphs: Glyphs) -> str:
+    """Draw a cell for each value, from the lowest to the highest of them; a blank one for NaN."""
+    known = [value for value in trend if not math.isnan(value)]
+    lowest, extent = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    levels = glyphs.levels[1:]
+    shares = [(value - lowest) / extent if extent > 0 else 0.0 for value in trend]
+    return "".join(" " if math.isnan(share) else levels[round(share * (len(levels) - 1))] for share in shares)
 
 
 def _choose_step_width(total: int | None, count: int, room: int) -> int:

@@ -91,7 +91,7 @@ class Iteration(FrameWidget, can_focus=True):
         # Sources return the same object until another step is finished.
         view = frame.view
         marks = find_step_marks(frame.findings)
-        return view.iterations, view.progress.total_steps, view.job.state.is_over, marks, self._pointed_step
+        return view.iterations, view.loss, view.progress.total_steps, view.job.state.is_over, marks, self._pointed_step
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         marks = find_step_marks(frame.findings)

@@ -35,6 +35,7 @@ _LANES = (
     Lane("host memory", 2, 8, 3, 3),
     Lane("pcie", 1, 4, 4, 2),
     Lane("iteration", 1, 4, 6, 2),
+    Lane("loss", 1, 4, 5, 2),
 )
 _MIN_HEIGHT = 22  # below this, other lanes, such as power, which follows utilization, get no row
 OTHER_METRICS = [metric for metric in METRICS.values() if metric.lane not in ("", *(lane.name for lane in _LANES))]

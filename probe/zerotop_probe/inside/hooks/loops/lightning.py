@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from zerotop_probe.inside.guard import now, wrap_method
+from zerotop_probe.inside.hooks.logging_hooks import LoggingHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
@@ -29,6 +30,8 @@ class LightningHooks:
                 wrap_method(loops._EvaluationLoop, "run", self._begin_evaluation, self._loop.end_span, meter)
                 # The loop of batches begins after the optimizers were made: this call sees the Trainer in time.
                 fit_loop = sys.modules[f"{package}.loops.fit_loop"]._FitLoop
+                connectors = f"{package}.trainer.connectors.logger_connector.logger_connector"
+                LoggingHooks(self._loop.probe).install_lightning(sys.modules[connectors])
                 wrap_method(fit_loop, "run", self._begin_training, self._end_training, meter)
 
     def _begin_training(self, time_ns: int, fit_loop: Any, args: Any, kwargs: Any) -> Any:

@@ -1,0 +1,87 @@
+"""Record the loss, gradient norm and learning rate of a training, where they are numbers on the host.
+
+A tensor on a device is never read: that would wait for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from zerotop_probe.inside.guard import CostMeter, Guard
+from zerotop_probe.recording.logged_names import find_column
+from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS
+
+
+class LoggedValues:
+    """Writes the table LOGGED, which exists from the first value on."""
+
+    def __init__(self, files: RankFiles) -> None:
+        self._files = files
+        self._writer: TableWriter | None = None
+
+    @property
+    def lost_records(self) -> int:
+        """Number of records lost so far."""
+        return self._writer.lost if self._writer is not None else 0
+
+    def write(self, time_ns: int, logged: Mapping[Any, Any]) -> None:
+        """Record those values whose names are known, and which are on the host; the first of several with one meaning."""
+        values: dict[str, float] = {}
+        for name, value in logged.items():
+            column = find_column(name) if isinstance(name, str) else None
+            number = read_number(value) if column is not None and column not in values else None
+            if column is not None and number is not None:
+                values[column] = number
+        if values:
+            if self._writer is None:
+                self._writer = self._files.open_table(LOGGED)
+            known = sum(LOGGED_BITS[column] for column in values)
+            self._writer.write(time_ns, *(values.get(column, float("nan")) for column in LOGGED_BITS), known, 0)
+
+
+class EngineValues:
+    """Records what a DeepSpeed engine has on the host, at some steps: a :class:`.recorder.StepFollower`."""
+
+    def __init__(self, engine: Any, logged: LoggedValues, meter: CostMeter) -> None:
+        self._engine = weakref.ref(engine)
+        self._logged = logged
+        self._guard = Guard("values of the engine", meter)
+        self._last: dict[str, float] = {}
+
+    def is_due(self, time_ns: int) -> bool:
+        """Whether the engine still exists."""
+        return self._engine() is not None
+
+    def end_step(self, time_ns: int, step: int) -> None:
+        """Record the values if they have changed."""
+        self._guard.run(self._record_changes, time_ns)
+
+    def _record_changes(self, time_ns: int) -> None:
+        engine = self._engine()
+        groups = getattr(getattr(engine, "optimizer", None), "param_groups", None)
+        values = {
+            "grad_norm": read_number(getattr(engine, "_global_grad_norm", None)),
+            "learning_rate": read_number(groups[0].get("lr")) if groups else None,
+        }
+        # Some versions have -1 for a norm that is infinite or NaN.
+        known = {name: value for name, value in values.items() if value is not None and not value < 0}
+        if known != self._last:
+            self._last = known
+            self._logged.write(time_ns, known)
+
+
+def read_number(value: Any) -> float | None:
+    """Return a number of Python or NumPy, or that in a tensor on the host; None for anything else."""
+    if isinstance(value, (float, int)):
+        return None if isinstance(value, bool) else float(value)
+    kind = type(value)
+    if kind.__module__ == "numpy":
+        return float(value) if getattr(value, "ndim", 1) == 0 and value.dtype.kind == "f" else None
+    torch = sys.modules.get("torch")
+    if torch is None or kind is not torch.Tensor or value.device.type != "cpu" or value.numel() != 1:
+        return None
+    return float(value.detach().item())

@@ -1,0 +1,101 @@
+"""The loss, gradient norm and learning rate in lines of a job's output."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from printing import Printing
+from zerotop.analysis.output.logged_lines import parse_line
+from zerotop.analysis.steps.logged_values import read_logged
+from zerotop.session.reader import Session
+from zerotop_probe.recording.logged_names import find_column
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("{'loss': '1.234', 'grad_norm': '0.5', 'learning_rate': '1e-05', 'epoch': '0.1'}", (1.234, 0.5, 1e-5)),
+        ("{'loss': 2.5, 'grad_norm': inf, 'epoch': 0.1, 'train_runtime': 3.2}", (2.5, math.inf, None)),
+        ('{"step": 3, "loss": NaN, "lr": 1e-4}', (math.nan, None, 1e-4)),
+        ("step 12: loss 0.5 lr 1e-4", (0.5, None, 1e-4)),
+        ("Train Epoch: 1 [0/60000 (0%)]\tLoss: 2.300039", (2.300039, None, None)),
+        ("iter 100: loss 1.2345, time 52.10ms, mfu 12%", (1.2345, None, None)),
+        ("step 250: train loss 1.9, val loss 2.0", (1.9, None, None)),
+        (
+            "iteration 10/ 100 | learning rate: 1.0E-05 | lm loss: 1.04E+01 | loss scale: 4.0 | grad norm: 2.1 |",
+            (10.4, 2.1, 1e-5),
+        ),
+        ("Epoch 0:  10%|█  | 1/10 [00:00<00:00, 10.2it/s, v_num=0, train_loss_step=0.500]", (0.5, None, None)),
+        ("loss tensor(-0.51, grad_fn=<MeanBackward0>)", (-0.51, None, None)),
+    ],
+)
+def test_common_forms_are_read(line: str, values: tuple[float | None, ...]) -> None:
+    parsed = parse_line(line)
+    assert parsed is not None
+    names = ("loss", "grad_norm", "learning_rate")
+    expected = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    assert parsed[1] == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'eval_loss': 1.2, 'eval_runtime': 0.1}",
+        "{'train_runtime': 3.2, 'train_loss': 0.4}",
+        "eval: {'loss': 0.4}",
+        '{"loss": 1.0, "split": "val"}',
+        "val loss: 0.6",
+        "Test set: Average loss: 4.8",
+        "[validation] step 3 loss 0.4",
+        "final loss 0.43 after 20 steps",
+        "d_loss: 0.5 g_loss: 1.2",
+        "policy loss 0.5",
+        "loss scale: 4096",
+        "loss: 1.2.3",
+        "no loss of 5 packets",
+        "the loss is infinite",
+        "[rank1]: loss 0.5",
+    ],
+)
+def test_other_lines_have_none(line: str) -> None:
+    assert parse_line(line) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("loss", "loss"),
+        ("train/loss", "loss"),
+        ("train_loss_step", "loss"),
+        ("Train/Samples/lr", "learning_rate"),
+        ("lr-AdamW", "learning_rate"),
+        ("grad_norm", "grad_norm"),
+        ("val/loss", None),
+        ("eval_loss", None),
+        ("train_loss_epoch", None),
+        ("loss_scale", None),
+    ],
+)
+def test_names_of_values(name: str, column: str | None) -> None:
+    assert find_column(name) == column
+
+
+def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
+    """Parts of lines are joined, progress bars overwritten, and only one kind of line counts."""
+    job = Printing(tmp_path)
+    session = Session.open(job.path)
+    job.write_output(b"epoch 1 begins\nstep 0 loss 3.0\nstep 1 lo")
+    session.refresh()
+    assert read_logged(session)["loss"].values.tolist() == [3.0]
+    job.write_output(b"ss 2.5\nepoch 1 loss 2.75\n 10%|# | 3/9 [00:01]\r 20%|## | 4/9 [00:01]\rstep 2 loss nan\n")
+    job.write_output(b"epoch 2 loss 9\nstep 3 loss 2.0\n")
+    session.refresh()
+    series = read_logged(session)["loss"]
+    assert np.array_equal(series.values, [3.0, 2.5, math.nan, 2.0], equal_nan=True)
+    assert (np.diff(series.times) > 0).all()
+    assert series.times[-1] == session.last_written_ns
+    assert "grad_norm" not in read_logged(session)

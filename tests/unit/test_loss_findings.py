@@ -1,0 +1,120 @@
+"""A loss that is NaN or suddenly higher, what came before it, and noisy losses that are neither."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_recording import make_identity, make_record, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.loops import loss_jumps
+from zerotop.analysis.annotations.support.annotator import Annotator
+from zerotop.analysis.reports.export_tables import build_frames
+from zerotop.session.samples import Floats
+from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, SKIPPED, SPANS
+
+STEP_S = 0.5
+
+
+def find_loss(
+    folder: Path,
+    losses: Sequence[float],
+    *,
+    every: int = 1,
+    tokens: Sequence[int] = (),
+    skipped: Sequence[int] = (),
+    rates: Sequence[float] = (),
+) -> tuple[Annotation, ...]:
+    """Return the findings about losses that were logged after every so many steps, of 512 tokens each or of others."""
+    spans, logged = [], []
+    for step in range(every * len(losses) + 1):
+        size = tokens[step] if tokens and step < len(tokens) else 512
+        at = step * STEP_S
+        flags = BOUNDARY | (SKIPPED if step in skipped else 0)
+        spans.append(make_span(at, at + 0.2, "forward", step, tokens=size))
+        spans.append(make_span(at + 0.2, at + 0.4, "backward", step))
+        spans.append(make_span(at + 0.4, at + 0.45, "step", step, flags))
+        if step % every == every - 1 and step // every < len(losses):
+            values = {"loss": losses[step // every]}
+            if rates:
+                values["learning_rate"] = rates[step // every]
+            known = sum(LOGGED_BITS[name] for name in values)
+            logged.append(make_record(LOGGED, time_ns=int((at + 0.46) * 1e9), known=known, **values))
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    write_table(folder, LOGGED, make_identity(0), *logged).close()
+    session = read_recording(folder)
+    annotator = Annotator(session, [loss_jumps.detect])
+    annotator.update()
+    return annotator.findings_at(session.last_written_ns)
+
+
+def make_decay(count: int) -> list[float]:
+    """Return a loss that falls from 3 to 1, with noise."""
+    dice = np.random.default_rng(5)
+    return [float(value) for value in 1 + 2 * np.exp(-np.arange(count) / 30) + dice.normal(0, 0.1, count)]
+
+
+def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
+    losses = make_decay(60)
+    losses[40:] = [math.nan] * 20
+    (found,) = find_loss(tmp_path, losses, skipped=[39])
+    assert (found.name, found.step, found.severity.value) == ("loss_not_finite", 40, "error")
+    assert found.headline == "The loss is NaN from step 40 on: 3 values in a row"
+    assert f"Before it was {losses[39]:.4g} in step 39; step 39 was skipped because gradients overflowed." in found.details
+
+
+def test_one_infinite_value_is_told_at_the_step_that_logs_it(tmp_path: Path) -> None:
+    losses = make_decay(30)
+    losses[20] = math.inf
+    (found,) = find_loss(tmp_path, losses, every=10)
+    assert (found.step, found.severity.value) == (209, "warning")
+    assert found.headline == "The loss is infinite in step 209"
+
+
+def test_a_loss_without_a_value_at_first_is_no_finding(tmp_path: Path) -> None:
+    assert find_loss(tmp_path, [math.nan, math.nan, *make_decay(40)]) == ()
+
+
+def test_a_jump_with_larger_batches_and_learning_rate(tmp_path: Path) -> None:
+    losses = [loss * (3.5 if step >= 50 else 1) for step, loss in enumerate(make_decay(80))]
+    rates = [1e-4 if step < 50 else 1e-3 for step in range(80)]
+    (found,) = find_loss(tmp_path, losses, tokens=[512] * 50 + [2048] * 40, rates=rates)
+    assert (found.name, found.step) == ("loss_jumped", 50)
+    assert "step 50 had 2,048 tokens instead of 512 and the learning rate rose from 0.0001 to 0.001" in found.details
+    assert found.evidence["loss_after"] >= 2.8 * found.evidence["loss_before"]
+
+
+def add_spikes(dice: np.random.Generator) -> Floats:
+    return np.where(dice.random(400) < 0.1, 8.0, 1.0) * np.exp(dice.normal(0, 0.3, 400))
+
+
+NOISY: dict[str, Callable[[np.random.Generator], Floats]] = {
+    "batches of one row": lambda dice: np.exp(dice.normal(0, 0.8, 400)),
+    "spikes": add_spikes,
+    "an oscillating loss": lambda dice: 1 + 0.9 * np.sin(np.arange(400) / 20) + dice.normal(0, 0.05, 400),
+    "around zero": lambda dice: dice.normal(0, 0.01, 400),
+    "negative": lambda dice: -1 - 3 * (np.arange(400) > 200) + dice.normal(0, 0.3, 400),
+    "from a high loss": lambda dice: 2 + 9 * np.exp(-np.arange(400) / 20) + dice.normal(0, 0.1, 400),
+    "rising gradually": lambda dice: np.exp(np.arange(400) / 60) * np.exp(dice.normal(0, 0.05, 400)),
+    "a wandering loss": lambda dice: np.exp(np.cumsum(dice.normal(0, 0.05, 400))),
+    "few values": lambda dice: np.exp(dice.normal(0, 0.3, 9)),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_is_no_finding(tmp_path: Path, name: str, seed: int) -> None:
+    assert find_loss(tmp_path, NOISY[name](np.random.default_rng(seed)).tolist()) == ()
+
+
+def test_export_has_unknown_and_nan(tmp_path: Path) -> None:
+    find_loss(tmp_path, [1.0, math.nan, 2.0], every=2)
+    (frame,) = build_frames(read_recording(tmp_path), "loss", str)
+    assert frame["step"].to_list() == [1, 3, 5]
+    assert frame["loss"].null_count() == 0
+    assert frame["loss"].is_nan().to_list() == [False, True, False]
+    assert frame["learning_rate"].null_count() == 3

@@ -1,0 +1,28 @@
+"""The loss that a training logged last, and its trend."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from zerotop.analysis.live_view import LastLoss
+from zerotop.analysis.steps.logged_values import NO_VALUES, find_steps, read_logged
+from zerotop.session.reader import Session
+from zerotop.session.samples import Rows
+
+_TREND_PARTS = 12
+# Of a long training the last steps and values suffice to find the step of the last value.
+_LAST_STEPS, _LAST_VALUES = 4096, 64
+
+
+def read_last_loss(session: Session, rows: Rows, cursor_ns: int) -> LastLoss | None:
+    """Return the last loss at a moment, of these finished steps (STEP_DTYPE); None before the first one."""
+    series = read_logged(session).get("loss", NO_VALUES).until(cursor_ns)
+    if not len(series.times):
+        return None
+    step = int(find_steps(rows[-_LAST_STEPS:], series.times[-_LAST_VALUES:])[-1])
+    parts = np.array_split(series.values, min(_TREND_PARTS, len(series.values)))
+    finite = [part[np.isfinite(part)] for part in parts]
+    trend = tuple(float(part.mean()) if len(part) else math.nan for part in finite)
+    return LastLoss(float(series.values[-1]), step if step >= 0 else None, trend)
