@@ -655,10 +655,10 @@ class GpuFault(Event):
     gpu: int | None  # NVML index of the whole GPU
     gpus: list[int] | None  # as numbered in the node event: itself, or its MIG instances
     # xid: the driver reported one. lost: NVML cannot reach the GPU any more.
-    # Counters: ecc_corrected, ecc_uncorrected (memory errors), rows_corrected, rows_uncorrected (memory rows remapped because
-    # of such errors), pcie_replays, nvlink_crc, nvlink_replays, nvlink_recoveries.
-    # States: rows_pending, pages_pending (memory waits for a reset to be replaced), rows_failed (none is left to replace it),
-    # recovery (the driver asks for NVML's recovery action). nvlinks: active links. pcie_width, pcie_generation: of the link.
+    # Counters: ecc_corrected, ecc_uncorrected (memory errors), rows_corrected, rows_uncorrected (rows of memory that were
+    # remapped because of them), pcie_replays, nvlink_crc, nvlink_replays, nvlink_recoveries.
+    # States: rows_pending, pages_pending (bad memory is replaced at the next reset), rows_failed (none is left for that),
+    # recovery (the driver asks for NVML's recovery action). nvlinks: active links. pcie_width, pcie_generation: the link.
     # Others are types of NVML's events: dram_retired, dram_failed, poison, poison_fatal, unavailable.
     kind: str
     value: int | None  # the Xid; the counter; the state; the active links; the lanes or generation now

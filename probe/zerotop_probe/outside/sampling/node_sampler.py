@@ -107,9 +107,7 @@ class NodeSampler:
         self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped)
         self._hosts = HostSampler(session, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
-        self._gpu_thread = GuardedThread(
-            "gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent
-        )
+        self._gpu_thread = GuardedThread("gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
         self._rings = RingCollector(session, Report(self._note_late, self.note_error))

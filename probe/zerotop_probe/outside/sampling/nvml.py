@@ -42,6 +42,10 @@ _PERMANENT_ERRORS = (
 )
 
 
+# The number of a field value, or that and the number of a link.
+Field = int | tuple[int, int]
+
+
 @dataclass(frozen=True)
 class GpuIdentity:
     """The identity of a GPU of this node, or of a MIG instance."""
@@ -173,19 +177,21 @@ class GpuDevice:
             costs.append(time.thread_time_ns() - before)
         return statistics.median(costs) / 1e9
 
-    def read_fields(self, numbers: Sequence[int]) -> dict[int, float]:
-        """Return the field values that could be read, by field number. Raises GpuLost."""
+    def read_fields(self, numbers: Sequence[Field]) -> dict[Field, float]:
+        """Return the field values that could be read, of numbers, or of pairs with a link. Raises GpuLost."""
+        with_link = any(isinstance(number, tuple) for number in numbers)
         supported = [number for number in numbers if f"field {number}" not in self._unsupported]
         values = self.query_driver("fields", pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
-        result = {}
+        result: dict[Field, float] = {}
         for value in values or ():
+            field = (value.fieldId, value.scopeId) if with_link else value.fieldId
             if value.nvmlReturn == pynvml.NVML_SUCCESS:
-                result[value.fieldId] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
+                result[field] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
             elif value.nvmlReturn in _PERMANENT_ERRORS:
-                self._unsupported[f"field {value.fieldId}"] = str(pynvml.NVMLError(value.nvmlReturn))
+                self._unsupported[f"field {field}"] = str(pynvml.NVMLError(value.nvmlReturn))
         return result
 
-    def _read_fields(self, numbers: Sequence[int], half_tick: int) -> dict[int, float]:
+    def _read_fields(self, numbers: Sequence[int], half_tick: int) -> dict[Field, float]:
         """Read field values and update the byte counters."""
         result = self.read_fields(numbers)
         now_ns = time.monotonic_ns()

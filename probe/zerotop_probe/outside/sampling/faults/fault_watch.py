@@ -22,7 +22,6 @@ _WAIT_PATIENCE_S = 5.0
 _NO_ANSWER = "NVML does not answer"
 
 
-
 class FaultWatch:
     """Records the hardware faults of a node's GPUs."""
 
@@ -40,12 +39,12 @@ class FaultWatch:
             numbers[device.whole].append(device.gpu.index)
         if not numbers:
             return
-        events = _EventThread(numbers, self._write, self._on_error)
-        sampler = HealthSampler(numbers, self._write, events.explain_hidden)
+        waiting = _EventThread(numbers, self._write, self._on_error)
+        sampler = HealthSampler(numbers, self._write, waiting.explain_hidden)
         health = GuardedThread("gpu faults", sampler, on_error=self._on_error, on_silent=self.note_silent)
-        events.start_waiting()
+        waiting.start_waiting()
         health.start_sampling()
-        self._events, self._health = events, health
+        self._events, self._health = waiting, health
 
     def note_silent(self, gpu: int | None, seconds: float, is_back: bool) -> None:
         """Record that a call on a GPU does not return, or has returned."""
@@ -125,7 +124,9 @@ class HealthSampler:
     def _find_usual_links(readings: dict[GpuDevice, Readings]) -> Iterator[tuple[GpuDevice, int]]:
         """Yield the number of active links that most GPUs of the same kind have, for those that have some."""
         for device, found in readings.items():
-            peers = Counter(other.links for one, other in readings.items() if one.gpu.name == device.gpu.name and other.links)
+            peers = Counter(
+                other.links for one, other in readings.items() if one.gpu.name == device.gpu.name and other.links
+            )
             (usual, count), *_ = [*peers.most_common(1), (0, 0)]
             if found.links and usual and count > len(readings) / 2:
                 yield device, usual
@@ -188,14 +189,14 @@ class _EventThread(threading.Thread):
     def run(self) -> None:
         """Record events until the end."""
         try:
-            events = EventSet(self._numbers)
-            self._hidden = events.hidden
-            while events.is_open and not self._closing.is_set():
+            waiting = EventSet(self._numbers)
+            self._hidden = waiting.hidden
+            while waiting.is_open and not self._closing.is_set():
                 self._heard_s = time.monotonic()
-                if (found := events.wait(_WAIT_S)) is not None:
+                if (found := waiting.wait(_WAIT_S)) is not None:
                     facts = _name_gpus(found.device, self._numbers)
                     self._write(found.time_ns, GpuFault, kind=found.kind, value=found.value, **facts)
-            events.close()
+            waiting.close()
         except Exception as error:
             self._on_error(self.name, error)
 

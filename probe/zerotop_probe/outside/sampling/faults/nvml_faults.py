@@ -102,7 +102,9 @@ class FaultReader:
     def explain_hidden(self) -> dict[str, str]:
         """Return NVML's reasons for values that it has not shown, by kind; without links, which many GPUs do not have."""
         names = {name: f"field {number}" for number, name in _COUNTERS.items() if not name.startswith("rows")}
-        reasons = {name: self.device.explain_missing(query) for name, query in (names | {"pcie_width": "pcie_width"}).items()}
+        reasons = {
+            name: self.device.explain_missing(query) for name, query in (names | {"pcie_width": "pcie_width"}).items()
+        }
         whole = self.device.explain_missing("fields")
         return {
             name: reason
