@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
@@ -55,19 +55,14 @@ _ACTIONS = {
     6: "reset the bus",
     7: "restart the node",
 }
+# The worst first: of several that are read at the same time only that one is told.
 _KINDS = {
     "ecc_uncorrected": _MEMORY.with_changes(severity=Severity.ERROR),
-    "ecc_corrected": _MEMORY.with_changes(
-        severity=Severity.INFO,
-        headline="GPU {gpu}[ of {concerned:ranks}] corrected {grown:count memory error}",
-        details="NVML counts {value}, {before} when the recording began. Corrected errors change no result.",
-        advice="Nothing now. If they go on, tell the operator of the node: this memory wears out.",
-    ),
-    "rows_corrected": _MEMORY.with_changes(
-        severity=Severity.INFO,
-        headline="GPU {gpu}[ of {concerned:ranks}] replaced {grown:count row} of its memory",
-        details="Errors in them could be corrected, and changed no result. The spare rows are used after a reset.",
-        advice="Nothing now; the GPU should be reset once it is idle.",
+    "rows_failed": _MEMORY.with_changes(
+        severity=Severity.ERROR,
+        headline="GPU {gpu}[ of {concerned:ranks}] has bad memory that it cannot replace",
+        details="No spare row is left for it. It is not your code.",
+        advice="Use another GPU: this one has to be exchanged.",
     ),
     "rows_uncorrected": _MEMORY.with_changes(
         headline="GPU {gpu}[ of {concerned:ranks}] replaced {grown:count row} of bad memory",
@@ -84,12 +79,6 @@ _KINDS = {
         details="Pages of it will not be used any more then. It is not your code.",
         advice="The job may go on; the GPU should be reset once it is idle.",
     ),
-    "rows_failed": _MEMORY.with_changes(
-        severity=Severity.ERROR,
-        headline="GPU {gpu}[ of {concerned:ranks}] has bad memory that it cannot replace",
-        details="No spare row is left for it. It is not your code.",
-        advice="Use another GPU: this one has to be exchanged.",
-    ),
     "dram_retired": _MEMORY.with_changes(
         headline="GPU {gpu}[ of {concerned:ranks}] retired bad memory",
         details="It will not be used any more after a reset. It is not your code.",
@@ -98,6 +87,18 @@ _KINDS = {
     "poison": _MEMORY.with_changes(
         headline="GPU {gpu}[ of {concerned:ranks}] met bad data in memory, and contained it",
         details="The process that used it is ended by the driver. It is not your code.",
+    ),
+    "ecc_corrected": _MEMORY.with_changes(
+        severity=Severity.INFO,
+        headline="GPU {gpu}[ of {concerned:ranks}] corrected {grown:count memory error}",
+        details="NVML counts {value}, {before} when the recording began. Corrected errors change no result.",
+        advice="Nothing now. If they go on, tell the operator of the node: this memory wears out.",
+    ),
+    "rows_corrected": _MEMORY.with_changes(
+        severity=Severity.INFO,
+        headline="GPU {gpu}[ of {concerned:ranks}] replaced {grown:count row} of its memory",
+        details="Errors in them could be corrected, and changed no result. The spare rows are used after a reset.",
+        advice="Nothing now; the GPU should be reset once it is idle.",
     ),
     "nvlinks": _NVLINK,
     "nvlink_crc": _NVLINK.with_changes(
@@ -158,10 +159,25 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     waiting = [*state.waiting, *recording.read_new_items(faults, _MEMORY.name)]
     state.waiting = []
     for fault in waiting:
-        if fault.kind in _KINDS and (known_ns := _find_known(recording, fault)) is not None:
+        if fault.kind not in _KINDS or _is_part(waiting, fault):
+            continue
+        if (known_ns := _find_known(recording, fault)) is not None:
             yield from _check_fault(recording, state, fault, known_ns)
-        elif fault.kind in _KINDS:
+        else:
             state.waiting.append(fault)
+
+
+def _is_part(faults: Sequence[GpuFault], fault: GpuFault) -> bool:
+    """Whether a worse fault of the same memory or link was read at the same time: they are one event."""
+    rank, name = list(_KINDS).index(fault.kind), _KINDS[fault.kind].name
+    same = (
+        list(_KINDS).index(other.kind)
+        for other in faults
+        if (other.unix_ns, other.writer.host, other.gpu) == (fault.unix_ns, fault.writer.host, fault.gpu)
+        and other.kind in _KINDS
+        and _KINDS[other.kind].name == name
+    )
+    return any(other < rank for other in same)
 
 
 def _find_known(recording: Evidence, fault: GpuFault) -> int | None:
@@ -190,7 +206,7 @@ def _check_fault(recording: Evidence, state: _State, fault: GpuFault, known_ns: 
         step = users.processes[0].step_at(fault.unix_ns) if users.processes else None
         told = _Told(fault.unix_ns, tuple(users.ranks), step, grown)
     state.told[key] = told._replace(grown=grown)
-    evidence = {"value": fault.value, "before": fault.before}
+    evidence = {"count": fault.value, "count_before": fault.before}
     lanes = fault.value / fault.before if fault.kind == "pcie_width" and fault.value and fault.before else None
     kind = _KINDS[fault.kind]
     if fault.kind == "pcie_generation" and fault.value is not None and fault.before is not None:
@@ -203,6 +219,8 @@ def _check_fault(recording: Evidence, state: _State, fault: GpuFault, known_ns: 
         ranks=told.ranks,
         step=told.step,
         gpu=fault.gpu,
+        value=fault.value,
+        before=fault.before,
         concerned=list(told.ranks) or None,
         grown=grown,
         share=lanes,

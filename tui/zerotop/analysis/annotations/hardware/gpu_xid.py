@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.analysis.annotations.support.gpu_faults import GpuUsers, find_earlier, find_users, list_gpus
 from zerotop.analysis.annotations.support.thresholds import FOLLOWS_NS
+from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.xids import Origin, Xid, describe_xid
 from zerotop.session.events.event_files import select_events
-from zerotop_probe.recording.events import Goodbye, GpuFault, RankGone, StopSent
+from zerotop_probe.recording.events import Goodbye, GpuFault, JobEnded, RankGone, StopSent
 
 _KIND = FindingKind(
     name="gpu_xid",
@@ -51,6 +52,8 @@ _BROKEN = {
 }
 # Within this time, an Xid of a process that was ended follows the first one on its GPU, and a lost GPU its Xid.
 _ALSO_NS = 10 * 10**9
+# Within this time after a rank's end, launchers print how it ended.
+_REPORTED_NS = 5 * 10**9
 # What the driver does in the end of a job that was asked to stop.
 _STOPPING_NS = 60 * 10**9
 
@@ -61,6 +64,15 @@ class _Reported:
     users: GpuUsers
     step: int | None
     is_ended: bool = False
+
+
+class _End(NamedTuple):
+    """The end of a rank after a fault of its GPU, and when it was known to be no normal one."""
+
+    rank: int
+    time_ns: int
+    known_ns: int
+    is_failure: bool
 
 
 class _State:
@@ -86,9 +98,10 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             state.reported.append(_Reported(fault, users, step))
             yield _build_finding(state.reported[-1], None)
     for one in state.reported:
-        if not one.is_ended and (ended := _find_end(recording, one)) is not None:
+        if not one.is_ended and (end := _find_end(recording, one)) is not None:
             one.is_ended = True
-            yield _build_finding(one, ended)
+            if end.is_failure:
+                yield _build_finding(one, end)
 
 
 def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:
@@ -102,8 +115,8 @@ def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:
     return bool(stops) or find_earlier(faults, fault, _ALSO_NS, "xid") is not None
 
 
-def _find_end(recording: Evidence, one: _Reported) -> tuple[int, int] | None:
-    """Return the rank that ended soon after a fault of its GPU, and when; None if none did."""
+def _find_end(recording: Evidence, one: _Reported) -> _End | None:
+    """Return how the first rank on the GPU ended soon after its fault; None while that is open."""
     begin_ns = one.fault.unix_ns
     gone = {event.process_key: event.unix_ns for event in reversed(recording.events_of(RankGone))}
     ends = []
@@ -113,7 +126,15 @@ def _find_end(recording: Evidence, one: _Reported) -> tuple[int, int] | None:
     if not ends:
         return None
     time_ns, rank = min(ends)
-    return None if select_events(recording.events_of(StopSent), begin_ns, time_ns) else (rank, time_ns)
+    job_ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns >= time_ns]
+    known_ns = min([time_ns + _REPORTED_NS, *job_ends])
+    if known_ns > recording.cursor_ns:
+        return None
+    sources = [process.source for group in recording.groups for process in group.processes]
+    attempt = [source for source in sources if source.created_ns <= begin_ns]
+    failed = {end.process.rank for end in find_ends(recording.at.at(known_ns), attempt)}
+    was_stopped = bool(select_events(recording.events_of(StopSent), begin_ns, time_ns))
+    return _End(rank, time_ns, known_ns, rank in failed and not was_stopped)
 
 
 def _choose_kind(xid: Xid) -> FindingKind:
@@ -122,20 +143,20 @@ def _choose_kind(xid: Xid) -> FindingKind:
     return _NOTED if xid.origin in (Origin.CLEANUP, Origin.NOTE) else _KIND
 
 
-def _build_finding(one: _Reported, ended: tuple[int, int] | None) -> Annotation:
+def _build_finding(one: _Reported, end: _End | None) -> Annotation:
     fault, ranks = one.fault, one.users.ranks
-    rank, known_ns = ended if ended is not None else (None, fault.unix_ns)
-    evidence = {"apart_s": (known_ns - fault.unix_ns) / 1e9 if ended is not None else None}
-    values: dict[str, Any] = {"gpu": fault.gpu, "concerned": ranks or None, "ended": rank}
+    known_ns = end.known_ns if end is not None else fault.unix_ns
+    evidence = {"apart_s": (end.time_ns - fault.unix_ns) / 1e9 if end is not None else None}
+    values: dict[str, Any] = {"gpu": fault.gpu, "concerned": ranks or None, "ended": end.rank if end is not None else None}
     if fault.kind == "xid":
         xid = describe_xid(fault.value if fault.value is not None else -1)
         kind = _choose_kind(xid)
         # What the driver tidies up is no reason for an end.
-        kind = kind.with_changes(headline=_ENDED) if ended is not None and kind is not _NOTED else kind
+        kind = kind.with_changes(headline=_ENDED) if end is not None and kind is not _NOTED else kind
         values |= {"called": xid.name, "meaning": xid.meaning, "action": xid.action, "origin": xid.origin.value}
         evidence |= {"xid": xid.number}
     elif fault.kind == "lost":
-        kind = _LOST.with_changes(headline=_LOST_ENDED) if ended is not None else _LOST
+        kind = _LOST.with_changes(headline=_LOST_ENDED) if end is not None else _LOST
     else:
         kind = _LOST.with_changes(headline=_BROKEN[fault.kind])
     values["xid"] = fault.value

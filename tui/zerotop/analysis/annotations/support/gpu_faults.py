@@ -24,7 +24,7 @@ _FATAL = {
 
 
 class GpuUsers(NamedTuple):
-    """The processes that use a GPU. ``is_ours`` is false if the ranks of the node are known to use other GPUs."""
+    """The processes that use a GPU. ``is_ours`` is false if all ranks of the node are known to use others."""
 
     processes: list[Process]
     is_ours: bool
@@ -40,11 +40,10 @@ def find_users(recording: Evidence, host: str, gpus: Sequence[int], time_ns: int
     begun = [group for group in recording.groups if group.lead.source.created_ns <= time_ns]
     here = begun[-1].processes_on(host) if begun else []
     # NVML's list has processes that do not allocate through PyTorch. In a container it has the host's numbers.
-    listed = {pid for gpu in gpus for pid in _list_pids(recording, host, gpu, time_ns)}
-    own = [
-        process for process in here if (process.gpu_key[1] in gpus if process.gpu_key is not None else process.pid in listed)
-    ]
-    return GpuUsers(own, bool(own) or not any(process.gpu_key is not None for process in here))
+    listed = _list_pids(recording, host, time_ns)
+    located = {one.rank: {one.gpu_key[1]} if one.gpu_key is not None else listed.get(one.pid, set()) for one in here}
+    own = [process for process in here if located[process.rank] & set(gpus)]
+    return GpuUsers(own, bool(own) or not here or not all(located.values()))
 
 
 def list_gpus(fault: GpuFault) -> list[int]:
@@ -52,9 +51,13 @@ def list_gpus(fault: GpuFault) -> list[int]:
     return fault.gpus or [fault.gpu if fault.gpu is not None else -1]
 
 
-def _list_pids(recording: Evidence, host: str, gpu: int, time_ns: int) -> set[int]:
-    rows = recording.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - FOLLOWS_NS, time_ns).rows
-    return {int(pid) for pid in rows["pid"]} if len(rows) else set()
+def _list_pids(recording: Evidence, host: str, time_ns: int) -> dict[int, set[int]]:
+    """Return the GPUs on which NVML lists processes of a node, by pid."""
+    rows = recording.at.records("gpu_processes", host).read_window(time_ns - FOLLOWS_NS, time_ns).rows
+    listed: dict[int, set[int]] = {}
+    for row in rows:
+        listed.setdefault(int(row["pid"]), set()).add(int(row["gpu"]))
+    return listed
 
 
 class _Explanation(NamedTuple):
