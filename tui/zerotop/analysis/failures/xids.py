@@ -133,7 +133,7 @@ _ALL = (
     ),
     Xid(
         92,
-        "many corrected memory errors",
+        "many corrected errors",
         Origin.HARDWARE,
         "The GPU corrects memory errors at a high rate. Results are right so far.",
         "Save a checkpoint; the operator of the node should check the GPU.",
@@ -164,7 +164,7 @@ _ALL = (
     ),
     Xid(
         137,
-        "illegal access over NVLink",
+        "illegal NVLink access",
         Origin.EITHER,
         "An access to another GPU's memory was refused there: mostly code that uses a peer's memory after it was freed.",
         _AGAIN,

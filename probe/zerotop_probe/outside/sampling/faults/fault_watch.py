@@ -92,7 +92,6 @@ class HealthSampler:
     def leave_out(self, device: GpuDevice) -> None:
         """Read a GPU no longer."""
         self._readers = {one: reader for one, reader in self._readers.items() if one is not device}
-        self._tell_hidden(device, dict.fromkeys(("ecc_corrected", "ecc_uncorrected", "pcie_replays"), _NO_ANSWER))
 
     def take_back(self, device: GpuDevice) -> None:
         """Read it again."""
