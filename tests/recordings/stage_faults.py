@@ -51,7 +51,7 @@ def train(folder: Path, ending: str) -> None:
             if ending == "end":
                 time.sleep(0.4)
                 raise RuntimeError("CUDA error: unspecified launch failure")
-            time.sleep(45 if ending == "wait" else 0)
+            time.sleep(30 if ending == "wait" else 0)
     distributed.destroy_process_group()
 
 

@@ -143,6 +143,7 @@ def test_a_normal_end_after_a_fault_is_none_of_its_doing(tmp_path: Path) -> None
 def test_the_drivers_cleanup_is_no_news(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(10, "xid", 31)
+    job.fault(10, "xid", 43)
     job.fault(10.1, "xid", 45)
     job.write_event(job.node, 15, events.StopSent, signal="SIGTERM")
     job.fault(15.1, "xid", 45, gpu=0)

@@ -14,7 +14,7 @@ import pytest
 
 from agents import wait_for
 from played_nvml import PlayedNvml, build_library
-from zerotop_probe.outside.sampling.faults import call_guard
+from zerotop_probe.outside.sampling.faults import call_guard, fault_watch
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
@@ -27,6 +27,7 @@ FUNCTIONS = {
     "nvmlEventSetCreate": "xid",
     "nvmlDeviceRegisterEvents": "xid",
     "nvmlDeviceGetSupportedEventTypes": "xid",
+    "nvmlEventSetWait_v2": "xid",
     "nvmlDeviceGetFieldValues": "ecc_corrected",
     "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
     "nvmlDeviceGetMaxPcieLinkWidth": None,
@@ -45,7 +46,12 @@ SEEN = {
         "nvmlDeviceGetMaxPcieLinkGeneration",
         "nvmlDeviceGetUtilizationRates",
     ),
-    "xid": ("nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes"),
+    "xid": (
+        "nvmlEventSetCreate",
+        "nvmlDeviceRegisterEvents",
+        "nvmlDeviceGetSupportedEventTypes",
+        "nvmlEventSetWait_v2",
+    ),
 }
 
 
@@ -267,7 +273,8 @@ def test_a_call_that_hangs_costs_the_values_of_one_gpu(
 def test_a_wait_for_events_that_hangs_is_said(
     load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zerotop_probe.outside.sampling.faults.fault_watch._WAIT_PATIENCE_S", 0.2)
+    monkeypatch.setattr(fault_watch, "_WAIT_S", 0.2)
+    monkeypatch.setattr(fault_watch, "_WAIT_PATIENCE_S", 0.2)
     played = load_nvml()
     played.add("hang nvmlDeviceRegisterEvents 0")
     watched = watch_gpus()

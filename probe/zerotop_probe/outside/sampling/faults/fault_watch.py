@@ -12,12 +12,13 @@ from zerotop_probe.outside.sampling.faults.call_guard import CallGuard, GuardedT
 from zerotop_probe.outside.sampling.faults.health import GpuHealth
 from zerotop_probe.outside.sampling.faults.nvml_faults import EventSet, FaultReader, Readings
 from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuLost
-from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
+from zerotop_probe.recording import events
 
 # Half ticks of 50 ms between readings.
 _PERIOD = 20
-# How long one wait for an event lasts. A wait that takes this much longer shows that the driver hangs.
-_WAIT_S = 0.5
+# How long one wait for an event lasts, which costs as good as nothing. A wait that takes this much longer shows that the
+# driver hangs.
+_WAIT_S = 5.0
 _WAIT_PATIENCE_S = 5.0
 _NO_ANSWER = "NVML does not answer"
 
@@ -48,7 +49,7 @@ class FaultWatch:
 
     def note_silent(self, gpu: int | None, seconds: float, is_back: bool) -> None:
         """Record that a call on a GPU does not return, or has returned."""
-        self._write(time.monotonic_ns(), GpuSilent, gpu=gpu, seconds=round(seconds, 1), back=is_back)
+        self._write(time.monotonic_ns(), events.GpuSilent, gpu=gpu, seconds=round(seconds, 1), back=is_back)
 
     def request_sample(self, time_ns: int, half_tick: int) -> None:
         """Request readings if they are due, and notice calls that do not return."""
@@ -61,11 +62,10 @@ class FaultWatch:
         self._health.check_calls()
 
     def finish_sampling(self, timeout_s: float) -> None:
-        """Stop, without waiting for a driver that hangs."""
+        """Stop, without waiting for a driver that hangs, or for the end of a wait for events."""
         if self._events is not None and self._health is not None:
             self._events.finish_waiting()
             self._health.finish_sampling(timeout_s)
-            self._events.join(timeout_s)
 
 
 class HealthSampler:
@@ -108,7 +108,7 @@ class HealthSampler:
             self._health[device].most_links = max(self._health[device].most_links, usual)
         for device, found in readings.items():
             for fault in self._health[device].compare(found, time_ns):
-                self._write(time_ns, GpuFault, **_name_gpus(device, self._numbers), **fault._asdict())
+                self._write(time_ns, events.GpuFault, **_name_gpus(device, self._numbers), **fault._asdict())
         return list(readings)
 
     def _read(self, device: GpuDevice, reader: FaultReader) -> Readings | None:
@@ -116,7 +116,7 @@ class HealthSampler:
             return self.guard.call_driver(device, reader.read)
         except GpuLost:
             self.leave_out(device)
-            self._write(time.monotonic_ns(), GpuFault, kind="lost", **_name_gpus(device, self._numbers))
+            self._write(time.monotonic_ns(), events.GpuFault, kind="lost", **_name_gpus(device, self._numbers))
             return None
 
     @staticmethod
@@ -138,7 +138,7 @@ class HealthSampler:
         if (why := self._explain_hidden(device)) is not None:
             hidden = {"xid": why, **hidden}
         if hidden:
-            self._write(time.monotonic_ns(), GpuFaultsHidden, gpu=device.gpu.index, hidden=hidden)
+            self._write(time.monotonic_ns(), events.GpuFaultsHidden, gpu=device.gpu.index, hidden=hidden)
 
     def close(self) -> None:
         """Do nothing: the events are written."""
@@ -194,7 +194,8 @@ class _EventThread(threading.Thread):
                 self._heard_s = time.monotonic()
                 if (found := waiting.wait(_WAIT_S)) is not None:
                     facts = _name_gpus(found.device, self._numbers)
-                    self._write(found.time_ns, GpuFault, kind=found.kind, value=found.value, **facts)
+                    self._write(found.time_ns, events.GpuFault, kind=found.kind, value=found.value, **facts)
+                self._hidden = waiting.hidden
             waiting.close()
         except Exception as error:
             self._on_error(self.name, error)

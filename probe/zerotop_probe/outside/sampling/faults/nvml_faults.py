@@ -163,7 +163,10 @@ class EventSet:
         try:
             data = pynvml.nvmlEventSetWait_v2(self._set, int(1000 * timeout_s))
         except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_TIMEOUT:
+            if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # an old driver
+                self.hidden = dict.fromkeys(self._devices.values(), str(error))
+                self._devices.clear()
+            elif error.value != pynvml.NVML_ERROR_TIMEOUT:
                 time.sleep(_PAUSE_S)
             return None
         # A handle is compared, not asked: a GPU that is lost answers nothing.

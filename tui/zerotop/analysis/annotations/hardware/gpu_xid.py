@@ -109,10 +109,16 @@ def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:
     faults = recording.events_of(GpuFault)
     if fault.kind == "lost":
         return find_earlier(faults, fault, _ALSO_NS, "xid") is not None
-    if fault.kind != "xid" or fault.value is None or describe_xid(fault.value).origin is not Origin.CLEANUP:
+    origin = _find_origin(fault)
+    if origin not in (Origin.CODE, Origin.CLEANUP):
         return False
     stops = select_events(recording.events_of(StopSent), fault.unix_ns - _STOPPING_NS, fault.unix_ns)
-    return bool(stops) or find_earlier(faults, fault, _ALSO_NS, "xid") is not None
+    causes = [other for other in faults if _find_origin(other) is not Origin.CLEANUP]
+    return (bool(stops) and origin is Origin.CLEANUP) or find_earlier(causes, fault, _ALSO_NS, "xid") is not None
+
+
+def _find_origin(fault: GpuFault) -> Origin | None:
+    return describe_xid(fault.value).origin if fault.kind == "xid" and fault.value is not None else None
 
 
 def _find_end(recording: Evidence, one: _Reported) -> _End | None:

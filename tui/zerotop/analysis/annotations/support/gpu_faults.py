@@ -117,6 +117,8 @@ def find_earlier(faults: Iterable[GpuFault], fault: GpuFault, within_ns: int, *k
     """Return a fault of the same GPU and of one of some kinds that came within a time before another one."""
     for other in faults:
         is_same = (other.writer.host, other.gpu) == (fault.writer.host, fault.gpu)
-        if other is not fault and is_same and other.kind in kinds and 0 <= fault.unix_ns - other.unix_ns <= within_ns:
+        if other is fault:  # in order of time: an earlier one is in front of it
+            break
+        if is_same and other.kind in kinds and fault.unix_ns - other.unix_ns <= within_ns:
             return other
     return None
