@@ -34,7 +34,7 @@ def train(folder: Path, ending: str) -> None:
     rank = distributed.get_rank()
     (folder / f"pid{rank}").write_text(str(os.getpid()))
 
-    class Slow(torch.nn.Module):
+    class Slow(torch.nn.Module):  # type: ignore[misc]
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             time.sleep(0.08)
             return inputs
@@ -64,8 +64,8 @@ def record(name: str, folder: Path) -> None:
     work.mkdir()
     nvml = PlayedNvml(work, gpus=2)
     job = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29871"]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", folder / name, "--"]
-    command += ["env", "-u", "LD_LIBRARY_PATH", *job, HERE, "--train", work, ending]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / name), "--"]
+    command += ["env", "-u", "LD_LIBRARY_PATH", *job, str(HERE), "--train", str(work), ending]
     with (folder / f"{name}.out").open("wb") as output:
         environment = nvml.environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
