@@ -219,7 +219,7 @@ def test_links_of_hopper_count_by_link(load_nvml: Callable[..., PlayedNvml], wat
     watched = watch_gpus()
     watched.read()
     played.add("0.field.161.5 40")
-    watched.read()
+    watched.read(6)
     assert watched.faults()["nvlink_replays"]["rise"] == 40
 
 

@@ -177,11 +177,14 @@ class GpuDevice:
             costs.append(time.thread_time_ns() - before)
         return statistics.median(costs) / 1e9
 
-    def read_fields(self, numbers: Sequence[Field]) -> dict[Field, float]:
-        """Return the field values that could be read, of numbers, or of pairs with a link. Raises GpuLost."""
+    def read_fields(self, numbers: Sequence[Field], query: str = "fields") -> dict[Field, float]:
+        """Return the field values that could be read, of numbers, or of pairs with a link. Raises GpuLost.
+
+        ``query``: fields that are asked for together; if NVML refuses all of them, others are still asked for.
+        """
         with_link = any(isinstance(number, tuple) for number in numbers)
         supported = [number for number in numbers if f"field {number}" not in self._unsupported]
-        values = self.query_driver("fields", pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
+        values = self.query_driver(query, pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
         result: dict[Field, float] = {}
         for value in values or ():
             field = (value.fieldId, value.scopeId) if with_link else value.fieldId

@@ -12,6 +12,8 @@ from zerotop_probe.outside.sampling.sampler_thread import Sampler, SamplerThread
 
 # A call that takes longer (seconds) is said not to return. Calls take microseconds, rarely some milliseconds.
 PATIENCE_S = 3.0
+# Between two looks at a call at most so many seconds count.
+_LONGEST_LOOK_S = 0.5
 # How often a GPU is sampled again after a call on it has returned so late.
 _MOST_RETURNS = 10
 
@@ -27,12 +29,29 @@ class CallAbandoned(Exception):
         self.seconds = seconds
 
 
+class StandstillTimer:
+    """Adds up how long something stays the same while it is looked at; a pause of this process (Ctrl-Z) is left out."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._looked_s = self._seconds = 0.0
+
+    def measure(self, what: object) -> float:
+        """Return for how many seconds it has been this object; 0 for None."""
+        now_s = time.monotonic()
+        is_same = what is not None and what is self._what
+        self._seconds = self._seconds + min(now_s - self._looked_s, _LONGEST_LOOK_S) if is_same else 0.0
+        self._what, self._looked_s = what, now_s
+        return self._seconds
+
+
 class CallGuard:
     """Knows since when a thread waits for the driver, and for which GPU."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._call: tuple[GpuDevice, float] | None = None
+        self._timer = StandstillTimer()
 
     def call_driver(self, device: GpuDevice, query: Callable[[], Answer]) -> Answer:
         """Return the answer of a query. Raises CallAbandoned if :meth:`take_blocked` has reported it meanwhile."""
@@ -51,7 +70,7 @@ class CallGuard:
         """Return the GPU of a call that has not returned in time, and how long it lasts; its thread has to be replaced."""
         with self._lock:
             call = self._call
-            if call is None or (seconds := time.monotonic() - call[1]) < PATIENCE_S:
+            if (seconds := self._timer.measure(call)) < PATIENCE_S or call is None:
                 return None
             self._call = None
             return call[0], seconds

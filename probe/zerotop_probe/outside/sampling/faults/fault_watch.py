@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zerotop_probe.outside.sampling.faults.call_guard import CallGuard, GuardedThread
+from zerotop_probe.outside.sampling.faults.call_guard import CallGuard, GuardedThread, StandstillTimer
 from zerotop_probe.outside.sampling.faults.health import GpuHealth
 from zerotop_probe.outside.sampling.faults.nvml_faults import EventSet, FaultReader, Readings
 from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuLost
@@ -57,8 +57,8 @@ class FaultWatch:
             return
         if half_tick % _PERIOD == 0:
             self._health.request_sample(time_ns, half_tick)
-            if (seconds := self._events.take_silence()) is not None:
-                self.note_silent(None, seconds, False)
+        if (seconds := self._events.take_silence()) is not None:
+            self.note_silent(None, seconds, False)
         self._health.check_calls()
 
     def finish_sampling(self, timeout_s: float) -> None:
@@ -158,7 +158,8 @@ class _EventThread(threading.Thread):
         self._write = write
         self._on_error = on_error
         self._hidden: dict[GpuDevice, str] | None = None
-        self._heard_s = time.monotonic()
+        self._wait = object()  # the current one
+        self._timer = StandstillTimer()
         self._is_silent = False
         self._closing = threading.Event()
 
@@ -175,7 +176,7 @@ class _EventThread(threading.Thread):
 
     def take_silence(self) -> float | None:
         """Return once how long a call has lasted that does not return."""
-        seconds = time.monotonic() - self._heard_s
+        seconds = self._timer.measure(self._wait)
         if not self.is_alive() or self._is_silent or seconds < _WAIT_S + _WAIT_PATIENCE_S:
             return None
         self._is_silent = True
@@ -191,7 +192,7 @@ class _EventThread(threading.Thread):
             waiting = EventSet(self._numbers)
             self._hidden = waiting.hidden
             while waiting.is_open and not self._closing.is_set():
-                self._heard_s = time.monotonic()
+                self._wait = object()
                 if (found := waiting.wait(_WAIT_S)) is not None:
                     facts = _name_gpus(found.device, self._numbers)
                     self._write(found.time_ns, events.GpuFault, kind=found.kind, value=found.value, **facts)

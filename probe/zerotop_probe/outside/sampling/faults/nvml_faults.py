@@ -23,7 +23,9 @@ _LINK_COUNTERS = {163: "nvlink_crc", 161: "nvlink_replays", 162: "nvlink_recover
 # No GPU has more links (Blackwell has 18).
 _MOST_LINKS = 36
 # From this utilization (percent) on, in two readings in a row, a link runs at its full rate: it slows down at idle.
-_LOADED_PERCENT = 20
+_LOADED_PERCENT = 50
+# Counters of links are read once in so many readings: each link has several.
+_LINK_PERIOD = 5
 
 XID = 0x8
 _EVENTS = {
@@ -55,22 +57,30 @@ class FaultReader:
     def __init__(self, device: GpuDevice) -> None:
         self.device = device
         self._was_loaded = False
+        self._count = 0
 
     def read(self) -> Readings:
         """Return its values now."""
         device = self.device
-        fields = device.read_fields([*_COUNTERS, *_STATES, *_LINK_SUMS])
+        fields = device.read_fields([*_COUNTERS, *_STATES], "fault fields")
         states = {name: int(fields[number]) for number, name in _STATES.items() if number in fields}
         counters = {name: int(fields[number]) for number, name in _COUNTERS.items() if number in fields}
         links = self._list_links()
-        sums = _add_up(_LINK_SUMS, fields) if links else {}
-        if links and not sums:
-            numbers = [(number, link) for number in _LINK_COUNTERS for link in range(len(links))]
-            sums = _add_up({pair: _LINK_COUNTERS[pair[0]] for pair in numbers}, device.read_fields(numbers))
+        errors = self._read_link_errors(len(links)) if self._count % _LINK_PERIOD == 0 else {}
+        self._count += 1
         lanes = self._read_pair(
             "pcie_width", pynvml.nvmlDeviceGetCurrPcieLinkWidth, "pcie width limit", pynvml.nvmlDeviceGetMaxPcieLinkWidth
         )
-        return Readings(counters | sums, states, sum(links) if links else None, lanes, self._read_generation())
+        return Readings(counters | errors, states, sum(links) if links else None, lanes, self._read_generation())
+
+    def _read_link_errors(self, links: int) -> dict[str, int]:
+        """Return the error counters of all NVLinks together."""
+        if not links:
+            return {}
+        sums = _add_up(_LINK_SUMS, self.device.read_fields([*_LINK_SUMS], "link fields"))
+        numbers = [(number, link) for number in _LINK_COUNTERS for link in range(links)]
+        names = {pair: _LINK_COUNTERS[pair[0]] for pair in numbers}
+        return sums or _add_up(names, self.device.read_fields(numbers, "link fields"))
 
     def _list_links(self) -> list[int]:
         """Return whether each NVLink is active; nothing for a GPU without any."""
@@ -105,7 +115,7 @@ class FaultReader:
         reasons = {
             name: self.device.explain_missing(query) for name, query in (names | {"pcie_width": "pcie_width"}).items()
         }
-        whole = self.device.explain_missing("fields")
+        whole = self.device.explain_missing("fault fields")
         return {
             name: reason
             for name, found in reasons.items()
