@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from memory_recording import Recording, make_gpu_process_sample, make_gpu_sample
+from recordings import recording
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations, link_findings
-from zerotop.analysis.failures.xids import XIDS, Origin, describe_xid, format_table
+from zerotop.analysis.failures.diagnosis import find_known_failure
+from zerotop.analysis.hardware.xids import XIDS, Origin, describe_xid, format_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
@@ -81,7 +83,7 @@ def test_the_table_blames_the_code_where_nvidia_does() -> None:
 
 
 def test_the_document_has_the_table(checkout_root: Path) -> None:
-    """``python -c 'from zerotop.analysis.failures.xids import *; print(format_table())'`` prints it."""
+    """``python -c 'from zerotop.analysis.hardware.xids import *; print(format_table())'`` prints it."""
     assert format_table() in (checkout_root / "docs" / "hardware.md").read_text()
 
 
@@ -237,3 +239,14 @@ def test_odd_events_do_no_harm(facts: dict[str, Any], tmp_path: Path) -> None:
     job.write_event(job.node, 10, events.GpuSilent)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
     find(job.open_session())
+
+
+def test_the_post_mortem_names_the_fault_first() -> None:
+    """The failure under the header, with the same time as the finding about the rank that died."""
+    broken, wrong = (find_known_failure(recording(name).at()) for name in ("hardware-bus", "hardware-address"))
+    assert broken is not None
+    assert broken.why.startswith("GPU 1 of rank 1 reported Xid 79 (fallen off the bus) 415 ms before: it is not your code.")
+    assert "drained" in broken.advice
+    assert wrong is not None
+    assert "its cause is mostly the job's own code" in wrong.why
+    assert wrong.advice == "Its output has the traceback."

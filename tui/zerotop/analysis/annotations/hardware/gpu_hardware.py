@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.gpu_faults import find_users, list_gpus
+from zerotop.analysis.annotations.support.gpu_faults import find_rank_processes
+from zerotop.analysis.hardware.gpu_faults import list_gpus
 from zerotop_probe.recording.events import GpuFault
 
 _MEMORY = FindingKind(
@@ -200,11 +201,11 @@ def _check_fault(recording: Evidence, state: _State, fault: GpuFault, known_ns: 
     if not _is_news(fault, told, grown):
         return
     if told is None:
-        users = find_users(recording, fault.writer.host, list_gpus(fault), known_ns)
-        if not users.is_ours:
+        users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), known_ns)
+        if not is_ours:
             return
-        step = users.processes[0].step_at(fault.unix_ns) if users.processes else None
-        told = _Told(fault.unix_ns, tuple(users.ranks), step, grown)
+        step = users[0].step_at(fault.unix_ns) if users else None
+        told = _Told(fault.unix_ns, tuple(sorted({process.rank for process in users})), step, grown)
     state.told[key] = told._replace(grown=grown)
     evidence = {"count": fault.value, "count_before": fault.before}
     lanes = fault.value / fault.before if fault.kind == "pcie_width" and fault.value and fault.before else None

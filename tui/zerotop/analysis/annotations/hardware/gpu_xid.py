@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.gpu_faults import GpuUsers, find_earlier, find_users, list_gpus
-from zerotop.analysis.annotations.support.thresholds import FOLLOWS_NS
+from zerotop.analysis.annotations.support.evidence import Evidence, Process
+from zerotop.analysis.annotations.support.gpu_faults import find_rank_processes
 from zerotop.analysis.failures.rank_ends import find_ends
-from zerotop.analysis.failures.xids import Origin, Xid, describe_xid
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, find_earlier, list_gpus
+from zerotop.analysis.hardware.xids import Origin, Xid, describe_xid
 from zerotop.session.events.event_files import select_events
 from zerotop_probe.recording.events import Goodbye, GpuFault, JobEnded, RankGone, StopSent
 
@@ -61,7 +61,7 @@ _STOPPING_NS = 60 * 10**9
 @dataclass
 class _Reported:
     fault: GpuFault
-    users: GpuUsers
+    users: list[Process]
     step: int | None
     is_ended: bool = False
 
@@ -91,10 +91,10 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         key = fault.writer.host, fault.gpu, fault.kind, fault.value
         if fault.kind not in ("xid", "lost", *_BROKEN) or key in state.seen or _is_aftermath(recording, fault):
             continue
-        users = find_users(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
-        if users.is_ours:
+        users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
+        if is_ours:
             state.seen.add(key)
-            step = users.processes[0].step_at(fault.unix_ns) if users.processes else None
+            step = users[0].step_at(fault.unix_ns) if users else None
             state.reported.append(_Reported(fault, users, step))
             yield _build_finding(state.reported[-1], None)
     for one in state.reported:
@@ -126,7 +126,7 @@ def _find_end(recording: Evidence, one: _Reported) -> _End | None:
     begin_ns = one.fault.unix_ns
     gone = {event.process_key: event.unix_ns for event in reversed(recording.events_of(RankGone))}
     ends = []
-    for process in one.users.processes:
+    for process in one.users:
         times = [event.unix_ns for event in process.events_of(Goodbye)] + [gone.get(process.key, 0)]
         ends += [(time_ns, process.rank) for time_ns in times if begin_ns <= time_ns <= begin_ns + FOLLOWS_NS]
     if not ends:
@@ -150,7 +150,7 @@ def _choose_kind(xid: Xid) -> FindingKind:
 
 
 def _build_finding(one: _Reported, end: _End | None) -> Annotation:
-    fault, ranks = one.fault, one.users.ranks
+    fault, ranks = one.fault, sorted({process.rank for process in one.users})
     known_ns = end.known_ns if end is not None else fault.unix_ns
     evidence = {"apart_s": (end.time_ns - fault.unix_ns) / 1e9 if end is not None else None}
     values: dict[str, Any] = {"gpu": fault.gpu, "concerned": ranks or None, "ended": end.rank if end is not None else None}
@@ -167,7 +167,7 @@ def _build_finding(one: _Reported, end: _End | None) -> Annotation:
         kind = _LOST.with_changes(headline=_BROKEN[fault.kind])
     values["xid"] = fault.value
     return kind.at(
-        one.users.processes[0] if one.users.processes else None,
+        one.users[0] if one.users else None,
         fault.unix_ns,
         known_ns,
         evidence,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.gpu_faults import find_users
+from zerotop.analysis.annotations.support.gpu_faults import find_rank_processes
 from zerotop_probe.recording.events import GpuSilent
 
 _KIND = FindingKind(
@@ -47,11 +47,12 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         if event.gpu is None and any(begin_ns - told[0] < _TOGETHER_NS for told in others):
             continue
         if key not in state.told:
-            users = find_users(recording, host, [event.gpu if event.gpu is not None else -1], event.unix_ns)
-            if event.gpu is not None and not users.is_ours:
+            gpu = event.gpu if event.gpu is not None else -1
+            users, is_ours = find_rank_processes(recording, host, [gpu], event.unix_ns)
+            if event.gpu is not None and not is_ours:
                 continue
-            step = users.processes[0].step_at(begin_ns) if users.processes else None
-            state.told[key] = begin_ns, tuple(users.ranks), step
+            step = users[0].step_at(begin_ns) if users else None
+            state.told[key] = begin_ns, tuple(sorted({process.rank for process in users})), step
         elif not event.back:
             continue
         begin_ns, ranks, step = state.told[key]

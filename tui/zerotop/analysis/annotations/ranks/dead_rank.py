@@ -216,7 +216,7 @@ def _build_finding(
     shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
     kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
     kind = _LEFT_ALONE if early is not None else kind
-    kind, fault = change_by_fault(recording, group, kind, end.ranks, (ended_ns, known_ns))
+    kind = change_by_fault(recording, group, kind, end.ranks, (ended_ns, known_ns))
     return kind.with_changes(details=f"{kind.details}{_FILE}").at(
         process,
         ended_ns,
@@ -239,7 +239,6 @@ def _build_finding(
         **_describe_exception(end),
         **short,
         **(early or {}),
-        **fault,
     )
 
 

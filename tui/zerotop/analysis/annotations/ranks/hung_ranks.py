@@ -235,7 +235,7 @@ def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: 
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     ranks = list(odd.ranks) if odd is not None else None
-    kind, fault = change_by_fault(recording, group, _SEEN, ranks or [], (silence.since_ns, known_ns))
+    kind = change_by_fault(recording, group, _SEEN, ranks or [], (silence.since_ns, known_ns))
     return kind.at(
         group,
         silence.since_ns,
@@ -248,7 +248,6 @@ def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: 
         advice=write_advice(standstill),
         line=line or None,
         cost=1.0,
-        **fault,
     )
 
 
@@ -263,7 +262,7 @@ def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence:
     others = f"{'the other one' if len(last) == 2 else 'the others'} in {' and '.join(phases)}"
     ranks = [rank] if is_behind else None
     usual = _KIND.with_changes(confidence=0.8 if is_behind else 0.6)
-    kind, fault = change_by_fault(recording, group, usual, ranks or [], (silence.since_ns, known_ns))
+    kind = change_by_fault(recording, group, usual, ranks or [], (silence.since_ns, known_ns))
     return kind.at(
         group,
         silence.since_ns,
@@ -276,7 +275,6 @@ def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence:
         hung="the rank that is behind" if is_behind else "each rank",
         pid=group.processes[slowest].source.pid,
         cost=1.0,
-        **fault,
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
-from zerotop.analysis.annotations.support.thresholds import FOLLOWS_NS, SEEN_LATE_NS
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 
 # Changes that begin within this many steps of each other are one change.
 _SAME_CHANGE_STEPS = 3

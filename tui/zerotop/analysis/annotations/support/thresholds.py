@@ -60,8 +60,5 @@ THROTTLE_REASONS = {
     0x80: "hardware power brake",
 }
 SLOWED_MASK = sum(THROTTLE_REASONS)
-# A fault of a GPU explains that ranks end or stand still within this time (ns): NCCL gives up late. It may be seen a little
-# later than the end of the process that it ended.
-FOLLOWS_NS, SEEN_LATE_NS = 60 * 10**9, 2 * 10**9
 # A rank computes if it uses, or waits for, this many cores: waiting for a lock, a read or time.sleep takes none.
 BUSY_CORES = 0.2
