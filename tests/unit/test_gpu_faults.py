@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memory_recording import Recording, make_gpu_process_sample, make_gpu_sample
-from recordings import recording
+from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations, link_findings
 from zerotop.analysis.failures.diagnosis import find_known_failure
@@ -243,7 +243,7 @@ def test_odd_events_do_no_harm(facts: dict[str, Any], tmp_path: Path) -> None:
 
 def test_the_post_mortem_names_the_fault_first() -> None:
     """The failure under the header, with the same time as the finding about the rank that died."""
-    broken, wrong = (find_known_failure(recording(name).at()) for name in ("hardware-bus", "hardware-address"))
+    broken, wrong = (find_known_failure(open_recording(name).at()) for name in ("hardware-bus", "hardware-address"))
     assert broken is not None
     assert broken.why.startswith("GPU 1 of rank 1 reported Xid 79 (fallen off the bus) 415 ms before: it is not your code.")
     assert "drained" in broken.advice
