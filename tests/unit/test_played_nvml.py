@@ -14,7 +14,7 @@ import pytest
 
 from agents import wait_for
 from played_nvml import PlayedNvml, build_library
-from zerotop_probe.outside.sampling.faults import call_guard, fault_watch
+from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_faults
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
@@ -211,7 +211,10 @@ def test_a_gpu_without_ecc_and_nvlink(load_nvml: Callable[..., PlayedNvml], watc
     assert watched.faults()["pcie_replays"]["rise"] == 7
 
 
-def test_links_of_hopper_count_by_link(load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]) -> None:
+def test_links_of_hopper_count_by_link(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_faults, "_LINK_PERIOD", 2)
     played = load_nvml()
     for number in (38, 45, 52, 59):
         played.remove(f"0.field.{number} 0")
@@ -219,7 +222,7 @@ def test_links_of_hopper_count_by_link(load_nvml: Callable[..., PlayedNvml], wat
     watched = watch_gpus()
     watched.read()
     played.add("0.field.161.5 40")
-    watched.read(6)
+    watched.read(3)
     assert watched.faults()["nvlink_replays"]["rise"] == 40
 
 
