@@ -18,7 +18,7 @@ from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
-from zerotop_probe.outside.sampling.nvml import discover_gpus
+from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
 from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
 from zerotop_probe.recording.writer import Identity
 
@@ -227,7 +227,7 @@ def test_links_of_hopper_count_by_link(
 
 
 def test_faults_of_a_divided_gpu_name_its_instances(
-    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = load_nvml(1)
     played.add("0.mig 1")
@@ -235,6 +235,11 @@ def test_faults_of_a_divided_gpu_name_its_instances(
     played.add("event 0 8 94")
     watched.read(2)
     assert (watched.faults()["xid"]["gpu"], watched.faults()["xid"]["gpus"]) == (0, [1, 2])
+    monkeypatch.setattr(call_guard, "PATIENCE_S", 0.4)
+    played.add("hang nvmlDeviceGetFieldValues 0")
+    watched.read(6)
+    assert [(facts["gpu"], facts["gpus"]) for event, facts in watched.written if event is GpuSilent] == [(0, [1, 2])]
+    played.remove("hang nvmlDeviceGetFieldValues 0")
 
 
 def test_a_lost_gpu_is_recorded_once_and_the_others_are_read(
@@ -292,7 +297,7 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
 ) -> None:
     monkeypatch.setattr(call_guard, "PATIENCE_S", 0.3)
     played = load_nvml(2)
-    silences: list[tuple[int, float, bool]] = []
+    silences: list[tuple[GpuDevice, float, bool]] = []
     quiet = dict.fromkeys(("on_seen", "on_lost", "on_neighbour"), lambda fact: None)
     sampler = GpuSampler(str(tmp_path), Identity.for_this_process("node"), **quiet)
     rows: list[tuple[int, int]] = []
@@ -315,7 +320,7 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
     rows.clear()
     tick(5)
     assert {gpu for _, gpu in rows} == {1}
-    assert [(gpu, back) for gpu, _, back in silences] == [(0, False)]
+    assert [(device.gpu.index, back) for device, _, back in silences] == [(0, False)]
     played.remove("hang nvmlDeviceGetMemoryInfo 0")
     wait_for(lambda: len(silences) == 2, 5)
     rows.clear()

@@ -677,7 +677,8 @@ class GpuFaultsHidden(Event):
 class GpuSilent(Event):
     """A call of NVML has not returned for some seconds, or returned after such a time."""
 
-    gpu: int | None  # the GPU that it concerns, as numbered in the node event; null if unknown
+    gpu: int | None  # NVML index of the GPU that it concerns, or number of the MIG instance; null if unknown
+    gpus: list[int] | None  # as numbered in the node event: itself, or the MIG instances of a whole GPU
     seconds: float | None  # how long it had lasted
     back: bool | None  # whether it has returned
 

@@ -107,7 +107,7 @@ class GuardedThread:
         sampler: GuardedSampler,
         *,
         on_error: Callable[[str, BaseException], None],
-        on_silent: Callable[[int, float, bool], None],
+        on_silent: Callable[[GpuDevice, float, bool], None],
     ) -> None:
         """``on_silent`` receives the GPU, how long the call had lasted (seconds), and whether it has returned."""
         self._sampler = sampler
@@ -130,7 +130,7 @@ class GuardedThread:
         if (blocked := self._sampler.guard.take_blocked()) is not None:
             device, seconds = blocked
             self._sampler.leave_out(device)
-            self._on_silent(device.gpu.index, seconds, False)
+            self._on_silent(device, seconds, False)
             self._thread = SamplerThread(self._name, _Resumed(self._sampler), on_error=self._note_end)
             self._thread.start_sampling()
 
@@ -145,5 +145,5 @@ class GuardedThread:
         index = error.device.gpu.index
         self._returns[index] = self._returns.get(index, 0) + 1
         if self._returns[index] <= _MOST_RETURNS:
-            self._on_silent(index, error.seconds, True)
+            self._on_silent(error.device, error.seconds, True)
             self._sampler.take_back(error.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,12 +32,13 @@ class FaultWatch:
         self._on_error = on_error
         self._health: GuardedThread | None = None
         self._events: _EventThread | None = None
+        self._numbers: dict[GpuDevice, list[int]] = {}
 
     def open(self, devices: Sequence[GpuDevice]) -> None:
         """Begin to watch. A GPU that is divided by MIG is watched as a whole."""
-        numbers: dict[GpuDevice, list[int]] = defaultdict(list)
+        numbers = self._numbers
         for device in devices:
-            numbers[device.whole].append(device.gpu.index)
+            numbers.setdefault(device.whole, []).append(device.gpu.index)
         if not numbers:
             return
         waiting = _EventThread(numbers, self._write, self._on_error)
@@ -47,9 +48,11 @@ class FaultWatch:
         health.start_sampling()
         self._events, self._health = waiting, health
 
-    def note_silent(self, gpu: int | None, seconds: float, is_back: bool) -> None:
+    def note_silent(self, device: GpuDevice | None, seconds: float, is_back: bool) -> None:
         """Record that a call on a GPU does not return, or has returned."""
-        self._write(time.monotonic_ns(), events.GpuSilent, gpu=gpu, seconds=round(seconds, 1), back=is_back)
+        gpu = device.gpu.index if device is not None else None
+        gpus = self._numbers.get(device, [device.gpu.index]) if device is not None else None
+        self._write(time.monotonic_ns(), events.GpuSilent, gpu=gpu, gpus=gpus, seconds=round(seconds, 1), back=is_back)
 
     def request_sample(self, time_ns: int, half_tick: int) -> None:
         """Request readings if they are due, and notice calls that do not return."""

@@ -136,9 +136,8 @@ def _find_end(recording: Evidence, one: _Reported) -> _End | None:
     known_ns = min([time_ns + _REPORTED_NS, *job_ends])
     if known_ns > recording.cursor_ns:
         return None
-    sources = [process.source for group in recording.groups for process in group.processes]
-    attempt = [source for source in sources if source.created_ns <= begin_ns]
-    failed = {end.process.rank for end in find_ends(recording.at.at(known_ns), attempt)}
+    attempt = next(group.processes for group in recording.groups if one.users[0] in group.processes)
+    failed = {end.process.rank for end in find_ends(recording.at.at(known_ns), [other.source for other in attempt])}
     was_stopped = bool(select_events(recording.events_of(StopSent), begin_ns, time_ns))
     return _End(rank, time_ns, known_ns, rank in failed and not was_stopped)
 

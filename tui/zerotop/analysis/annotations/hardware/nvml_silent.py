@@ -47,8 +47,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         if event.gpu is None and any(begin_ns - told[0] < _TOGETHER_NS for told in others):
             continue
         if key not in state.told:
-            gpu = event.gpu if event.gpu is not None else -1
-            users, is_ours = find_rank_processes(recording, host, [gpu], event.unix_ns)
+            gpus = event.gpus or ([event.gpu] if event.gpu is not None else [])
+            users, is_ours = find_rank_processes(recording, host, gpus, event.unix_ns)
             if event.gpu is not None and not is_ours:
                 continue
             step = users[0].step_at(begin_ns) if users else None
