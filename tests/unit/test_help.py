@@ -69,7 +69,7 @@ def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
         f"sweep-{sweep.name}" for sweep in (docs / "sweeps").iterdir()
     }
     shown = set(re.findall(r"docs/([\w-]+)\.svg", README.read_text()))
-    for page in ("stories.md", "sweeps.md"):
+    for page in ("stories.md", "sweeps.md", "hardware.md"):
         shown |= set(re.findall(r"\(([\w-]+)\.svg\)", (docs / page).read_text()))
     assert shown == taken
     assert {path.stem for path in docs.glob("*.svg")} == taken

@@ -649,6 +649,40 @@ class Node(Event):
     sampler_start: int | None  # its start in clock ticks since boot
 
 
+class GpuFault(Event):
+    """NVML shows an error of a GPU, or less than the GPU has: written when it is seen, and again when it becomes more."""
+
+    gpu: int | None  # NVML index of the whole GPU
+    gpus: list[int] | None  # as numbered in the node event: itself, or its MIG instances
+    # xid: the driver reported one. lost: NVML cannot reach the GPU any more.
+    # Counters: ecc_corrected, ecc_uncorrected (memory errors), rows_corrected, rows_uncorrected (rows of memory that were
+    # remapped because of them), pcie_replays, nvlink_crc, nvlink_replays, nvlink_recoveries.
+    # States: rows_pending, pages_pending (bad memory is replaced at the next reset), rows_failed (none is left for that),
+    # recovery (the driver asks for NVML's recovery action). nvlinks: active links. pcie_width, pcie_generation: the link.
+    # Others are types of NVML's events: dram_retired, dram_failed, poison, poison_fatal, unavailable.
+    kind: str
+    value: int | None  # the Xid; the counter; the state; the active links; the lanes or generation now
+    before: int | None  # the counter at the first reading; links that were active, or are on its peers; the possible width
+    rise: int | None  # of a counter, in the last ``seconds``
+    seconds: float | None  # time since the previous event about the counter, or since its first reading
+
+
+class GpuFaultsHidden(Event):
+    """Some hardware faults of a GPU cannot be seen here. Written once for each GPU."""
+
+    gpu: int | None  # NVML index of the whole GPU; null for all of them
+    hidden: dict[str, str] | None  # NVML's reason, by xid or the kind of a fault
+
+
+class GpuSilent(Event):
+    """A call of NVML has not returned for some seconds, or returned after such a time."""
+
+    gpu: int | None  # NVML index of the GPU that it concerns, or number of the MIG instance; null if unknown
+    gpus: list[int] | None  # as numbered in the node event: itself, or the MIG instances of a whole GPU
+    seconds: float | None  # how long it had lasted
+    back: bool | None  # whether it has returned
+
+
 class JobStarted(CommandEvent):
     """zerotop started the command."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import pynvml
-
 from zerotop_probe.outside.sampling import pcie
+from zerotop_probe.outside.sampling.faults.call_guard import CallGuard
 from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuDiscovery, GpuLost, discover_gpus
 from zerotop_probe.recording.tables import GPU_PROCESSES, GPUS
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -30,6 +29,7 @@ class GpuSampler:
         identity: Identity,
         *,
         on_seen: Callable[[GpuDiscovery], None],
+        on_open: Callable[[Sequence[GpuDevice]], None] = lambda _: None,
         on_lost: Callable[[str], None],
         on_neighbour: Callable[[int], None],
     ) -> None:
@@ -37,6 +37,7 @@ class GpuSampler:
 
         Args:
             on_seen: receives the discovered GPUs once.
+            on_open: receives them to query them in other ways.
             on_lost: receives a sentence for each GPU that is lost.
             on_neighbour: receives the pid of each process that shares a GPU with others, once.
 
@@ -44,10 +45,12 @@ class GpuSampler:
         self._session = session
         self._identity = identity
         self._on_seen = on_seen
+        self._on_open = on_open
         self._on_lost = on_lost
         self._on_neighbour = on_neighbour
         self._neighbours: set[int] = set()
         self._devices: list[GpuDevice] = []
+        self.guard = CallGuard()
         self._writers: tuple[RecordWriter, RecordWriter] | None = None
         self._processes_tick = -_MAX_PROCESS_PERIOD
 
@@ -64,8 +67,9 @@ class GpuSampler:
                 RecordWriter(self._session, GPUS, self._identity),
                 RecordWriter(self._session, GPU_PROCESSES, self._identity),
             )
-            self._set_pace()
         self._on_seen(discovery)
+        self._on_open(self._devices)
+        self._set_pace()
 
     def _set_pace(self) -> None:
         """Choose how often the byte counters are read, from the cost of a read on this machine."""
@@ -74,6 +78,14 @@ class GpuSampler:
         ]
         for device in self._devices:
             device.pace = pcie.choose_pace(len(self._devices), max(costs_s, default=0.0))
+
+    def leave_out(self, device: GpuDevice) -> None:
+        """Sample a GPU no longer."""
+        self._devices = [one for one in self._devices if one is not device]
+
+    def take_back(self, device: GpuDevice) -> None:
+        """Sample it again."""
+        self._devices = sorted([*self._devices, device], key=lambda one: one.gpu.index)
 
     def is_due(self, half_tick: int) -> bool:
         """Whether a sample is due: rows are written at every second half tick, counters may be read at others."""
@@ -110,15 +122,13 @@ class GpuSampler:
     def _query_device(self, device: GpuDevice, query: Callable[[], Answer]) -> Answer | None:
         """Return the result of a query. A lost GPU is reported once and omitted from then on."""
         try:
-            return query()
+            return self.guard.call_driver(device, query)
         except GpuLost as error:
-            self._devices.remove(device)
+            self.leave_out(device)
             self._on_lost(f"GPU {device.gpu.index} ({device.gpu.name}) does not respond any more: {error}")
             return None
 
     def close(self) -> None:
-        """Close the files and NVML."""
+        """Close the files. NVML stays open until the process ends, which is soon: another thread may be in a call."""
         for writer in self._writers or ():
             writer.close()
-        if self._devices:
-            pynvml.nvmlShutdown()

@@ -14,6 +14,8 @@ from zerotop_probe.outside.folding.background import BackgroundFolding
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
 from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom_kills, count_usable_cores
+from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
+from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import (
     HostSampler,
@@ -93,13 +95,19 @@ class NodeSampler:
         self._group = ControlGroup(root.pid)
         self._kills_before = self._read_kills()
         self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks, recorded=recorded)
+        self._faults = FaultWatch(writer.write, self.note_error)
         self._gpus = GpuSampler(
-            session, identity, on_seen=self._note_gpus, on_lost=self._note_lost, on_neighbour=self._note_gpu_process
+            session,
+            identity,
+            on_seen=self._note_gpus,
+            on_open=self._faults.open,
+            on_lost=self._note_lost,
+            on_neighbour=self._note_gpu_process,
         )
         self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped)
         self._hosts = HostSampler(session, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
-        self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
+        self._gpu_thread = GuardedThread("gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
         self._rings = RingCollector(session, Report(self._note_late, self.note_error))
@@ -132,6 +140,8 @@ class NodeSampler:
         """Request samples that are due. Processes and the host are sampled at even numbers only."""
         if self._has_gpus and self._gpus.is_due(number):
             self._gpu_thread.request_sample(time_ns, number)
+        self._gpu_thread.check_calls()
+        self._faults.request_sample(time_ns, number)
         if self._is_host_due(number):
             self._host_thread.request_sample(time_ns, number // 2)
             self._folding.poll(time_ns)
@@ -210,5 +220,6 @@ class NodeSampler:
         self._stuck.finish()
         self._loaders.finish()
         self._host_thread.finish_sampling(_THREAD_PATIENCE_S)
+        self._faults.finish_sampling(_THREAD_PATIENCE_S)
         self._gpu_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._rings.finish(_RINGS_PATIENCE_S)

@@ -1,4 +1,7 @@
-"""Reading GPUs through NVML. A missing driver or library, MIG and GPUs that get lost are expected."""
+"""Reading GPUs through NVML. A missing driver or library, MIG and GPUs that get lost are expected.
+
+The samplers know a GPU only as a :class:`GpuDevice`, and the library only through this module and ``faults.nvml_faults``.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,10 @@ _PERMANENT_ERRORS = (
 )
 
 
+# The number of a field value, or that and the number of a link.
+Field = int | tuple[int, int]
+
+
 @dataclass(frozen=True)
 class GpuIdentity:
     """The identity of a GPU of this node, or of a MIG instance."""
@@ -72,11 +79,12 @@ class GpuDevice:
 
     def __init__(self, index: int, handle: Any, whole: GpuDevice | None = None) -> None:
         """``whole``: the GPU of a MIG instance. Raises NVMLError if the driver denies access."""
-        self._handle = handle
-        # An instance has the temperature and clock of its GPU.
-        self._chip = whole._handle if whole is not None else handle
+        self.handle = handle
+        # An instance has the temperature, the clock and the faults of its GPU.
+        self.whole = whole if whole is not None else self
+        self._chip = self.whole.handle
         self.gpu = GpuIdentity(index, "", "GPU", UNKNOWN)
-        self._unsupported: set[str] = set()
+        self._unsupported: dict[str, str] = {}
         self._links = {_PCIE_TX: LinkCounter(), _PCIE_RX: LinkCounter()}
         self.pace = pcie.FASTEST_PACE
         self._used_bytes = UNKNOWN
@@ -85,41 +93,45 @@ class GpuDevice:
         self._process_use: dict[int, float] | None = None
         self._use_read_ns = -_USE_WINDOW_NS
         self._slow_values: tuple[float, float, int] = (math.nan, math.nan, UNKNOWN)
-        total = self._query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
-        uuid = _decode_text(pynvml.nvmlDeviceGetUUID(self._handle))
-        name = _decode_text(pynvml.nvmlDeviceGetName(self._handle))
+        total = self.query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
+        uuid = _decode_text(pynvml.nvmlDeviceGetUUID(self.handle))
+        name = _decode_text(pynvml.nvmlDeviceGetName(self.handle))
         size = int(total.total) if total is not None else UNKNOWN
         self.gpu = GpuIdentity(index, uuid, name, size, whole.gpu.uuid if whole is not None else None)
-        mode = self._query_driver("mig", pynvml.nvmlDeviceGetMigMode) if whole is None else None
+        mode = self.query_driver("mig", pynvml.nvmlDeviceGetMigMode) if whole is None else None
         self.is_mig = mode is not None and bool(mode[0])
 
     def find_instances(self, first: int) -> list[GpuDevice]:
         """Return its MIG instances, numbered from ``first``. Raises GpuLost."""
         instances: list[GpuDevice] = []
-        for slot in range(self._query_driver("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+        for slot in range(self.query_driver("instances", pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
             # A slot may be empty.
-            handle = self._query_driver(f"instance {slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
+            handle = self.query_driver(f"instance {slot}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex, slot)
             if handle is not None:
                 instances.append(GpuDevice(first + len(instances), handle, self))
         return instances
 
-    def _query_driver(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:
+    def explain_missing(self, name: str) -> str | None:
+        """Return NVML's reason why a query is not supported; None if it is, or has not been made."""
+        return self._unsupported.get(name)
+
+    def query_driver(self, name: str, query: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a query, or None. Raises GpuLost."""
         if name in self._unsupported:
             return None
         try:
-            return query(self._handle, *arguments)
+            return query(self.handle, *arguments)
         except pynvml.NVMLError as error:
             if error.value in _LOST_ERRORS:
                 raise GpuLost(str(error)) from error
             if error.value in _PERMANENT_ERRORS:
-                self._unsupported.add(name)
+                self._unsupported[name] = str(error)
         return None
 
     def read_row(self, time_ns: int, half_tick: int) -> tuple[object, ...]:
         """Return the next row of GPUS. Raises GpuLost."""
-        memory = self._query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
-        use = self._query_driver("utilization", pynvml.nvmlDeviceGetUtilizationRates)
+        memory = self.query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
+        use = self.query_driver("utilization", pynvml.nvmlDeviceGetUtilizationRates)
         fields = self._read_fields([_POWER_INSTANT, *self._find_due_fields(half_tick)], half_tick)
         if half_tick % _SLOW_PERIOD == 0:
             self._slow_values = self._read_slow()
@@ -165,17 +177,27 @@ class GpuDevice:
             costs.append(time.thread_time_ns() - before)
         return statistics.median(costs) / 1e9
 
-    def _read_fields(self, numbers: Sequence[int], half_tick: int) -> dict[int, float]:
-        """Return the field values that could be read, by field number; update the byte counters."""
+    def read_fields(self, numbers: Sequence[Field], query: str = "fields") -> dict[Field, float]:
+        """Return the field values that could be read, of numbers, or of pairs with a link. Raises GpuLost.
+
+        ``query``: fields that are asked for together; if NVML refuses all of them, others are still asked for.
+        """
+        with_link = any(isinstance(number, tuple) for number in numbers)
         supported = [number for number in numbers if f"field {number}" not in self._unsupported]
-        values = self._query_driver("fields", pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
-        result = {}
-        now_ns = time.monotonic_ns()
+        values = self.query_driver(query, pynvml.nvmlDeviceGetFieldValues, supported) if supported else None
+        result: dict[Field, float] = {}
         for value in values or ():
+            field = (value.fieldId, value.scopeId) if with_link else value.fieldId
             if value.nvmlReturn == pynvml.NVML_SUCCESS:
-                result[value.fieldId] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
+                result[field] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
             elif value.nvmlReturn in _PERMANENT_ERRORS:
-                self._unsupported.add(f"field {value.fieldId}")
+                self._unsupported[f"field {field}"] = str(pynvml.NVMLError(value.nvmlReturn))
+        return result
+
+    def _read_fields(self, numbers: Sequence[int], half_tick: int) -> dict[Field, float]:
+        """Read field values and update the byte counters."""
+        result = self.read_fields(numbers)
+        now_ns = time.monotonic_ns()
         for number, link in self._links.items():
             if number in result:
                 link.add_reading(int(result[number]), now_ns, half_tick, self.pace)
@@ -183,15 +205,15 @@ class GpuDevice:
 
     def _read_power(self, instant_mw: float | None) -> float:
         if instant_mw is None:
-            instant_mw = self._query_driver("power", pynvml.nvmlDeviceGetPowerUsage)
+            instant_mw = self.query_driver("power", pynvml.nvmlDeviceGetPowerUsage)
         return math.nan if instant_mw is None else instant_mw / 1000
 
     def _read_slow(self) -> tuple[float, float, int]:
         kind, domain, chip = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM, self._chip
-        temperature = self._query_driver("temperature", lambda _: pynvml.nvmlDeviceGetTemperature(chip, kind))
-        clock = self._query_driver("clock", lambda _: pynvml.nvmlDeviceGetClockInfo(chip, domain))
+        temperature = self.query_driver("temperature", lambda _: pynvml.nvmlDeviceGetTemperature(chip, kind))
+        clock = self.query_driver("clock", lambda _: pynvml.nvmlDeviceGetClockInfo(chip, domain))
         # Throttle reasons were renamed clock event reasons; all drivers have the old name.
-        reasons = self._query_driver("reasons", lambda _: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip))
+        reasons = self.query_driver("reasons", lambda _: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(chip))
         return (
             math.nan if temperature is None else temperature,
             math.nan if clock is None else clock,
@@ -210,7 +232,7 @@ class GpuDevice:
         """
         if refresh:
             self._listed_used_bytes = self._used_bytes
-            processes = self._query_driver("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
+            processes = self.query_driver("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
             # That a single process uses the GPU is known from the row of the GPU: the query takes over a millisecond.
             use = self._read_process_use(time_ns) if len(processes) > 1 else None
             self._processes = [
@@ -234,7 +256,7 @@ class GpuDevice:
             return self._process_use
         self._use_read_ns = time_ns
         since_us = (time.time_ns() - _USE_WINDOW_NS) // 1000
-        samples = self._query_driver("process use", pynvml.nvmlDeviceGetProcessUtilization, since_us) or ()
+        samples = self.query_driver("process use", pynvml.nvmlDeviceGetProcessUtilization, since_us) or ()
         shares: dict[int, list[int]] = {}
         for sample in samples:
             shares.setdefault(sample.pid, []).append(sample.smUtil)

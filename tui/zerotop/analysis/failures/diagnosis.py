@@ -7,6 +7,7 @@ somebody stopped, or that ended well, did not die.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from zerotop.analysis.failures.attempts import read_attempts
 from zerotop.analysis.failures.crashes import build_attempt_failure, build_error_failure, build_signal_failure
@@ -15,12 +16,13 @@ from zerotop.analysis.failures.last_moments import has_worked_after
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
+from zerotop.analysis.hardware.gpu_faults import explain_by_fault
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.at import At
 from zerotop.session.moments.moment import at_event
-from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest
+from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest, read_exits
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 
@@ -52,6 +54,7 @@ def find_failure(at: At) -> Failure | None:
     if len(attempts) > 1 and attempts[-1].step is None and attempts[-1].cause:
         return build_attempt_failure(at, attempts[-1])
     failure = _diagnose_failure(at)
+    failure = _name_fault(at, failure) if failure is not None else None
     has_ended = bool(ended)
     if failure is None or (not has_ended and _is_still_working(at, failure.unix_ns)):
         return None
@@ -72,6 +75,20 @@ def _diagnose_failure(at: At) -> Failure | None:
     if process_exit.rank is not None or signal_name is not None or not process_exit.is_final:
         return build_signal_failure(at, process_exit, end)
     return build_error_failure(at, process_exit, end)
+
+
+def _name_fault(at: At, failure: Failure) -> Failure:
+    """Return a failure with the hardware fault of a GPU before it, which gives the advice unless the code is to blame."""
+    processes = [identify_process(source) for source in at.sources["spans"]]
+    ranks = () if failure.rank is None else (failure.rank,)
+    # The job's end may be some seconds later than that of its rank.
+    exits = [read_exits(at).find_exit(source) for source in find_latest(at) if source.rank == failure.rank]
+    ended_ns = min([failure.unix_ns, *filter(None, exits)])
+    fault = explain_by_fault(at, processes, ranks, ended_ns, at.cursor_ns)
+    if fault is None or failure.kind == MEMORY:
+        return failure
+    why = f"{fault.sentence} {failure.why}"
+    return replace(failure, why=why, advice=fault.action, setting="") if fault.is_hardware else replace(failure, why=why)
 
 
 def _is_still_working(at: At, at_ns: int) -> bool:

@@ -38,6 +38,7 @@ MUCH_HELD_BYTES = MAX_BYTES // 10
 def describe_notices(at: At, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
     """Return the notices at a moment in unix time, one sentence each."""
     notices = [event.gpu_notice for event in at.events_of(Node) if event.gpu_notice]
+    notices += _describe_hidden_faults(at)
     notices += [f"Rank {event.rank}: {event.why}" for event in at.events_of(RankSilent)]
     notices += describe_missing_probes(at)
     notices += [str(event.text) for event in at.events_of(Attached)]
@@ -57,6 +58,18 @@ def describe_notices(at: At, losses: Losses, processes: Iterable[RankSteps]) -> 
     for event in (*at.events_of(ProbeError), *at.events_of(SamplerError)):
         notices.append(f"Recording is partial: {event.where}: {event.error}")
     return tuple(dict.fromkeys([*notices, *describe_damage(at.session)]))
+
+
+def _describe_hidden_faults(at: At) -> list[str]:
+    """Return a sentence for each reason why the Xids of GPUs are not visible."""
+    gpus: dict[str, set[int]] = {}
+    for event in at.events_of(events.GpuFaultsHidden):
+        if event.gpu is not None and (why := (event.hidden or {}).get("xid")):
+            gpus.setdefault(why, set()).add(event.gpu)
+    return [
+        f"Xids of GPU {', '.join(map(str, sorted(which)))} are not visible here ({why}): see the kernel's log, dmesg."
+        for why, which in gpus.items()
+    ]
 
 
 def _describe_uncounted(at: At) -> list[str]:

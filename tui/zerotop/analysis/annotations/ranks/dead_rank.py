@@ -9,6 +9,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.gpu_faults import change_by_fault
 from zerotop.analysis.annotations.support.shortage_kinds import choose_shortage_kind
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, find_output_file, read_printed_ends
@@ -215,6 +216,7 @@ def _build_finding(
     shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
     kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
     kind = _LEFT_ALONE if early is not None else kind
+    kind = change_by_fault(recording, group, kind, end.ranks, (ended_ns, known_ns))
     return kind.with_changes(details=f"{kind.details}{_FILE}").at(
         process,
         ended_ns,

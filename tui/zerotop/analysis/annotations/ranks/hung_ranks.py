@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
+from zerotop.analysis.annotations.support.gpu_faults import change_by_fault
 from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
@@ -142,11 +143,11 @@ def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: 
         standstill = reader.read_at(known_ns, confirmed=not is_long)
         if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
             state.reported_ns, state.is_unseen = silence.since_ns, False
-            yield _build_seen(group, silence, known_ns, standstill)
+            yield _build_seen(recording, group, silence, known_ns, standstill)
             return
         if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
             if silence.since_ns != state.reported_ns:
-                yield _build_unseen(group, last, silence, known_ns)
+                yield _build_unseen(recording, group, last, silence, known_ns)
             state.reported_ns, state.is_unseen = silence.since_ns, True
 
 
@@ -223,7 +224,7 @@ def _find_end(recording: Evidence, group: Group) -> int:
     return min(ends, default=int(np.iinfo(np.int64).max))
 
 
-def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
+def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
     difference = standstill.difference
@@ -233,12 +234,14 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
-    return _SEEN.at(
+    ranks = list(odd.ranks) if odd is not None else None
+    kind = change_by_fault(recording, group, _SEEN, ranks or [], (silence.since_ns, known_ns))
+    return kind.at(
         group,
         silence.since_ns,
         known_ns,
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
-        ranks=list(odd.ranks) if odd is not None else None,
+        ranks=ranks,
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
         collectives=describe_collectives(standstill) or None,
@@ -248,7 +251,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     )
 
 
-def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Annotation:
+def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Annotation:
     """Build a finding without stacks. ``last``: the phase of each process that is in progress."""
     reached: Ints = np.array([one.begin_ns for one in last])
     slowest = int(np.argmin(reached))
@@ -257,12 +260,15 @@ def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: 
     rank = group.processes[slowest].rank
     phases = sorted({one.phase for index, one in enumerate(last) if index != slowest})
     others = f"{'the other one' if len(last) == 2 else 'the others'} in {' and '.join(phases)}"
-    return _KIND.with_changes(confidence=0.8 if is_behind else 0.6).at(
+    ranks = [rank] if is_behind else None
+    usual = _KIND.with_changes(confidence=0.8 if is_behind else 0.6)
+    kind = change_by_fault(recording, group, usual, ranks or [], (silence.since_ns, known_ns))
+    return kind.at(
         group,
         silence.since_ns,
         known_ns,
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s, "behind_s": behind_s},
-        ranks=[rank] if is_behind else None,
+        ranks=ranks,
         hung_rank=rank if is_behind else None,
         phase=last[slowest].phase,
         others=others if is_behind else None,

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 
 # Changes that begin within this many steps of each other are one change.
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
 # Findings about a state that continues. If it is a cause, it was measured again later.
-_LASTING = ("others_arrived", "swapping", "host_growth")
+_LASTING = ("others_arrived", "swapping", "host_growth", "nvlink_faults", "pcie_link")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
 _NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
@@ -251,7 +252,27 @@ def _is_held_up(effect: Annotation, cause: Annotation) -> bool:
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
+def _broke_before(effect: Annotation, cause: Annotation) -> bool:
+    """Whether ranks ended or stood still soon after a fault of a GPU, or just before it was reported."""
+    return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS
+
+
+def _list_gpu_faults() -> Iterator[_Link]:
+    """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
+    for effect in ("dead_rank", "hung_ranks"):
+        for shares_ranks in (True, False):
+            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults"):
+                yield _Link(effect, cause, _broke_before, shares_ranks)
+    for effect in ("slow_gpu", "straggler"):
+        for cause in ("nvlink_faults", "pcie_link"):
+            yield _Link(effect, cause, _is_simultaneous)
+
+
 _LINKS = (
+    *_list_gpu_faults(),
+    _Link("hung_ranks", "nvml_silent", _is_held_up),
+    _Link("iteration_shift", "nvlink_faults", _explains_shift),
+    _Link("iteration_shift", "pcie_link", _explains_shift),
     _Link("straggler", "data_stall", _waits_for_data),
     _Link("iteration_shift", "straggler", _explains_shift),
     _Link("iteration_shift", "data_stall", _explains_shift),

@@ -1,0 +1,85 @@
+"""A real job whose GPU fails in NVML's answers: named while the job runs, and the sampler goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from agents import read_node_events, wait_for
+from played_nvml import PlayedNvml
+from zerotop.analysis.annotations import Annotation, Annotator
+from zerotop.session.reader import Session
+
+JOB = """
+import os, sys, time, torch
+class Slow(torch.nn.Module):
+    def forward(self, inputs):
+        time.sleep(0.05)
+        return inputs
+model = torch.nn.Sequential(Slow(), torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+while not os.path.exists(sys.argv[1]):
+    model(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    open(sys.argv[1] + ".pid", "w").write(str(os.getpid()))
+"""
+# What NVML answers from a moment on, and the finding.
+FAULTS = {
+    "gpu_xid": "event 1 8 79",
+    "gpu_memory_faults": "1.field.4 1",
+    "nvlink_faults": "1.link.3 0",
+    "pcie_link": "1.pcie_width 8",
+}
+# From the fault to the finding, in seconds.
+LATEST_S = 2.0
+
+
+def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path) -> None:
+    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "session"
+    program = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-c", JOB, str(end)]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *program]
+    with subprocess.Popen(command, env=played.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        try:
+            pid = Path(f"{end}.pid")
+            wait_for(lambda: pid.exists() and pid.read_text(), 60)
+            played.add(f"pid 1 {pid.read_text()}")
+            time.sleep(3)
+            session = Session.open(folder)
+            annotator = Annotator(session)
+            for name, line in FAULTS.items():
+                began_ns = time.time_ns()
+                played.add(line)
+                finding = wait_for(_find(annotator, session, name))
+                assert time.time_ns() - began_ns < LATEST_S * 1e9, name
+                assert finding.known_ns - began_ns < LATEST_S * 1e9, name
+                assert (finding.ranks, "GPU 1 of rank 0" in finding.headline) == ((0,), True)
+            played.add("hang nvmlDeviceGetMemoryInfo 1", "hang nvmlDeviceGetNvLinkState 1")
+            wait_for(_find(annotator, session, "nvml_silent"))
+            hung_ns = time.time_ns()
+            time.sleep(1.5)
+            session.refresh()
+            rows = np.concatenate(
+                [source.array[source.array["time_ns"] + source.offset_ns > hung_ns] for source in session.sources["gpus"]]
+            )
+            assert set(rows["gpu"]) == {0}
+            assert len(rows) >= 10
+        finally:
+            end.touch()
+        assert job.wait(30) == 0
+    assert read_node_events(folder, "sampler_error") == []
+
+
+def _find(annotator: Annotator, session: Session, name: str) -> Callable[[], Annotation | None]:
+    def find() -> Annotation | None:
+        session.refresh()
+        annotator.update()
+        findings = annotator.findings_at(session.last_written_ns)
+        return next((finding for finding in findings if finding.name == name), None)
+
+    return find

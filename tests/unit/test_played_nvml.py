@@ -1,0 +1,338 @@
+"""NVML's answers about hardware faults, played back through the library that the sampler loads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from agents import wait_for
+from played_nvml import PlayedNvml, build_library
+from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_faults
+from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
+from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
+from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
+from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
+from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
+from zerotop_probe.recording.writer import Identity
+
+# Each function that the watch for faults calls, and what cannot be seen without it: nothing that is worth a word for some.
+FUNCTIONS = {
+    "nvmlEventSetCreate": "xid",
+    "nvmlDeviceRegisterEvents": "xid",
+    "nvmlDeviceGetSupportedEventTypes": "xid",
+    "nvmlEventSetWait_v2": "xid",
+    "nvmlDeviceGetFieldValues": "ecc_corrected",
+    "nvmlDeviceGetCurrPcieLinkWidth": "pcie_width",
+    "nvmlDeviceGetMaxPcieLinkWidth": None,
+    "nvmlDeviceGetCurrPcieLinkGeneration": None,
+    "nvmlDeviceGetMaxPcieLinkGeneration": None,
+    "nvmlDeviceGetNvLinkState": None,
+    "nvmlDeviceGetUtilizationRates": None,
+}
+BAD = ("0.field.4 3", "0.pcie_width 8", "0.link.2 0", "0.pcie_generation 1", "event 0 8 79")
+SEEN = {
+    "ecc_uncorrected": ("nvmlDeviceGetFieldValues",),
+    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth"),
+    "nvlinks": ("nvmlDeviceGetNvLinkState",),
+    "pcie_generation": (
+        "nvmlDeviceGetCurrPcieLinkGeneration",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+        "nvmlDeviceGetUtilizationRates",
+    ),
+    "xid": (
+        "nvmlEventSetCreate",
+        "nvmlDeviceRegisterEvents",
+        "nvmlDeviceGetSupportedEventTypes",
+        "nvmlEventSetWait_v2",
+    ),
+}
+
+
+class WithoutFunction:
+    """The library of a driver that lacks a function."""
+
+    def __init__(self, library: ctypes.CDLL, missing: str) -> None:
+        self._library, self._missing = library, missing
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._missing:
+            raise AttributeError(name)
+        return getattr(self._library, name)
+
+
+@pytest.fixture
+def load_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PlayedNvml]:
+    """Let pynvml use the library in this process, without some function. Its script has to be written for this process."""
+
+    def load(gpus: int = 1, missing: str = "") -> PlayedNvml:
+        played = PlayedNvml(tmp_path, gpus)
+        monkeypatch.setenv("PLAYED_NVML", str(played.path))
+        ctypes.CDLL(None).setenv(b"PLAYED_NVML", os.fsencode(played.path), 1)
+        # Copied, so that each test has a library of its own, which has delivered no event yet.
+        own = tmp_path / "libnvidia-ml.so.1"
+        own.write_bytes((build_library() / own.name).read_bytes())
+        monkeypatch.setattr(pynvml, "nvmlLib", WithoutFunction(ctypes.CDLL(str(own)), missing))
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        return played
+
+    return load
+
+
+class Watched:
+    """A watch for faults, and the events that it wrote."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[type, dict[str, Any]]] = []
+        self.errors: list[tuple[str, BaseException]] = []
+        self.watch = FaultWatch(self._write, lambda name, error: self.errors.append((name, error)))
+        self.watch.open(discover_gpus()[1])
+        self._half_tick = 0
+
+    def _write(self, time_ns: int, event: type, **facts: Any) -> None:
+        self.written.append((event, facts))
+
+    def read(self, times: int = 1) -> None:
+        """Let time pass: readings are requested, and made."""
+        for _ in range(times):
+            self._half_tick += 20
+            self.watch.request_sample(time.monotonic_ns(), self._half_tick)
+            time.sleep(0.15)
+
+    def faults(self) -> dict[str, dict[str, Any]]:
+        return {facts["kind"]: facts for event, facts in self.written if event is GpuFault}
+
+    def hidden(self) -> dict[str, str]:
+        return {
+            kind: why for event, facts in self.written if event is GpuFaultsHidden for kind, why in facts["hidden"].items()
+        }
+
+    def silences(self) -> list[tuple[int | None, bool]]:
+        return [(facts["gpu"], facts["back"]) for event, facts in self.written if event is GpuSilent]
+
+
+@pytest.fixture
+def watch_gpus() -> Iterator[Callable[[], Watched]]:
+    started: list[Watched] = []
+
+    def start() -> Watched:
+        started.append(Watched())
+        time.sleep(0.15)
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.watch.finish_sampling(2)
+
+
+def test_each_fault_is_recorded_once(load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]) -> None:
+    played = load_nvml(2)
+    watched = watch_gpus()
+    watched.read(3)
+    assert (watched.faults(), watched.hidden()) == ({}, {})
+    played.add(*BAD)
+    watched.read(4)
+    faults = watched.faults()
+    assert set(faults) == set(SEEN)
+    assert len(watched.written) == len(SEEN)
+    assert {facts["gpu"] for facts in faults.values()} == {0}
+    assert (faults["xid"]["value"], faults["nvlinks"]["value"], faults["nvlinks"]["before"]) == (79, 17, 18)
+    assert (faults["ecc_uncorrected"]["before"], faults["ecc_uncorrected"]["rise"]) == (0, 3)
+    assert watched.errors == []
+
+
+def test_what_was_counted_before_is_no_news_but_a_bad_state_is(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    load_nvml().add("0.field.3 500", "0.field.4 2", "0.field.94 9", "0.field.144 1")
+    watched = watch_gpus()
+    watched.read(2)
+    assert set(watched.faults()) == {"rows_pending"}
+
+
+def test_a_link_slows_down_at_idle(load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]) -> None:
+    load_nvml().add("0.pcie_generation 1", "0.utilization 3")
+    watched = watch_gpus()
+    watched.read(3)
+    assert watched.faults() == {}
+
+
+def test_a_link_that_is_down_from_the_begin_is_known_by_the_other_gpus(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    load_nvml(4).add("2.link.9 0")
+    watched = watch_gpus()
+    watched.read()
+    assert (watched.faults()["nvlinks"]["gpu"], watched.faults()["nvlinks"]["value"]) == (2, 17)
+
+
+@pytest.mark.parametrize("missing", FUNCTIONS)
+def test_a_driver_without_a_function_shows_the_rest(
+    missing: str, load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    played = load_nvml(1, missing)
+    watched = watch_gpus()
+    watched.read(2)
+    played.add(*BAD)
+    watched.read(4)
+    assert set(watched.faults()) == {kind for kind, needed in SEEN.items() if missing not in needed}
+    assert FUNCTIONS[missing] in {None, *watched.hidden()}
+    assert watched.errors == []
+
+
+@pytest.mark.parametrize("missing", ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate"])
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
+def test_what_a_container_or_vgpu_hides_is_said_once(
+    missing: str, code: int, load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    load_nvml().add(f"fail {missing} - {code}")
+    watched = watch_gpus()
+    watched.read(3)
+    assert [event for event, _ in watched.written] == [GpuFaultsHidden]
+    assert set(watched.hidden()) == {"xid"}
+
+
+def test_a_gpu_without_ecc_and_nvlink(load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]) -> None:
+    played = load_nvml()
+    for number in (3, 4, 38, 45, 52, 59, 142, 143, 144, 145, 230):
+        played.remove(f"0.field.{number} 0")
+    played.add("0.links 0", "0.events 0")
+    watched = watch_gpus()
+    watched.read(2)
+    assert watched.hidden() == dict.fromkeys(("xid", "ecc_corrected", "ecc_uncorrected"), "Not Supported")
+    played.add("0.field.94 7")
+    watched.read(1)
+    assert watched.faults()["pcie_replays"]["rise"] == 7
+
+
+def test_links_of_hopper_count_by_link(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml_faults, "_LINK_PERIOD", 2)
+    played = load_nvml()
+    for number in (38, 45, 52, 59):
+        played.remove(f"0.field.{number} 0")
+    played.add("0.field.161 0", "0.field.161.5 0")
+    watched = watch_gpus()
+    watched.read()
+    played.add("0.field.161.5 40")
+    watched.read(3)
+    assert watched.faults()["nvlink_replays"]["rise"] == 40
+
+
+def test_faults_of_a_divided_gpu_name_its_instances(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = load_nvml(1)
+    played.add("0.mig 1")
+    watched = watch_gpus()
+    played.add("event 0 8 94")
+    watched.read(2)
+    assert (watched.faults()["xid"]["gpu"], watched.faults()["xid"]["gpus"]) == (0, [1, 2])
+    monkeypatch.setattr(call_guard, "PATIENCE_S", 0.4)
+    played.add("hang nvmlDeviceGetFieldValues 0")
+    watched.read(6)
+    assert [(facts["gpu"], facts["gpus"]) for event, facts in watched.written if event is GpuSilent] == [(0, [1, 2])]
+    played.remove("hang nvmlDeviceGetFieldValues 0")
+
+
+def test_a_lost_gpu_is_recorded_once_and_the_others_are_read(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    played = load_nvml(2)
+    watched = watch_gpus()
+    played.add("1.lost 1")
+    watched.read(3)
+    played.add("0.field.4 1")
+    watched.read()
+    assert (watched.faults()["lost"]["gpu"], watched.faults()["ecc_uncorrected"]["gpu"]) == (1, 0)
+    assert len(watched.written) == 2
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetCurrPcieLinkWidth"]
+)
+def test_a_call_that_hangs_costs_the_values_of_one_gpu(
+    function: str, load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_guard, "PATIENCE_S", 0.4)
+    played = load_nvml(2)
+    watched = watch_gpus()
+    watched.read()
+    played.add(f"hang {function} 0")
+    watched.read(5)
+    assert watched.silences() == [(0, False)]
+    played.add("1.field.4 1")
+    watched.read(2)
+    assert watched.faults()["ecc_uncorrected"]["gpu"] == 1
+    played.remove(f"hang {function} 0")
+    wait_for(lambda: watched.silences() == [(0, False), (0, True)], 5)
+    played.add("0.field.4 2")
+    watched.read(2)
+    assert watched.faults()["ecc_uncorrected"]["gpu"] == 0
+
+
+def test_a_wait_for_events_that_hangs_is_said(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_watch, "_WAIT_S", 0.2)
+    monkeypatch.setattr(fault_watch, "_WAIT_PATIENCE_S", 0.2)
+    played = load_nvml()
+    played.add("hang nvmlDeviceRegisterEvents 0")
+    watched = watch_gpus()
+    watched.read(8)
+    assert watched.silences() == [(None, False)]
+    assert watched.hidden() == {"xid": "NVML does not answer"}
+    played.remove("hang nvmlDeviceRegisterEvents 0")
+
+
+def test_rows_of_other_gpus_go_on_while_a_call_hangs(
+    load_nvml: Callable[..., PlayedNvml], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_guard, "PATIENCE_S", 0.3)
+    played = load_nvml(2)
+    silences: list[tuple[GpuDevice, float, bool]] = []
+    quiet = dict.fromkeys(("on_seen", "on_lost", "on_neighbour"), lambda fact: None)
+    sampler = GpuSampler(str(tmp_path), Identity.for_this_process("node"), **quiet)
+    rows: list[tuple[int, int]] = []
+    thread = GuardedThread("gpus", sampler, on_error=lambda *_: None, on_silent=lambda *facts: silences.append(facts))
+    thread.start_sampling()
+    wait_for(lambda: sampler._writers is not None)
+    writer = sampler._writers[0] if sampler._writers else None
+    monkeypatch.setattr(writer, "write", lambda *row: rows.append((row[0], row[-1])))
+
+    def tick(count: int) -> None:
+        for number in range(count):
+            thread.request_sample(time.monotonic_ns(), 2 * number)
+            time.sleep(0.05)
+            thread.check_calls()
+
+    tick(5)
+    assert {gpu for _, gpu in rows} == {0, 1}
+    played.add("hang nvmlDeviceGetMemoryInfo 0")
+    tick(12)
+    rows.clear()
+    tick(5)
+    assert {gpu for _, gpu in rows} == {1}
+    assert [(device.gpu.index, back) for device, _, back in silences] == [(0, False)]
+    played.remove("hang nvmlDeviceGetMemoryInfo 0")
+    wait_for(lambda: len(silences) == 2, 5)
+    rows.clear()
+    tick(5)
+    assert {gpu for _, gpu in rows} == {0, 1}
+    thread.finish_sampling(2)
+
+
+def test_without_gpus_nothing_is_watched() -> None:
+    written: list[Any] = []
+    watch = FaultWatch(lambda *facts, **more: written.append(facts), lambda *_: None)
+    watch.open([])
+    watch.request_sample(0, 20)
+    watch.finish_sampling(1)
+    assert written == []
