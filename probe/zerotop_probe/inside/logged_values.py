@@ -15,6 +15,8 @@ from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.rings.ring_files import RankFiles, TableWriter
 from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS
 
+_MODE_COUNTS = ("_len_torch_dispatch_stack", "_len_torch_function_stack")
+
 
 class LoggedValues:
     """Writes the table LOGGED, which exists from the first value on."""
@@ -84,4 +86,6 @@ def read_number(value: Any) -> float | None:
     torch = sys.modules.get("torch")
     if torch is None or kind is not torch.Tensor or value.device.type != "cpu" or value.numel() != 1:
         return None
-    return float(value.detach().item())
+    # A mode of the job would see the reading as an operation of the job.
+    has_modes = any(getattr(torch._C, name, int)() for name in _MODE_COUNTS)
+    return None if has_modes else float(value.detach().item())
