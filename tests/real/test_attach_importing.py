@@ -13,8 +13,9 @@ from agents import wait_for
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.procfs import Process
 
-# The module imports for so long, in Python code; the call for entering waits less for an answer.
-IMPORTS_S, PATIENCE_S = 8.0, 3.0
+# The module imports for so long, in Python code; the call for entering waits less for an answer, and longer than a busy
+# machine may leave the process without a core.
+IMPORTS_S, PATIENCE_S = 24.0, 12.0
 MODULE = f"""
 import time
 print("importing", flush=True)

@@ -125,11 +125,11 @@ def test_a_recording_gives_hardware_and_batch(tmp_path: Path, recording: str, gp
 
 
 def test_a_frozen_base_has_a_dtype_of_its_own(tmp_path: Path) -> None:
-    """LoRA: a base in bf16, adapters in float32. What was measured without offload is what stage 0 needs."""
+    """LoRA: a base in bf16, adapters in float32."""
     result = json.loads(run_zerotop(tmp_path, "estimate", str(FOLDER / "gpu-lora.zerotop"), "--json").stdout)
-    model, options = result["model"]["model"], {(row["stage"], row["offload"]): row for row in result["options"]}
-    trained = model["trainable"]
-    frozen = 2 * (model["parameters"] - trained)
-    assert options[0, "none"]["gpu_bytes"] == frozen + (4 + 4 + 8) * trained
-    assert options[3, "optimizer_params"]["gpu_bytes"] == 0
-    assert options[3, "optimizer_params"]["host_bytes"] == frozen + (4 + 4 + 4 + 8) * trained
+    (option,) = (row for row in result["options"] if (row["stage"], row["offload"]) == (0, "none"))
+    rows = {row["name"]: row["bytes"] for row in option["memory"]["moments"][0]["rows"]}
+    trained = 4_194_304
+    assert rows["parameters"] == 4 * trained
+    assert rows["frozen parameters"] == 2 * 6_738_415_616
+    assert option["gpu_bytes"] == rows["frozen parameters"] + (4 + 4 + 8) * trained

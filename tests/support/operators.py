@@ -42,13 +42,20 @@ def build_operators(environment: dict[str, str]) -> None:
     with open(folder / "building", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for operator, builder in OPERATORS.items():
-            if (folder / operator / f"{operator}.so").exists():
+            if _is_up_to_date(folder / operator / f"{operator}.so"):
                 continue
             shutil.rmtree(folder / operator, ignore_errors=True)
             print(f"compiling DeepSpeed's {operator}", flush=True)
             command = [sys.executable, "-c", BUILD.format(builder=builder)]
             own = environment | {"TORCH_EXTENSIONS_DIR": str(folder)}
             subprocess.run(command, env=own, stdout=subprocess.DEVNULL, check=True, timeout=BUILD_TIMEOUT_S)
+
+
+def _is_up_to_date(library: Path) -> bool:
+    """Whether an operator was compiled from what is installed: otherwise torch would compile it again in each worker."""
+    origins = [spec.origin for name in ("torch", "deepspeed") if (spec := importlib.util.find_spec(name)) is not None]
+    installed = max(Path(origin).stat().st_mtime for origin in origins if origin is not None)
+    return library.exists() and library.stat().st_mtime > installed
 
 
 def use_own_copy() -> None:
