@@ -16,3 +16,13 @@ ANOMALY, PROFILER = "anomaly", "profiler"
 
 AGAIN, FAILURE = "again", "out_of_memory"
 """Moments at which tensors were counted more than once: ``when`` of the event ``tensors``."""
+
+DIMENSIONS = {
+    "vocabulary": "vocab_size",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+    "layers": "num_hidden_layers",
+}
+"""Names of a model's dimensions, and of the attributes that configurations of transformers models share."""

@@ -13,20 +13,11 @@ from zerotop_probe.inside.engines import EngineState, TrainingState
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
-from zerotop_probe.recording.event_values import FAILURE
+from zerotop_probe.recording.event_values import DIMENSIONS, FAILURE
 from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
-# Names of dimensions, and of the attributes that configurations of transformers models share.
-_DIMENSIONS = {
-    "vocabulary": "vocab_size",
-    "hidden": "hidden_size",
-    "intermediate": "intermediate_size",
-    "heads": "num_attention_heads",
-    "key_heads": "num_key_value_heads",
-    "layers": "num_hidden_layers",
-}
 # Moments at which blocks in no category are those of the step in progress, whoever else holds some.
 _WITHIN_STEP = ("before_forward", "before_backward", "before_update", FAILURE)
 
@@ -260,7 +251,7 @@ def read_dimensions(modules: Iterable[Any]) -> dict[str, int] | None:
     """Return the dimensions that a transformers model was configured with; None of another model."""
     for module in modules:
         config = getattr(module, "config", None)
-        sizes = {name: getattr(config, attribute, None) for name, attribute in _DIMENSIONS.items()}
+        sizes = {name: getattr(config, attribute, None) for name, attribute in DIMENSIONS.items()}
         found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
         if found:
             return found

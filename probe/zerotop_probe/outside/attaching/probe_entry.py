@@ -22,8 +22,8 @@ _IMPORT_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 2.0
 
 _PENDING = (
-    "its main thread has been in one C call for {seconds:.0f} s, such as a long operator or a waiting collective. It will "
-    "respond when that call returns; py-spy dump --pid {pid} shows where it is"
+    "its main thread has not answered for {seconds:.0f} s: it is in one C call, such as a long operator or a waiting "
+    "collective, or gets no core. It will respond after that; py-spy dump --pid {pid} shows where it is"
 )
 _SILENT = "it did not answer, because it cannot write to {folder}. Choose another folder with --session"
 _IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"

@@ -23,6 +23,7 @@ from zerotop.session.moments.devices import locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Rows
 from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
@@ -248,15 +249,7 @@ def _build_shape(engine: EngineFacts) -> ModelShape | None:
     """Return the shape of the model by its recorded dimensions and the name of its class."""
     sizes = engine.dimensions or {}
     kind = next((kind for name, kind in _KINDS if name in str(engine.model or "").lower()), "")
-    names = {
-        "vocabulary": "vocab_size",
-        "hidden": "hidden_size",
-        "intermediate": "intermediate_size",
-        "heads": "num_attention_heads",
-        "key_heads": "num_key_value_heads",
-        "layers": "num_hidden_layers",
-    }
-    config: dict[str, Any] = {names[name]: size for name, size in sizes.items() if name in names}
+    config: dict[str, Any] = {DIMENSIONS[name]: size for name, size in sizes.items() if name in DIMENSIONS}
     return parse_shape(config | {"model_type": kind})
 
 
