@@ -77,6 +77,9 @@ def test_all_formats_say_the_same(
     elif table == "step_parts":
         updates = [source.array["flags"] & BOUNDARY != 0 for source in recording.sources["spans"]]
         assert whole.height == sum(int(boundary.sum()) for boundary in updates) > 0
+    elif table == "loss":
+        assert set(whole["rank"].unique()) == {0}
+        assert whole["learning_rate"].drop_nulls().len() > 0
     elif table != "steps":
         assert whole.height == sum(len(source.array) for source in recording.sources[table])
 

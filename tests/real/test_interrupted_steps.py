@@ -36,7 +36,7 @@ def test_each_exception_arrives_without_frames_of_the_probe(kind: str, ways: tup
         assert not counted["shown"]
     steps = rank.spans[(rank.spans["phase"] == PHASE_CODE["step"]) & (rank.spans["flags"] & BOUNDARY != 0)]["step"]
     assert (np.diff(steps) > 0).all()
-    # PyTorch does not tell whether an update was done before an exception left it.
-    unclear = sum(raised for raised, _ in counted["raised"].values()) if kind == "loop" else 0
-    assert abs(len(steps) - counted["updates"]) <= 0.5 * unclear
+    # PyTorch does not tell whether an update was done before an exception left it; within an engine's step few arrive.
+    unclear = sum(raised for raised, _ in counted["raised"].values())
+    assert abs(len(steps) - counted["updates"]) <= (0.5 if kind == "loop" else 0.1) * unclear
     assert not rank.find_events("probe_error")

@@ -181,7 +181,9 @@ def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded
     # Each evaluation's loader is also asked once more, to say that it has no more.
     assert len(rank.select_phases("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
     assert not np.any(rank.select_phases("data")["flags"])
-    assert len(list(offloaded_run.session.glob(f"*rank{number}-*"))) == 4
+    # Rank 0 also has the values that it logs.
+    names = [path.name for path in offloaded_run.session.glob(f"*rank{number}-*")]
+    assert len(names) == 4 + (number == 0), names
 
 
 @BOTH

@@ -24,7 +24,7 @@ from zerotop.cli import main
 from zerotop.session.sweeps import write_sweep
 
 STORY = str(recordings.find_packed_file("story"))
-STORY_CHARTS = 6
+STORY_CHARTS = 9
 _DRAWN = "document.querySelectorAll('figure .uplot canvas').length"
 _PIXELS = "document.querySelector('#chart-iterations canvas').toDataURL()"
 # Dots of a chart's canvas that are of the colour of step(): orange.
