@@ -68,8 +68,10 @@ class GrowthStretch(NamedTuple):
     @property
     def is_creep(self) -> bool:
         """Whether it has enough rises and bytes, and continues."""
-        is_enough = len(self.rows) >= _EVEN_RISES and self.held[-1] - self.held[0] >= CREEP_BYTES
-        return bool(is_enough) and self.keeps_pace
+        rises = int(np.count_nonzero(np.diff(self.held)))
+        is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
+        is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
+        return is_enough and bool(self.held[-1] - self.held[0] >= CREEP_BYTES) and self.keeps_pace
 
     @property
     def keeps_pace(self) -> bool:
