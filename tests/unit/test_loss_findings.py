@@ -118,3 +118,12 @@ def test_export_has_unknown_and_nan(tmp_path: Path) -> None:
     assert frame["loss"].null_count() == 0
     assert frame["loss"].is_nan().to_list() == [False, True, False]
     assert frame["learning_rate"].null_count() == 3
+
+
+def test_a_learning_rate_that_took_some_steps_to_make_the_loss_infinite(tmp_path: Path) -> None:
+    losses = make_decay(60)
+    losses[41:43] = [1e20, 1e34]
+    losses[43:] = [math.nan] * 17
+    found = find_loss(tmp_path, losses, rates=[0.05 if step < 40 else 1e9 for step in range(60)])
+    (broken,) = (one for one in found if one.name == "loss_not_finite")
+    assert "the learning rate rose from 0.05 to 1e+09" in broken.details

@@ -18,6 +18,8 @@ _STEPS_BEFORE = 2
 _USUAL_STEPS = 50
 # A batch, a learning rate and a gradient norm are others if they differ by these factors.
 _BATCH_FACTOR, _RATE_FACTOR, _NORM_FACTOR = 1.1, 1.5, 5.0
+# A rate that is too high takes some steps to make a loss infinite: so many of its last values count.
+_RATE_VALUES = 5
 # Logged values before that are the usual ones.
 _USUAL_VALUES = 20
 _PHASES = {"eval": "an evaluation", "checkpoint_save": "saving a checkpoint", "checkpoint_load": "loading a checkpoint"}
@@ -63,8 +65,12 @@ def _find_batch(rows: Rows, near: Rows) -> Iterator[str]:
 
 def _find_rate(logged: dict[str, LoggedSeries], time_ns: int) -> Iterator[str]:
     before, now = _split_usual(logged, "learning_rate", time_ns)
-    if len(before) and before[-1] > 0 and now > 0 and now > before[-1] * _RATE_FACTOR and now > before.max():
-        yield f"the learning rate rose from {before[-1]:.3g} to {now:.3g}"
+    values = np.append(before, now)
+    for index in range(len(values) - 1, max(0, len(values) - 1 - _RATE_VALUES), -1):
+        low, high = float(values[index - 1]), float(values[index])
+        if low > 0 and max(low * _RATE_FACTOR, float(values[:index].max())) < high <= now:
+            yield f"the learning rate rose from {low:.3g} to {high:.3g}"
+            return
 
 
 def _find_norm(logged: dict[str, LoggedSeries], time_ns: int) -> Iterator[str]:
