@@ -14,6 +14,7 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import estimate_job
+from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.estimates import (
     Hardware,
@@ -28,12 +29,12 @@ from zerotop.analysis.sweeps.estimates import (
 from zerotop.analysis.sweeps.regimes import Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
+from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.estimate_text import explain, format_options, format_own, recommend
 from zerotop.commands.common.model_config import read_model_config
-from zerotop.commands.common.other_setting import choose_setting, describe_baseline
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
@@ -76,7 +77,17 @@ def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
     try:
         base = read_baseline(Session.open(path))
         # A recording knows its own dtypes and optimizer.
-        setting = choose_setting(base, argparse.Namespace(**vars(options) | {"dtype": None, "optimizer": None}))
+        setting = choose_setting(
+            base,
+            Changes(
+                micro_batch=options.micro_batch,
+                seq_length=options.seq_length,
+                accumulation=options.gradient_accumulation,
+                gpus=options.gpus,
+                nodes=options.nodes,
+                checkpointing="on" if options.gradient_checkpointing else None,
+            ),
+        )
         hardware = Hardware(setting.gpus, setting.nodes, options.gpu_memory or base.gpu_bytes, base.gpu)
         own = estimate_job(setting.setup, nodes=setting.nodes)
         rows = []

@@ -6,35 +6,25 @@ import argparse
 import json
 from dataclasses import asdict
 
+from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.what_if import predict_memory
-from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
-from zerotop.commands.common.other_setting import choose_setting
-from zerotop.commands.common.what_if_text import WhatIfAnswer, format_answer
+from zerotop.commands.common.what_if_text import format_answer
 
 
 def what_if(options: argparse.Namespace) -> int:
     """Print the answer, or JSON. Return 0."""
+    changes = Changes(**{name: getattr(options, name) for name in Changes.__slots__})
     with open_named(options.recording) as session:
         try:
             base = read_baseline(session)
-            setting = choose_setting(base, options)
-            answer = WhatIfAnswer(
-                base=base,
-                setup=setting.setup,
-                work=setting.work,
-                gpus=setting.gpus,
-                gpu_bytes=options.gpu_memory or base.gpu_bytes,
-                recorded=predict_memory(base, base.setup, base.work),
-                memory=predict_memory(base, setting.setup, setting.work),
-                time=predict_time(base, setting.setup, setting.work, setting.nodes),
-            )
+            answer = answer_changes(base, changes, options.gpu_memory)
         except NoBaselineError as error:
             raise Problem(str(error)) from error
     if options.json:
+        setting = answer.setting
         content = {
             "recording": base.name,
             "setting": {"gpus": setting.gpus, "nodes": setting.nodes, **asdict(setting.setup), **asdict(setting.work)},

@@ -91,9 +91,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("--offload", choices=(*offloads, *nvme), help="what is offloaded")
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
-    command.add_argument(
-        "--accumulation", dest="gradient_accumulation", type=parse_count, metavar="N", help="micro-batches per step"
-    )
+    command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")
     command.add_argument("--gpus", type=parse_count, metavar="N", help="GPUs of each node")
     command.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes")
     command.add_argument("--checkpointing", choices=("on", "off"), help="activations are recomputed")
@@ -102,7 +100,6 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("--memory", dest="gpu_memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB")
     command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
-    command.set_defaults(gradient_checkpointing=False)
 
 
 def add_regime_options(command: argparse.ArgumentParser) -> None:
