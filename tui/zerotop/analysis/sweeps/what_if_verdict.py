@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.memory.expected.peak_moments import Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup
-from zerotop.analysis.sweeps.asked_setting import WhatIfAnswer
+from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.what_if import name_offload
 
@@ -51,7 +49,9 @@ def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
         yield LedgerChange(title, recorded, part.likely, part.low, part.high, part.formula, is_sum=True)
 
 
-def name_setting(setup: EngineSetup, work: Workload) -> str:
+def name_setting(setting: Setting) -> str:
+    """Return ``stage 3 with offload of optimizer, 4 x 512 tokens``."""
+    setup, work = setting.setup, setting.work
     rows = f"{work.micro_batch:,} x {work.sequence:,} tokens" if work.sequence else f"{work.micro_batch:,} rows"
     if setup.is_loop:
         return rows
@@ -60,34 +60,38 @@ def name_setting(setup: EngineSetup, work: Workload) -> str:
     return f"stage {setup.stage}{with_offload}, {rows}"
 
 
-def judge_gpu(answer: WhatIfAnswer) -> str:
-    name, needed = name_setting(answer.setting.setup, answer.setting.work), answer.memory.needed
-    subject = name[0].upper() + name[1:]
-    if answer.gpu_bytes is None:
-        return f"{subject}: it needs at most {format_bytes(needed)} of each GPU. Give --memory for a verdict."
-    size, spare = format_bytes(answer.gpu_bytes), answer.gpu_bytes - needed
+def judge_gpu(answer: WhatIfAnswer) -> Text:
+    """Return whether a GPU holds the upper end of the setting."""
+    name, needed, size = name_setting(answer.setting), answer.memory.needed, answer.gpu_bytes
+    values = {"name": name[0].upper() + name[1:], "needed": needed, "size": size, "spare": abs((size or 0) - needed)}
+    if size is None:
+        return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict.", values)
     if answer.fits:
-        return f"{subject}, fits: it needs at most {format_bytes(needed)} of {size}, {format_bytes(spare)} to spare."
-    least = answer.memory.allocated.low + answer.memory.context.low
-    may = "may need" if least < answer.gpu_bytes else "needs"
-    return f"{subject}, does not fit: it {may} {format_bytes(needed)} of {size}, {format_bytes(-spare)} too much."
+        sentence = "{name}, fits: it needs at most {needed:bytes} of {size:bytes}, {spare:bytes} to spare."
+    elif answer.memory.allocated.low + answer.memory.context.low < size:
+        sentence = "{name}, does not fit: it may need {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+    else:
+        sentence = "{name}, does not fit: it needs {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+    return Text(sentence, values)
 
 
-def judge_host(answer: WhatIfAnswer) -> str:
-    base, needed = answer.base, answer.host_needed
-    if needed is None:
-        return "Host memory: not known, as the recording has no samples of its processes."
-    before = (base.host_rss or 0) * base.gpus
-    text = (
-        f"Host memory of a node: {format_bytes(before)} -> {format_bytes(answer.memory.host.likely * answer.setting.gpus)}"
-    )
-    if answer.fits_host is None:
-        return f"{text}; the node's memory was not recorded."
-    size = format_bytes(base.host_bytes or 0)
-    return f"{text}, {'fits' if answer.fits_host else 'does not fit: the kernel would kill a rank'} (it has {size})."
+def judge_host(answer: WhatIfAnswer) -> Text:
+    """Return whether a node like the recorded one holds the upper end of all ranks."""
+    base = answer.base
+    if answer.host_needed is None:
+        return Text("Host memory: not known, as the recording has no samples of its processes.")
+    before, after = (base.host_rss or 0) * base.gpus, answer.memory.host.likely * answer.setting.gpus
+    ends = {
+        None: "; the node's memory was not recorded.",
+        True: ", fits (it has {size:bytes}).",
+        False: ", does not fit: the kernel would kill a rank (it has {size:bytes}).",
+    }
+    sentence = "Host memory of a node: {before:bytes} -> {after:bytes}" + ends[answer.fits_host]
+    return Text(sentence, {"before": before, "after": after, "size": base.host_bytes})
 
 
 def describe_time(answer: WhatIfAnswer) -> str:
+    """Return the time of a step before and after, or why it is not known."""
     if not answer.time.rows:
         return f"Time: not known. {answer.time.reason}"
     low, likely, high = answer.time.seconds
@@ -101,6 +105,7 @@ def describe_time(answer: WhatIfAnswer) -> str:
 
 
 def describe_changes(answer: WhatIfAnswer) -> str:
+    """Return what differs from the recorded setting."""
     base, setup, work = answer.base, answer.setting.setup, answer.setting.work
     pairs = (
         ("stage", base.setup.stage, setup.stage),
