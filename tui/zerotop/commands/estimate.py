@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,17 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import estimate_job
-from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
+from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimates import (
-    Hardware,
-    OptionEstimate,
-    TrainedModel,
-    build_option,
-    choose_option,
-    estimate_all_rows,
-    estimate_options,
-    list_options,
-)
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
-from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.estimate_text import explain, format_options, format_own, recommend
+from zerotop.commands.common.estimate_text import explain, format_options, format_own, format_ranking, recommend
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
@@ -65,7 +56,11 @@ def estimate(options: argparse.Namespace) -> int:
             "Without DeepSpeed, DDP or FSDP a process trains on one GPU: give --gpus 1, or --framework ddp or fsdp"
         )
     work = _describe_work(options, config or {})
-    rows = estimate_options(subject.model, hardware, subject.shape, work)
+    if options.all:
+        fixed = options.micro_batch is not None
+        rows = rank_model(subject.model, hardware, subject.shape, work, is_batch_fixed=fixed)
+    else:
+        rows = estimate_options(subject.model, hardware, subject.shape, work)
     lines = _describe_subject(subject, hardware, work)
     facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
@@ -76,25 +71,23 @@ def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
     """Print what each stage and offload mode would need of a recorded training."""
     try:
         base = read_baseline(Session.open(path))
+        base = replace(base, host_bytes=options.host_memory or base.host_bytes)
         # A recording knows its own dtypes and optimizer.
-        setting = choose_setting(
-            base,
-            Changes(
-                micro_batch=options.micro_batch,
-                seq_length=options.seq_length,
-                accumulation=options.gradient_accumulation,
-                gpus=options.gpus,
-                nodes=options.nodes,
-                checkpointing="on" if options.gradient_checkpointing else None,
-            ),
+        changes = Changes(
+            micro_batch=options.micro_batch,
+            seq_length=options.seq_length,
+            accumulation=options.gradient_accumulation,
+            gpus=options.gpus,
+            nodes=options.nodes,
+            checkpointing="on" if options.gradient_checkpointing else None,
         )
-        hardware = Hardware(setting.gpus, setting.nodes, options.gpu_memory or base.gpu_bytes, base.gpu)
+        answer = answer_changes(base, changes, options.gpu_memory)
+        setting, hardware = answer.setting, find_hardware(answer)
         own = estimate_job(setting.setup, nodes=setting.nodes)
-        rows = []
-        for stage, offload in list_options(is_loop=base.setup.is_loop, loop_stage=base.setup.stage):
-            setup = change_setup(setting.setup, stage, offload)
-            memory = predict_memory(base, setup, setting.work)
-            rows.append(build_option(setup, offload, memory, hardware, own))
+        if options.all:
+            rows = rank_recorded(base, changes, options.gpu_memory, all_gpus=True)
+        else:
+            rows = list_recorded(base, changes, options.gpu_memory, own)
     except NoBaselineError as error:
         raise Problem(str(error)) from error
     lines = [describe_baseline(base), f"micro-batch of {setting.work.tokens:,} tokens on each GPU"]
@@ -115,12 +108,14 @@ def _print_options(
     if options.json:
         content = {
             **facts,
+            "recommendation": recommend(rows, hardware),
             "options": [_to_json(row, hardware) for row in rows],
             "deepspeed_estimates": [asdict(row) for row in own],
         }
         print(json.dumps(content, indent=1))
         return 0
-    lines = [*recommend(rows, hardware), *about, "", *format_options(rows, hardware)]
+    table = format_ranking(rows, hardware) if options.all else format_options(rows, hardware)
+    lines = [recommend(rows, hardware), *about, "", *table]
     if options.explain:
         lines += explain(rows, choose_option(rows, hardware))
     if own:
@@ -135,11 +130,16 @@ def _find_hardware(options: argparse.Namespace) -> Hardware:
         from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes  # it brings NVML
 
         gpus, gpu_bytes = gpus or max(1, count_visible_gpus()), gpu_bytes or read_gpu_bytes()
-    return Hardware(gpus, options.nodes or 1, gpu_bytes, options.gpu or "")
+    return Hardware(gpus, options.nodes or 1, gpu_bytes, options.gpu or "", options.host_memory)
 
 
 def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
-    return {**asdict(row), "needed_bytes": row.memory.needed, "fits": row.fits(hardware)}
+    return {
+        **asdict(row),
+        "needed_bytes": row.memory.needed,
+        "fits": row.fits(hardware),
+        "is_usable": row.is_usable(hardware),
+    }
 
 
 def _choose_rows(rows: list[OptionEstimate], config: Mapping[str, Any]) -> list[OptionEstimate]:

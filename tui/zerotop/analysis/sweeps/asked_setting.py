@@ -8,13 +8,13 @@ from zerotop.analysis.memory.expected.beyond_allocated import JobMemory
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
+from zerotop.analysis.sweeps.estimates import USABLE_HOST
 from zerotop.analysis.sweeps.regimes import size_states
 from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_obstacle
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
 
 _MOST = 10**11  # tokens, rows, GPUs
-_USABLE_HOST = 0.95  # of a node's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class WhatIfAnswer:
         """Whether a node like the recorded one holds that."""
         if self.host_needed is None or self.base.host_bytes is None:
             return None
-        return self.host_needed < _USABLE_HOST * self.base.host_bytes
+        return self.host_needed < USABLE_HOST * self.base.host_bytes
 
 
 def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = None) -> WhatIfAnswer:

@@ -66,8 +66,8 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
         )
     if setup.ranks != base.setup.ranks:
         return "Communication among another number of GPUs was not measured: record a few steps with them."
-    if setup.stage != base.setup.stage and 3 in (setup.stage, base.setup.stage) and setup.ranks > 1:
-        return "Stage 3 gathers parameters, which other stages do not: record a few steps with it."
+    if setup.stage != base.setup.stage and {setup.stage, base.setup.stage} != {1, 2}:
+        return "Stage 0 has no partitions and stage 3 gathers parameters, which other stages do not: record a few steps."
     if work.checkpointing != base.work.checkpointing and _find_peak(base) is None:
         return f"The arithmetic of {base.gpu or 'this GPU'} has no known peak, from which recomputation could be told."
     return ""

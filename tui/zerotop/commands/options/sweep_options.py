@@ -64,12 +64,14 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument(
         "--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
     )
+    estimate.add_argument("--host-memory", type=parse_size, metavar="SIZE", help="of one node [as recorded, or not judged]")
     estimate.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row [as recorded, or 512]")
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
     add_regime_options(estimate)
     estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
+    estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
@@ -98,6 +100,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("--optimizer", choices=_OPTIMIZERS, help="another optimizer")
     command.add_argument("--dtype", choices=_DTYPES, help="of weights and states")
     command.add_argument("--memory", dest="gpu_memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--all", action="store_true", help="rank every combination of what is not given")
     command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
