@@ -17,14 +17,16 @@ from zerotop.analysis.memory.expected.zero_model import estimate_job
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
+from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
-from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.estimate_text import explain, format_options, format_own, format_ranking, recommend
+from zerotop.commands.common.grades import print_grades
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
@@ -44,6 +46,10 @@ class ModelCase:
 
 def estimate(options: argparse.Namespace) -> int:
     """Print the tables, or JSON. Return 0."""
+    if options.grade:
+        return print_grades(options)
+    if options.model is None:
+        raise Problem("Name a model, a recording or a sweep; --grade needs none", USAGE)
     _refuse_combinations(options)
     recording = _find_recording(options.model)
     if recording is not None:
@@ -64,7 +70,7 @@ def estimate(options: argparse.Namespace) -> int:
     lines = _describe_subject(subject, hardware, work)
     facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
-    return _print_options(options, facts, rows, hardware, lines, own)
+    return _print_options(options, facts, rows, hardware, work, lines, own)
 
 
 def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
@@ -92,7 +98,7 @@ def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
         raise Problem(str(error)) from error
     lines = [describe_baseline(base), f"micro-batch of {setting.work.tokens:,} tokens on each GPU"]
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
-    return _print_options(options, facts, rows, hardware, lines, own)
+    return _print_options(options, facts, rows, hardware, setting.work, lines, own)
 
 
 def _print_options(
@@ -100,14 +106,17 @@ def _print_options(
     facts: Mapping[str, Any],
     rows: list[OptionEstimate],
     hardware: Hardware,
+    work: Workload,
     about: list[str],
     own: Sequence[Estimate],
 ) -> int:
     if options.config:
         rows = _choose_rows(rows, read_deepspeed_config(options.config))
+    rows = _choose_modes(rows, options)
     if options.json:
         content = {
             **facts,
+            "expectation": asdict(_expect(rows[0], hardware, work)) if len(rows) == 1 else None,
             "recommendation": recommend(rows, hardware),
             "options": [_to_json(row, hardware) for row in rows],
             "deepspeed_estimates": [asdict(row) for row in own],
@@ -122,6 +131,24 @@ def _print_options(
         lines += ["", *format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
+
+
+def _choose_modes(rows: list[OptionEstimate], options: argparse.Namespace) -> list[OptionEstimate]:
+    """Return the rows of the asked stage and offload mode. Raises Problem if there is none."""
+    asked = {name: value for name, value in ((STAGE, options.stage), (OFFLOAD, options.offload)) if value is not None}
+    if asked and rows[0].is_loop:
+        raise Problem("--stage and --offload are settings of DeepSpeed, which this training does not use")
+    if asked and options.config:
+        raise Problem("--config has a stage and an offload mode of its own: give it, or --stage and --offload")
+    chosen = [row for row in rows if all(getattr(row, name) == value for name, value in asked.items())]
+    if not chosen:
+        raise Problem(find_obstacle(asked, {}).rstrip(".") or "DeepSpeed does not train with this stage and offload mode")
+    return chosen
+
+
+def _expect(row: OptionEstimate, hardware: Hardware, work: Workload) -> Expectation:
+    ranks, batch = row.gpus * hardware.nodes, (row.micro_batch, work.sequence, work.accumulation)
+    return Expectation(row.stage, row.offload, ranks, *batch, collect_figures(row.memory, None))
 
 
 def _find_hardware(options: argparse.Namespace) -> Hardware:

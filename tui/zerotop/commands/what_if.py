@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.estimates import OptionEstimate
+from zerotop.analysis.sweeps.grading import build_expectation
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, rank_recorded
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
@@ -32,7 +33,7 @@ def what_if(options: argparse.Namespace) -> int:
     hardware = find_hardware(answer)
     recommendation = recommend(ranked, hardware, _format_command(options, choose_option(ranked, hardware)))
     if options.json:
-        setting = answer.setting
+        setting, seconds = answer.setting, answer.time.seconds if answer.time.rows else None
         content = {
             "recording": base.name,
             "setting": {"gpus": setting.gpus, "nodes": setting.nodes, **asdict(setting.setup), **asdict(setting.work)},
@@ -42,9 +43,10 @@ def what_if(options: argparse.Namespace) -> int:
             "memory": asdict(answer.memory),
             "recorded": asdict(answer.recorded),
             "host": {"node_bytes": base.host_bytes, "needed_bytes": answer.host_needed, "fits": answer.fits_host},
+            "expectation": asdict(build_expectation(setting.setup, setting.work, answer.memory, seconds)),
             "recommendation": recommendation,
             "options": [asdict(option) | {"fits": option.fits(hardware)} for option in ranked] if options.all else [],
-            "time": {**asdict(answer.time), "seconds": answer.time.seconds if answer.time.rows else None},
+            "time": {**asdict(answer.time), "seconds": seconds},
         }
         print(json.dumps(content, indent=1))
         return 0

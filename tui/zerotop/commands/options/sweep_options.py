@@ -12,6 +12,8 @@ _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 _DTYPES = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")
 _OPTIMIZERS = ("adamw", "adamw8bit", "lion", "muon", "sgd", "adafactor")
 
+_OFFLOADS = ("none", "optimizer", "params", "optimizer_params", "nvme_optimizer", "nvme_params", "nvme_optimizer_params")
+
 
 def add_sweep_commands(add_command: AddCommand) -> None:
     """Add the commands with their options."""
@@ -55,7 +57,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         "zerotop estimate brisk-otter --nodes 2",
     )
     estimate.add_argument(
-        "model", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
+        "model", nargs="?", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
     )
     estimate.add_argument(
         "--gpus", type=parse_count, metavar="N", help="GPUs of each node [those of the recording, or here]"
@@ -71,6 +73,11 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
     add_regime_options(estimate)
     estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
+    estimate.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="this ZeRO stage alone")
+    estimate.add_argument("--offload", choices=_OFFLOADS, help="this offload mode alone")
+    estimate.add_argument(
+        "--grade", action="store_true", help="the errors over all recordings here, or those in the folder MODEL"
+    )
     estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
     estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
@@ -88,9 +95,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     )
     command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
     command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
-    offloads = ("none", "optimizer", "params", "optimizer_params")
-    nvme = ("nvme_optimizer", "nvme_params", "nvme_optimizer_params")
-    command.add_argument("--offload", choices=(*offloads, *nvme), help="what is offloaded")
+    command.add_argument("--offload", choices=_OFFLOADS, help="what is offloaded")
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
     command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")

@@ -13,14 +13,13 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
 from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
+from zerotop.commands.sweeping.point_job import DEFAULTS
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, write_sweep
 
 # What a process takes besides PyTorch's memory, until one has been measured: CUDA's context and libraries.
 _OTHER_BYTES = 1 << 30
-# Of the demo's training script, where they are not given.
-_DEFAULTS = {SEQ_LENGTH: 256, MICRO_BATCH: 4}
 
 
 class FitRunner(PointRunner):
@@ -159,7 +158,7 @@ class FitRunner(PointRunner):
         if slope is None:
             other = MICRO_BATCH if self.searched == SEQ_LENGTH else SEQ_LENGTH
             each = shape.count_activations(recompute=settings.get(CHECKPOINTING) == "on").total
-            slope = each * int(settings.get(other, _DEFAULTS[other]))
+            slope = each * int(settings.get(other, DEFAULTS[other]))
         return Line(slope, sum(compute_expected(setup).gpu.values()))
 
 
