@@ -19,7 +19,7 @@ from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.expectation import ask_expectation
 from zerotop.commands.sweeping import point_job
 from zerotop.session.reader import Session
-from zerotop.session.sweeps import Plan, Point
+from zerotop.session.sweeps import Plan, Point, Value
 
 Z2 = str(FOLDER / "z2.zerotop")
 
@@ -151,7 +151,7 @@ def test_a_run_as_recorded_has_no_errors() -> None:
 
 def test_points_of_a_sweep_keep_an_estimate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(point_job, "count_visible_gpus", lambda: 1)
-    settings = {"stage": 3, "offload": "optimizer", "seq_length": 128, "gradient_checkpointing": "on"}
+    settings: dict[str, Value] = {"stage": 3, "offload": "optimizer", "seq_length": 128, "gradient_checkpointing": "on"}
     plan = Plan({name: [value] for name, value in settings.items()}, model="qwen-0.5b")
     job = point_job.prepare_job(tmp_path, plan, Point(0, settings))
     kept = parse_expectation(ask_expectation(job.question))
