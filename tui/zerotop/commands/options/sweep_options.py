@@ -50,6 +50,9 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     fit.add_argument("--headless", action="store_true", help="without the screen; print a line for each run")
     fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="most runs, over all series [40]")
     fit.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]")
+    fit.add_argument(
+        "--from", dest="recording", metavar="RECORDING", help="a run of this training to start from, as what-if"
+    )
     estimate = add_command(
         "estimate",
         "estimate memory for every stage and offload mode",
