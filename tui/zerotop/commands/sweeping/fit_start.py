@@ -28,7 +28,7 @@ from zerotop.session.sweeps import Value
 Predict = Callable[[Mapping[str, Value]], JobMemory]
 
 
-class Start(NamedTuple):
+class SearchStart(NamedTuple):
     """Allocated memory near the value at which a GPU is full, and what is expected in blocks too small to use."""
 
     line: Line
@@ -51,7 +51,7 @@ class Knowledge(NamedTuple):
 
 def find_start(
     predict: Predict, settings: Mapping[str, Value], searched: str, values: Sequence[int], limit_bytes: float | None
-) -> Start | None:
+) -> SearchStart | None:
     """Return where a search of ascending values starts; None where nothing can be predicted."""
     full = values[-1]
     try:
@@ -68,20 +68,26 @@ def find_start(
         return None
     # The optimizer's state, which the first step allocates, splits the blocks that the logits need in the next step.
     on_gpu = OFFLOAD_DEVICES[str(settings.get(OFFLOAD, "none"))][0] == "none"
-    return Start(Line(slope, far.allocated.likely - slope * full), far.stuck.bytes / full if on_gpu else 0.0)
+    return SearchStart(Line(slope, far.allocated.likely - slope * full), far.stuck.bytes / full if on_gpu else 0.0)
 
 
 def predict_from(base: Baseline) -> Predict:
     """Return what-if from a recording."""
 
     def predict(settings: Mapping[str, Value]) -> JobMemory:
-        numbers = {name: int(settings[name]) for name in (MICRO_BATCH, SEQ_LENGTH, GPUS) if name in settings}
-        if not base.setup.is_loop:
-            numbers |= {STAGE: int(settings[STAGE])} if STAGE in settings else {}
-        offload = str(settings[OFFLOAD]) if OFFLOAD in settings and not base.setup.is_loop else None
-        accumulation = int(settings[ACCUMULATION]) if ACCUMULATION in settings else None
-        checkpointing = str(settings[CHECKPOINTING]) if CHECKPOINTING in settings else None
-        changes = Changes(**numbers, offload=offload, accumulation=accumulation, checkpointing=checkpointing)
+        def find_number(name: str) -> int | None:
+            return int(settings[name]) if name in settings else None
+
+        has_zero = not base.setup.is_loop
+        changes = Changes(
+            stage=find_number(STAGE) if has_zero else None,
+            offload=str(settings[OFFLOAD]) if OFFLOAD in settings and has_zero else None,
+            micro_batch=find_number(MICRO_BATCH),
+            seq_length=find_number(SEQ_LENGTH),
+            accumulation=find_number(ACCUMULATION),
+            gpus=find_number(GPUS),
+            checkpointing=str(settings[CHECKPOINTING]) if CHECKPOINTING in settings else None,
+        )
         return answer_changes(base, changes).memory
 
     return predict
