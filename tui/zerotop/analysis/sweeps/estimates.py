@@ -46,6 +46,7 @@ class TrainedModel:
     is_sharded: bool = False  # a loop's, by FSDP
     computes_wide: bool = False  # activations are in fp32
     wide_residual: bool = False  # the inputs of layers alone are in fp32
+    offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class OptionEstimate:
     rate_unit: str  # tokens, or rows where tokens are not counted
     fits_host: bool | None  # whether a node's memory holds the upper end of its ranks
     is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
+    offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
 
     def is_usable(self, hardware: Hardware) -> bool:
         """Whether it fits, as far as is known also in the node's memory."""
@@ -134,6 +136,7 @@ def build_option(
         rate_unit="tokens/s" if work.sequence else "rows/s",
         fits_host=memory.host.high * gpus < USABLE_HOST * size if size and memory.host.high else None,
         is_loop=setup.is_loop,
+        offloaded_share=setup.offloaded_share,
     )
 
 
@@ -152,7 +155,7 @@ def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: st
         stage=stage,
         offload_optimizer=optimizer,
         offload_parameters=parameters,
-        offloaded_share=1.0,
+        offloaded_share=model.offloaded_share,
         bytes_each=model.bytes_each,
         ranks=hardware.gpus * hardware.nodes,
         parameters=model.parameters,

@@ -78,7 +78,8 @@ def format_config(row: OptionEstimate) -> str:
     """Return the parts of a DeepSpeed config."""
     optimizer, parameters = OFFLOAD_DEVICES[row.offload]
     parts = [f'"stage": {row.stage}']
-    parts += [f'"offload_optimizer": {{"device": "{optimizer}"}}'] if optimizer != "none" else []
+    ratio = f', "ratio": {row.offloaded_share:g}' if row.offloaded_share < 1 else ""
+    parts += [f'"offload_optimizer": {{"device": "{optimizer}"{ratio}}}'] if optimizer != "none" else []
     parts += [f'"offload_param": {{"device": "{parameters}"}}'] if parameters != "none" else []
     return f'"zero_optimization": {{{", ".join(parts)}}}, "train_micro_batch_size_per_gpu": {row.micro_batch}'
 

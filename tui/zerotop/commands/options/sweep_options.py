@@ -58,6 +58,8 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         "estimate memory for every stage and offload mode",
         "zerotop estimate llama-8b --gpus 8 --gpu-memory 80GB --seq-length 2048",
         "zerotop estimate brisk-otter --nodes 2",
+        "zerotop estimate llama-8b --config ds.json --gpus 4 --gpu-memory 80GB",
+        "zerotop estimate llama-8b -- torchrun --nproc_per_node 4 train.py --bf16 --deepspeed ds.json",
     )
     estimate.add_argument(
         "model", nargs="?", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
@@ -82,7 +84,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         "--grade", action="store_true", help="the errors over all recordings here, or those in the folder MODEL"
     )
     estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
-    estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
+    estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config, or arguments of the Trainer in JSON or YAML")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
@@ -116,16 +118,14 @@ def _add_what_if(add_command: AddCommand) -> None:
 def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
-    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), default="deepspeed", help="[deepspeed]")
-    regime.add_argument(
-        "--dtype", choices=_DTYPES, default="mixed", help="of weights and states [mixed: 16 bits, fp32 master]"
-    )
-    regime.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="[adamw]")
+    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="[deepspeed]")
+    regime.add_argument("--dtype", choices=_DTYPES, help="of weights and states [mixed: 16 bits, fp32 master]")
+    regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="[adamw]")
     regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
     regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="of the frozen layers")
-    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), default="logits", help="[logits]")
+    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), help="[logits]")
     regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
     regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
     regime.add_argument("--gpu", metavar="NAME", help="type, for the context: H100, H200 or A100")
