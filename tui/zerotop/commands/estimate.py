@@ -70,7 +70,8 @@ def estimate(options: argparse.Namespace) -> int:
     else:
         rows = estimate_options(subject.model, hardware, subject.shape, work)
     rows = _choose_rows(rows, options, training)
-    lines = _describe_subject(subject, hardware, work, training)
+    lines = _describe_subject(subject, hardware, training)
+    lines.insert(1, _describe_batch(options, work))
     facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     return _print_options(options, facts, rows, hardware, work, lines, own)
@@ -100,7 +101,7 @@ def _estimate_recording(options: argparse.Namespace, path: Path, training: Train
     except NoBaselineError as error:
         raise Problem(str(error)) from error
     rows = _choose_rows(rows, options, training)
-    lines = [describe_baseline(base), f"micro-batch of {setting.work.tokens:,} tokens on each GPU"]
+    lines = [describe_baseline(base), _describe_batch(options, setting.work)]
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
     return _print_options(options, facts, rows, hardware, setting.work, lines, own)
 
@@ -264,13 +265,18 @@ def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], shape
 # --- text ------------------------------------------------------------------------------------------------------------------
 
 
-def _describe_subject(subject: ModelCase, hardware: Hardware, work: Workload, training: TrainingSettings) -> list[str]:
+def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
+    if options.all and options.micro_batch is None:
+        return f"rows of {work.sequence:,} tokens" if work.sequence else "rows of any length"
+    return f"micro-batch of {work.tokens:,} tokens on each GPU"
+
+
+def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
     gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
     trained = f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
     lines = [
         f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}{trained}",
-        f"micro-batch of {work.tokens:,} tokens on each GPU",
     ]
     if training.read:
         lines.append(f"from the given arguments: {', '.join(training.read)}")

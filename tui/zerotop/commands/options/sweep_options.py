@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import AddCommand
-from zerotop.commands.options.option_types import parse_count, parse_natural, parse_price, parse_size
+from zerotop.commands.options.option_types import parse_count, parse_memory, parse_natural, parse_price
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 
@@ -49,7 +49,9 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     _add_training_options(fit)
     fit.add_argument("--headless", action="store_true", help="without the screen; print a line for each run")
     fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="most runs, over all series [40]")
-    fit.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]")
+    fit.add_argument(
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+    )
     fit.add_argument(
         "--from", dest="recording", metavar="RECORDING", help="a run of this training to start from, as what-if"
     )
@@ -69,9 +71,11 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     estimate.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes [1]")
     estimate.add_argument(
-        "--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
     )
-    estimate.add_argument("--host-memory", type=parse_size, metavar="SIZE", help="of one node [as recorded, or not judged]")
+    estimate.add_argument(
+        "--host-memory", type=parse_memory, metavar="SIZE", help="of one node [as recorded, or not judged]"
+    )
     estimate.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row [as recorded, or 512]")
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
     estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
@@ -109,7 +113,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("--checkpointing", choices=("on", "off"), help="activations are recomputed")
     command.add_argument("--optimizer", choices=_OPTIMIZERS, help="another optimizer")
     command.add_argument("--dtype", choices=_DTYPES, help="of weights and states")
-    command.add_argument("--memory", dest="gpu_memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--memory", dest="gpu_memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB")
     command.add_argument("--all", action="store_true", help="rank every combination of what is not given")
     command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
