@@ -14,6 +14,7 @@ import pytest
 from recordings import FOLDER, unpack_to_folder
 from zerotop.analysis.sweeps.baseline import read_baseline
 from zerotop.analysis.sweeps.grading import describe_errors, grade_formulas, grade_kept, parse_expectation
+from zerotop.analysis.sweeps.measurement import measure_point
 from zerotop.cli import main
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.expectation import ask_expectation
@@ -51,6 +52,15 @@ def test_what_was_kept_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert set(kept["figures"]) == {"allocated", "reserved", "NVML", "host"}  # the time with another offload is refused
     assert main(["estimate", str(folder), "--grade"]) == 0
     assert "run --expect" in capsys.readouterr().out
+
+
+def test_a_point_of_a_sweep_has_both(tmp_path: Path) -> None:
+    expected = ask_expectation(f"what-if {Z2} --offload optimizer")
+    folder = keep(unpack_to_folder("z2-offload", tmp_path), expected)
+    result = measure_point(Session.open(folder), 3)
+    assert result["expected_allocated_bytes"] == round(expected["figures"]["allocated"][1])
+    assert result["expected_reserved_bytes"] == round(expected["figures"]["reserved"][1])
+    assert "expected_allocated_bytes" not in measure_point(Session.open(FOLDER / "z2-offload.zerotop"), 3)
 
 
 def test_a_prediction_of_another_setting_is_not_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

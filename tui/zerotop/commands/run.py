@@ -14,7 +14,7 @@ from zerotop.commands.common.exit_messages import (
     describe_rank_losses,
     write_messages,
 )
-from zerotop.commands.common.expectation import EXPECTED, ask_expectation
+from zerotop.commands.common.expectation import ask_expectation
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.job_report import (
@@ -111,5 +111,5 @@ def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
     if options.price_per_hour is not None:
         facts["price_per_hour"] = options.price_per_hour.source_text
     if options.expect is not None:
-        facts[EXPECTED] = options.expected
+        facts[directory.EXPECTED] = options.expected
     return make_session(options.command, options.session, elsewhere=not options.require_recording, **facts)

@@ -13,6 +13,8 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.what_if import name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
+from zerotop.session.reader import Session
+from zerotop_probe.recording.directory import EXPECTED
 
 Ends = tuple[float, float, float]
 """The least, likely and most of a figure: bytes, or seconds."""
@@ -73,6 +75,11 @@ def collect_figures(memory: JobMemory, seconds: Ends | None) -> dict[str, Ends]:
 
 def _describe_work(work: Workload) -> tuple[int, int, int]:
     return work.micro_batch, work.sequence, work.accumulation
+
+
+def read_expectation(session: Session) -> Expectation | None:
+    """Return what was expected of a recorded run; None without it."""
+    return parse_expectation(session.info.get(EXPECTED))
 
 
 def parse_expectation(content: Any) -> Expectation | None:

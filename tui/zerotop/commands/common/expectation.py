@@ -10,9 +10,6 @@ from typing import Any
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop_probe.outside import own_python
 
-EXPECTED = "expected"
-"""The fact of a session file that holds the answer."""
-
 _HINT = '--expect takes a question: "what-if brisk-otter --stage 3" or "estimate llama-8b --stage 2 --gpus 8"'
 _TIMEOUT_S = 60
 

@@ -22,12 +22,11 @@ from zerotop.analysis.sweeps.grading import (
     grade_formulas,
     grade_kept,
     grade_pairs,
-    parse_expectation,
+    read_expectation,
 )
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.expectation import EXPECTED
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
@@ -77,7 +76,7 @@ def grade_recordings(paths: Sequence[Path]) -> Iterator[Grade]:
             continue
         bases.append(base)
         yield grade_formulas(base)
-        if (kept := parse_expectation(session.info.get(EXPECTED))) is not None:
+        if (kept := read_expectation(session)) is not None:
             yield grade_kept(base, kept)
     yield from grade_pairs(bases)
 

@@ -73,13 +73,12 @@ def describe_worst_finding(session: str) -> list[str]:
 def describe_expectation(session: str) -> list[str]:
     """Return a sentence about the errors of the prediction that was kept with ``--expect``, or why there are none."""
     from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-    from zerotop.analysis.sweeps.grading import describe_errors, grade_kept, parse_expectation
-    from zerotop.commands.common.expectation import EXPECTED
+    from zerotop.analysis.sweeps.grading import describe_errors, grade_kept, read_expectation
     from zerotop.session.reader import Session, SessionError
 
     try:
         opened = Session.open(Path(session))
-        kept = parse_expectation(opened.info.get(EXPECTED))
+        kept = read_expectation(opened)
         if kept is None:
             return []
         grade = grade_kept(read_baseline(opened), kept)
