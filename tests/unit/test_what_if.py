@@ -201,6 +201,17 @@ def test_a_recording_without_steps_is_refused() -> None:
         read_baseline(Session.open(FOLDER / "z2.zerotop"), until_step=0)
 
 
+def test_damaged_times_are_no_figure() -> None:
+    base = read("z2")
+    assert base.times is not None
+    for damaged in (0.0, -1.0, float("nan")):
+        broken = replace(base, times=replace(base.times, iteration=damaged))
+        assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
+    nothing = replace(base, setup=replace(base.setup, parameters=0))
+    work = replace(base.work, micro_batch=8)
+    assert predict_time(nothing, nothing.setup, work, 1).rows
+
+
 def test_it_needs_no_torch() -> None:
     path: Any = str(FOLDER / "z2.zerotop")
     code = f"import sys; from zerotop.cli import main; main(['what-if', {path!r}]); sys.exit('torch' in sys.modules)"
