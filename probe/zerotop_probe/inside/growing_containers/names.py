@@ -54,7 +54,7 @@ def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) ->
         code = frame.f_code
         file = paths.name_frame(frame)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
-            for name in [name for name, one in list_variables(frame) if one is value and _is_good(name)]:
+            for name in [name for name, one in list_variables(frame) if one is value and is_good(name)]:
                 return OwnerPlace(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
         frame = frame.f_back
     return None
@@ -79,7 +79,7 @@ def _find_attribute(value: Any, paths: PathNames) -> OwnerPlace | None:
     for holder in _list_referrers(value):
         owners = [holder]
         if type(holder) is dict and (dicts := dicts + 1) <= _MOST_DICTS:
-            owners = [one for one in _list_referrers(holder) if _get_attributes(one) is holder]
+            owners = [one for one in _list_referrers(holder) if get_attributes(one) is holder]
         for owner in owners:
             place = _name_attribute(owner, value, paths)
             if place is not None:
@@ -88,7 +88,7 @@ def _find_attribute(value: Any, paths: PathNames) -> OwnerPlace | None:
 
 
 def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | None:
-    attributes = _get_attributes(owner) or {}
+    attributes = get_attributes(owner) or {}
     name = next((name for name, one in attributes.items() if one is value), "")
     is_module = type(owner) is ModuleType
     module = owner if is_module else sys.modules.get(str(type(owner).__module__))
@@ -96,13 +96,14 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | No
     if path is None and getattr(module, "__name__", "") == "__main__":
         path = paths.unnamed or None
     file = paths.name_file(path) if isinstance(path, str) else None
-    if not _is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
+    if not is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
         return None
     scope, title = (GLOBAL, owner.__name__) if is_module else (ATTRIBUTE, type(owner).__qualname__)
     return OwnerPlace(name, scope, str(title), file.text if file is not None else "", own=file is not None and file.is_own)
 
 
-def _get_attributes(owner: Any) -> dict[str, Any] | None:
+def get_attributes(owner: Any) -> dict[str, Any] | None:
+    """Return the attributes of an instance or module; None if it has no dict of its own."""
     try:
         attributes = object.__getattribute__(owner, "__dict__")
     except Exception as error:
@@ -121,5 +122,6 @@ def _is_container(value: Any) -> bool:
     return kind is dict or kind is list or kind is tuple
 
 
-def _is_good(name: Any) -> bool:
+def is_good(name: Any) -> bool:
+    """Whether a name can be one of a script."""
     return type(name) is str and name.isidentifier() and len(name) <= _LONGEST_NAME

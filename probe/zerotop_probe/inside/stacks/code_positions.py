@@ -22,6 +22,7 @@ _NEAR = 3
 _MOST_ARGUMENTS = 40
 _ATTRIBUTES = ("STORE_ATTR", "LOAD_ATTR", "LOAD_METHOD")
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _ADDING = frozenset(("append", "appendleft", "extend", "add", "insert", "update", "setdefault"))
 
 
@@ -43,13 +44,38 @@ def find_additions(container: str, frame: FrameType | None, paths: PathNames) ->
     """Return where the job's own code adds to a list, dict or set of this name."""
     places = []
     for code, file in _iter_codes(frame, paths):
+        if container not in (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars):
+            continue
         steps = list(dis.get_instructions(code))
-        for step, after in zip(steps, steps[1:]):
-            named = step.argval == container or (isinstance(step.argval, tuple) and container in step.argval[-1:])
-            is_load = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
-            if is_load and named and after.opname in _ATTRIBUTES and after.argval in _ADDING:
+        for index, step in enumerate(steps[:-1]):
+            after = steps[index + 1]
+            if step.opname == "STORE_SUBSCR":
+                loaded = _find_value_before(steps, index, 1)
+                is_addition = loaded is not None and _loads(loaded, container)
+            elif step.argrepr == "+=" or step.opname == "INPLACE_ADD":
+                stores = [one for one in steps[index + 1 : index + 3] if one.opname.startswith("STORE_")]
+                is_addition = any(one.argval == container for one in stores)
+            else:
+                is_addition = _loads(step, container) and after.opname in _ATTRIBUTES and after.argval in _ADDING
+            if is_addition:
                 places.append(_make_place(code, file, step.offset))
     return list(dict.fromkeys(places))
+
+
+def _loads(step: Any, name: str) -> bool:
+    """Whether an instruction loads a variable or attribute of this name, as its last value."""
+    is_load = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
+    return is_load and (step.argval == name or (isinstance(step.argval, tuple) and name in step.argval[-1:]))
+
+
+def _find_value_before(steps: list[Any], index: int, count: int) -> Any | None:
+    """Return the instruction that pushed the value below ``count`` others; None if the code branches in between."""
+    while count > 0:
+        index -= 1
+        if index < 1 or steps[index].opcode in _JUMPS:
+            return None
+        count -= dis.stack_effect(steps[index].opcode, steps[index].arg)
+    return steps[index - 1] if count == 0 else None
 
 
 def find_calls_without(function: str, argument: str, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
