@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from zerotop_probe.inside.changes.held_tensors import describe_held
 
 
 class Trainer:
-    tails: list[torch.Tensor] = []
+    tails: ClassVar[list[torch.Tensor]] = []
 
     def __init__(self) -> None:
         self.features: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -59,7 +59,8 @@ def list_blocks(*tensors: torch.Tensor) -> dict[int, int]:
 def test_a_list_of_views_that_is_an_attribute_of_a_class_is_named_with_its_line() -> None:
     (held,) = [one for one in Trainer().keep_views() if one["kind"] == "list"]
     assert (held["name"], held["scope"], held["owner"], held["count"]) == ("tails", "attribute", "Trainer", 5)
-    assert held["view_of"] == [8, 16, 100] and held["bytes"] == 5 * 4 * 8 * 16 * 100
+    assert held["view_of"] == [8, 16, 100]
+    assert held["bytes"] == 5 * 4 * 8 * 16 * 100
     assert held["added_function"] == "Trainer.keep_views"
 
 
@@ -78,7 +79,8 @@ def test_a_list_of_a_hook_is_found_through_its_function() -> None:
 @pytest.mark.parametrize("is_freed", [False, True])
 def test_blocks_of_a_graph_count_for_the_list_of_losses_until_a_backward_frees_them(is_freed: bool) -> None:
     weight = torch.nn.Parameter(torch.randn(50, 50))
-    losses, blocks = [], {}
+    losses = []
+    blocks: dict[int, int] = {}
     for _ in range(4):
         hidden = torch.tanh(torch.randn(30, 50) @ weight)
         blocks |= list_blocks(hidden)

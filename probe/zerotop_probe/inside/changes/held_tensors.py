@@ -1,4 +1,4 @@
-"""Name what keeps device memory that belongs to no model or optimizer: variables and lists with tensors, and views in them."""
+"""Name what keeps device memory that belongs to no model or optimizer: variables that lead to tensors, and views in them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class _Graphs:
                 break
             self._nodes[id(node)] = node
             for name in self._list_saved(type(node), node):
-                value = getattr(getattr(node, name), "data", None)
+                value: Any = getattr(getattr(node, name), "data", None)
                 is_alive |= value is not None
                 if type(value) is sys.modules["torch"].Tensor:
                     with suppress_own(Exception):

@@ -130,7 +130,8 @@ class ReachableValues:
         return known[1]
 
     def _iter_frames(self) -> Iterator[tuple[str, Any, str, str, FileName]]:
-        frame, own_first = self._frame, []
+        own_first: list[tuple[bool, int, FrameType, FileName]] = []
+        frame = self._frame
         while frame is not None:
             file = self._paths.name_frame(frame)
             if file is not None and frame.f_code.co_flags & CO_OPTIMIZED:

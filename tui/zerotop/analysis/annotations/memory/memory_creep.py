@@ -175,9 +175,13 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
         allocated = event.allocated_bytes
         if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.held or allocated is None:
             continue
-        grown = allocated - int(stretch.held[0])
-        holder = max(read_held(event.held), key=lambda one: one.bytes, default=None)
-        if holder is not None and holder.count >= _LEAST_HELD and holder.bytes >= _LINE_SHARE * grown:
+        grown, several = allocated - int(stretch.held[0]), [one for one in read_held(event.held) if one.count >= _LEAST_HELD]
+        holder = max(several, key=lambda one: one.bytes, default=None)
+        if holder is None or holder.bytes < _LINE_SHARE * grown:
+            # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
+            with_graphs = [one for one in several if one.keeps_graph]
+            holder = with_graphs[0] if len(with_graphs) == 1 else None
+        if holder is not None:
             return holder, event.unix_ns
     return None, 0
 
