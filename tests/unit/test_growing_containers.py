@@ -87,7 +87,7 @@ def test_what_was_added_is_measured(container: Any, entries: list[Any], size: in
     container = copy(container)
     before = measure_lengths()
     (container.update if type(container) is set else container.extend)(entries)
-    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    (growth,) = [one for one in find_growing(before) if one.container is container]
     assert (growth.length, growth.added) == (8 + len(entries), len(entries))
     assert not growth.keeps_graph
     if size is not None:
@@ -101,7 +101,7 @@ def test_the_newest_values_of_dicts_count(container: Any) -> None:
     container.update((step, [step]) for step in range(8))
     before = measure_lengths()
     container.update((step, [bytes(MIB)]) for step in range(8, 12))
-    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    (growth,) = [one for one in find_growing(before) if one.container is container]
     assert growth.added_bytes == pytest.approx(4 * MIB, rel=0.01)
 
 
@@ -110,7 +110,7 @@ def test_a_graph_that_is_kept_is_seen() -> None:
     scores = [{"loss": (weights * step).sum()} for step in range(4)]
     before = measure_lengths()
     scores.extend({"loss": (weights * step).sum()} for step in range(4))
-    (growth,) = [one for one in find_growing(before, 4) if one.container is scores]
+    (growth,) = [one for one in find_growing(before) if one.container is scores]
     assert growth.keeps_graph
 
 
@@ -118,7 +118,7 @@ def test_what_two_entries_hold_counts_once() -> None:
     shared, kept = torch.zeros(1 << 18), list(range(8))
     before = measure_lengths()
     kept.extend((step, shared, shared[: 1 << 10]) for step in range(10))  # type: ignore[misc]
-    (growth,) = [one for one in find_growing(before, 4) if one.container is kept]
+    (growth,) = [one for one in find_growing(before) if one.container is kept]
     assert growth.added_bytes == pytest.approx(MIB, rel=0.01)
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_kept_alive() -> None:
     references = [weakref.ref(one[0]) for one in kept]
     before = measure_lengths()
     kept.extend([holder()] for _ in range(8))
-    find_growing(before, 4)
+    find_growing(before)
     find_place(kept, sys._getframe(), PATHS)
     del kept
     gc.collect()

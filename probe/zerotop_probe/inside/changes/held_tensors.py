@@ -10,7 +10,6 @@ from typing import Any
 from zerotop_probe.inside.changes.reachable_values import ReachableValues
 from zerotop_probe.inside.growing_containers.names import OwnerPlace
 from zerotop_probe.inside.guard import now
-from zerotop_probe.inside.stacks.code_positions import find_additions
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.interruptions import suppress_own
 
@@ -138,7 +137,7 @@ def _describe_holder(
     facts |= {"shape": list(tensor.shape), "block_bytes": block_bytes}
     if block_bytes >= _VIEW_FACTOR * max(1, own_bytes):
         facts["view_of"] = _find_base_shape(tensor)
-    places = find_additions(holder.place.name, frame, paths) if len(holder.tensors) > 1 else []
+    places = holder.place.find_additions(frame, paths) if len(holder.tensors) > 1 else []
     if len(places) == 1:
         facts |= {"added_file": places[0].file, "added_line": places[0].line, "added_function": places[0].function}
     return facts

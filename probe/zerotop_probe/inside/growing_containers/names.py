@@ -9,6 +9,8 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
+from zerotop_probe.inside.stacks.code_positions import Variable, find_additions
+from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.interruptions import is_interruption
 
@@ -32,6 +34,10 @@ class OwnerPlace(NamedTuple):
     file: str
     own: bool  # the job's own code, neither a library nor Python itself
     levels: int = 0  # 0: it is the value itself; 1: within that value, and so on
+
+    def find_additions(self, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
+        """Return where the job's own code adds to it."""
+        return find_additions(Variable(self.name, self.scope, self.owner, self.file), frame, paths)
 
 
 def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> OwnerPlace | None:
