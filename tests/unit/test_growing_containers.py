@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from copy import copy
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from zerotop_probe.inside.growing_containers import container_finder
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
 from zerotop_probe.inside.growing_containers.containers import find_growing, measure_lengths
 from zerotop_probe.inside.growing_containers.host_watch import HostReading, HostWatch
-from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import find_places
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.stacks.paths import PathNames
 
@@ -48,6 +50,10 @@ class Store:
     def __init__(self) -> None:
         self.items: list[Any] = list(range(10))
         self.by_step: dict[int, Any] = {0: list(range(10))}
+
+
+def find_place(value: Any, frame: FrameType | None, paths: PathNames) -> OwnerPlace | None:
+    return find_places([value], frame, paths).get(id(value))
 
 
 class Unruly(type):

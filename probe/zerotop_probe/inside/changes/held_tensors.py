@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from zerotop_probe.inside.changes.reachable_values import ReachableValues
 from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import ReachableValues
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.interruptions import suppress_own
@@ -72,7 +72,7 @@ def _find_holders(unclaimed: Mapping[int, int], frame: FrameType | None, paths: 
     """Return the variables that lead to tensors in these blocks. Subclasses of tensors may run code of the job: left out."""
     torch = sys.modules["torch"]
     holders: dict[OwnerPlace, _Holder] = {}
-    for tensor, place, root in ReachableValues(frame, paths).visit((torch.Tensor, torch.nn.Parameter)):
+    for tensor, place, root, _ in ReachableValues(frame, paths).visit((torch.Tensor, torch.nn.Parameter)):
         with suppress_own(Exception):  # one without a storage, as within a transformation of a function
             if place is None or tensor.layout is not torch.strided:
                 continue

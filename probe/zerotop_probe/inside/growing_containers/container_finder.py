@@ -19,7 +19,8 @@ from zerotop_probe.inside.growing_containers.host_watch import (
     is_too_late,
     read_held_bytes,
 )
-from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import find_places
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
@@ -87,8 +88,9 @@ class ContainerFinder:
             for one in growing
             if (one.keeps_graph and one.added >= _LEAST_RATE * steps) or one.added_bytes >= _LEAST_SHARE * grown_bytes
         ]
-        for growth in matters[: 2 * _MOST_NAMED]:
-            place = find_place(growth.container, frame, paths) if len(named) < _MOST_NAMED else None
+        places = find_places([one.container for one in matters], frame, paths)
+        for growth in matters:
+            place = places.get(id(growth.container)) if len(named) < _MOST_NAMED else None
             if place is not None and place not in named:
                 named[place] = growth
                 lines[place] = place.find_additions(frame, paths) if place.own else []

@@ -9,8 +9,8 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Ints
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 
-# So many rises by CREEP_BYTES or more that are alike: smaller changes around them are no levels. Where readings are rare, a
-# rise may be a few times another. How much they differ at most.
+# So many rises that are alike, by CREEP_BYTES or more from one reading to the next: smaller changes are none.
+# Where readings are rare, a rise may be a few times another. How much they differ at most.
 _LEVEL_RISES, _MOST_TIMES, _UNEVENNESS = 5, 3, 0.1
 
 
@@ -27,9 +27,10 @@ class LevelRises:
         end = None
         for index in range(self.read, len(held)):
             size = int(held[index])
-            if not self.levels or self.levels[-1] - size >= CREEP_BYTES:
+            is_rise = index > 0 and size - int(held[index - 1]) >= CREEP_BYTES
+            if not self.levels or (abs(self.levels[-1] - size) >= CREEP_BYTES and not is_rise):
                 self.levels, self.first = (size,), index
-            elif size - self.levels[-1] < CREEP_BYTES:
+            elif not is_rise:
                 self.first = index if len(self.levels) == 1 else self.first
             else:
                 self.levels = (*self.levels, size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from inspect import CO_OPTIMIZED
 from itertools import islice
@@ -37,11 +37,15 @@ _LOOKED_AT = 8
 
 
 class Visit(NamedTuple):
-    """A value, and the variable or attribute through which it was reached first; ``root`` is that variable's value."""
+    """A value, and the variable or attribute through which it was reached first; ``root`` is that variable's value.
+
+    ``levels``: of containers around it.
+    """
 
     value: Any
     place: OwnerPlace | None
     root: Any
+    levels: int = 0
 
 
 class ReachableValues:
@@ -55,17 +59,17 @@ class ReachableValues:
         self._seen: dict[int, Any] = {id(self._waiting): self._waiting}
         self._files: dict[int, tuple[Any, FileName | None]] = {}  # of the modules of types, by id() of the type
 
-    def visit(self, leaves: Iterable[type]) -> Iterator[Visit]:
-        """Yield the values of these types, each once for each way that leads to it, the nearest first."""
-        kinds = {id(kind) for kind in leaves}
+    def visit(self, leaves: Iterable[type], wanted: Iterable[Any] = ()) -> Iterator[Visit]:
+        """Yield the values of these types, once for each way that leads to one, the nearest first; and wanted objects."""
+        kinds, ids = {id(kind) for kind in leaves}, {id(one) for one in wanted}
         for roots in (self._iter_frames(), self._iter_modules()):
             self._waiting.clear()
             for name, value, scope, owner, file in roots:
                 place = OwnerPlace(name, scope, owner, file.text, file.is_own) if file.is_own else None
                 self._waiting.append(Visit(value, place, value))
-            yield from self._visit_waiting(kinds)
+            yield from self._visit_waiting(kinds, ids)
 
-    def _visit_waiting(self, kinds: set[int]) -> Iterator[Visit]:
+    def _visit_waiting(self, kinds: set[int], wanted: set[int]) -> Iterator[Visit]:
         deadline_ns = now() + _MOST_NS
         for count in range(_MOST_VALUES):
             if not self._waiting or (count % _CLOCK_EVERY == 0 and now() > deadline_ns):
@@ -75,6 +79,8 @@ class ReachableValues:
                 yield visit
             elif id(visit.value) not in self._seen:
                 self._seen[id(visit.value)] = visit.value
+                if id(visit.value) in wanted:
+                    yield visit
                 with suppress_own(RuntimeError):  # another thread changes it
                     self._enter(visit)
 
@@ -82,7 +88,7 @@ class ReachableValues:
         value, kind = visit.value, type(visit.value)
         within = _list_within(value, kind)
         if within is not None:
-            self._waiting.extend(visit._replace(value=one) for one in within)
+            self._waiting.extend(Visit(one, visit.place, visit.root, visit.levels + 1) for one in within)
         elif kind is FunctionType:
             self._enter_function(value)
         elif kind is MethodType:
@@ -152,6 +158,12 @@ class ReachableValues:
                 for name, value in list(vars(module).items()):
                     if is_good(name) and not name.startswith("__"):
                         yield name, value, GLOBAL, module.__name__, file
+
+
+def find_places(values: Collection[Any], frame: FrameType | None, paths: PathNames) -> dict[int, OwnerPlace]:
+    """Return the variables and attributes that lead to values, as far as they are found, by id() of the value."""
+    visits = ReachableValues(frame, paths).visit((), values)
+    return {id(one.value): one.place._replace(levels=one.levels) for one in visits if one.place is not None}
 
 
 def _list_within(value: Any, kind: type) -> list[Any] | None:
