@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import partial
 from inspect import CO_OPTIMIZED
 from itertools import islice
+from time import thread_time_ns
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -24,11 +25,11 @@ from zerotop_probe.inside.growing_containers.names import (
     is_good,
     list_variables,
 )
-from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.stacks.paths import FileName, PathNames
 from zerotop_probe.recording.interruptions import suppress_own
 
-# Values of one search and of one container (the newest), and the time for those from functions and from modules each (ns).
+# Values of one search and of one container (the newest), and the processor time for those from functions and from modules
+# each (ns).
 _MOST_VALUES, _MOST_WITHIN, _MOST_NS = 20_000, 5_000, 20_000_000
 _CLOCK_EVERY = 256
 _ATOMS = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), range, slice)))
@@ -64,15 +65,16 @@ class ReachableValues:
         kinds, ids = {id(kind) for kind in leaves}, {id(one) for one in wanted}
         for roots in (self._iter_frames(), self._iter_modules()):
             self._waiting.clear()
-            for name, value, scope, owner, file in roots:
+            # Most globals are functions and classes, which rarely lead to anything.
+            for name, value, scope, owner, file in sorted(roots, key=_is_code):
                 place = OwnerPlace(name, scope, owner, file.text, file.is_own) if file.is_own else None
                 self._waiting.append(Visit(value, place, value))
             yield from self._visit_waiting(kinds, ids)
 
     def _visit_waiting(self, kinds: set[int], wanted: set[int]) -> Iterator[Visit]:
-        deadline_ns = now() + _MOST_NS
+        deadline_ns = thread_time_ns() + _MOST_NS
         for count in range(_MOST_VALUES):
-            if not self._waiting or (count % _CLOCK_EVERY == 0 and now() > deadline_ns):
+            if not self._waiting or (count % _CLOCK_EVERY == 0 and thread_time_ns() > deadline_ns):
                 return
             visit = self._waiting.popleft()
             if id(type(visit.value)) in kinds:
@@ -158,6 +160,10 @@ class ReachableValues:
                 for name, value in list(vars(module).items()):
                     if is_good(name) and not name.startswith("__"):
                         yield name, value, GLOBAL, module.__name__, file
+
+
+def _is_code(root: tuple[str, Any, str, str, FileName]) -> bool:
+    return issubclass(type(root[1]), (type, FunctionType, ModuleType))
 
 
 def find_places(values: Collection[Any], frame: FrameType | None, paths: PathNames) -> dict[int, OwnerPlace]:

@@ -52,9 +52,12 @@ _HELD_KIND = _KIND.with_changes(
     advice="Keep numbers, or copies on the host, in {holder}; or clear it.",
     fix="{clearing}",
 )
+_GRAPH_KIND = _HELD_KIND.with_changes(
+    advice="Keep numbers in {holder}: .item(), or .detach() where tensors are needed, lets the graphs go.",
+)
 _VIEW_KIND = _HELD_KIND.with_changes(
     details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
-    advice="Keep a copy of the view: .clone() lets the block go.",
+    advice="Keep a copy of the view: {copying} lets the block go.",
     fix="{cloning}",
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
@@ -235,10 +238,11 @@ def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKi
     # An attribute is named by its class: what the script calls the object is unknown.
     variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
     is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
-    values["cloning"] = f"{variable}[:] = [one.clone() for one in {variable}]" if is_list else ""
+    values["copying"] = ".detach().clone()" if holder.keeps_graph else ".clone()"
+    values["cloning"] = f"{variable}[:] = [one{values['copying']} for one in {variable}]" if is_list else ""
     values["clearing"] = f"{variable}.clear()" if is_list else ""
     if not holder.view_of:
-        return _HELD_KIND, values
+        return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values
     view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
     return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
 
