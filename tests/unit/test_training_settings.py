@@ -280,8 +280,6 @@ def test_the_list_that_keeps_views_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         whole = torch.zeros(8, 64, 100)
         kept_views.append(whole[:, -1].detach())
     blocks = {one.untyped_storage().data_ptr(): 8 * 64 * 100 * 4 for one in kept_views}
-    tensors = [(one, one.untyped_storage().data_ptr()) for one in kept_views]
-    monkeypatch.setattr(held_tensors, "_list_tensors", lambda unclaimed: tensors)
     names = PathNames(str(Path(__file__).parent), [])
     monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: names))
     found = held_tensors.describe_held(blocks, sys._getframe())
