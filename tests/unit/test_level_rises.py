@@ -34,6 +34,7 @@ def test_five_alike_rises_are_a_series(rises: list[int], is_found: bool) -> None
 def test_a_series_ends_where_memory_falls_and_grows_while_it_is_read() -> None:
     held = list_levels([200] * 5)
     assert LevelRises().read_new(np.concatenate([held[:-7], held[:7], held[-7:]])) is None
+    assert LevelRises().read_new(np.concatenate([held, held[:7]])) == (6, len(held) - 6)
     finder, found = LevelRises(), []
     for end in range(1, len(held) + 1):
         found += [finder.read_new(held[:end])]

@@ -24,7 +24,7 @@ class LevelRises:
 
     def read_new(self, held: Ints) -> tuple[int, int] | None:
         """Return the range of readings from the one before the first rise, where new ones make or continue a series."""
-        end = None
+        found = None
         for index in range(self.read, len(held)):
             size = int(held[index])
             is_rise = index > 0 and size - int(held[index - 1]) >= CREEP_BYTES
@@ -37,9 +37,9 @@ class LevelRises:
                 if not _are_alike(np.diff(self.levels)):
                     self.levels, self.first = self.levels[-2:], index - 1
                 elif len(self.levels) > _LEVEL_RISES:
-                    end = index + 1
+                    found = self.first, index + 1
         self.read = len(held)
-        return None if end is None else (self.first, end)
+        return found
 
 
 def _are_alike(rises: Ints) -> bool:
