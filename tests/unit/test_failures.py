@@ -14,8 +14,8 @@ import recordings
 from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
-from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
-from zerotop.analysis.failures.last_moments import find_largest_batch
+from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
+from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
@@ -31,14 +31,14 @@ def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
     recording.write_event(recording.node, at_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
 
 
-def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
+def find_checked_failure(recording: Recording, second: float = 40) -> End | None:
     session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
     failure = find_known_failure(session.at(cursor))
     assert failure == find_failure(session.at(cursor))
     return failure
 
 
-def require_failure(recording: Recording, second: float = 40) -> Failure:
+def require_failure(recording: Recording, second: float = 40) -> End:
     failure = find_checked_failure(recording, second)
     assert failure is not None
     return failure

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.failures.failure import describe_place
+from zerotop.analysis.failures.last_moments import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop_probe.recording.events import OutOfMemory
 
