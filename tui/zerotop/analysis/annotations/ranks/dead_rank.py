@@ -1,18 +1,16 @@
-"""A rank's process ended too early: a signal killed it, an exception ended it, or it vanished.
-
-And a job that failed before any of its ranks trained, if its output names what was short.
-"""
+"""A rank's process ended too early: a signal killed it, an exception ended it, or it vanished."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, explain_job, explain_rank
+from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, explain_rank
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
-from zerotop.session.moments.process_exits import find_first_exit
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(name="dead_rank", severity=Severity.ERROR, confidence=0.95, headline="")
@@ -21,30 +19,21 @@ _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LAUNCHER_NS = 5 * 10**9
 
 
-class _State:
-    checked_ns = 0  # ends known until then have been examined
-
-
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt()
+def detect(window: Window[Group]) -> Iterator[Annotation | None]:
     """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
-    for group in recording.groups:
-        state = group.get_state(_State)
-        for end_ns in [] if _KIND.name in group.reported else _list_ends(recording, group):
-            known_ns = _find_known(recording, group, end_ns)
-            if known_ns is None:
-                break
-            if known_ns > state.checked_ns:
-                state.checked_ns = known_ns
-                if (finding := _check_ends(recording, group, known_ns)) is not None:
-                    group.reported.add(_KIND.name)
-                    yield finding
-                    break
-    ended = recording.events_of(events.JobEnded)
-    if recording.read_new_items(ended[:1], _KIND.name) and not recording.groups and ended[-1].exit_code != 0:
-        at = recording.at.at(ended[-1].unix_ns)
-        job = find_first_exit(at)
-        if job is not None and (end := explain_job(at, job)).is_shortage:
-            yield _build_finding(None, end, ended[-1].unix_ns)
+    recording, group = window.recording, window.subject
+    for known_ns in window.extend(partial(_find_next, recording, group)):
+        yield _check_ends(recording, group, known_ns)
+
+
+def _find_next(recording: Evidence, group: Group, before_ns: int | None) -> int | None:
+    """Return the next time at which ends of processes were known."""
+    for end_ns in _list_ends(recording, group):
+        known_ns = _find_known(recording, group, end_ns)
+        if known_ns is None or known_ns > (before_ns or 0):
+            return known_ns
+    return None
 
 
 def _list_ends(recording: Evidence, group: Group) -> list[int]:
@@ -85,10 +74,11 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation 
     ends = find_ends(at, greeted)
     if not ends or _is_expected(recording, group, ends[0], known_ns):
         return None
-    return _build_finding(processes[ends[0].process], explain_rank(at, ends, list(processes)), known_ns)
+    return build_finding(processes[ends[0].process], explain_rank(at, ends, list(processes)), known_ns)
 
 
-def _build_finding(process: Process | None, end: End, known_ns: int) -> Annotation:
+def build_finding(process: Process | None, end: End, known_ns: int) -> Annotation:
+    """Return the finding about the end of a process; None: of a job before any trained."""
     texts = end.cause.texts if end.cause is not None else {}
     ranks = sorted(end.ranks)
     return _KIND.with_changes(**texts).at(process, end.unix_ns, known_ns, end.evidence, ranks=ranks, **end.values)

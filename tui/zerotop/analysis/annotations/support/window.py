@@ -1,0 +1,155 @@
+"""Windows of a recording, in which detectors look: they declare how far they look back, and remember nothing themselves.
+
+A window shows what is new since the last search, and so much before it that a finding is whole in one window. So a finding
+may be found several times: the first one counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import update_wrapper
+from typing import Any, Generic, TypeVar
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind
+from zerotop.analysis.annotations.support.detector_state import MOST_REPORTS
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.session.moments.records import Records
+from zerotop.session.reader import Source
+from zerotop.session.samples import Rows, Samples
+
+S = TypeVar("S", Process, Group, Evidence)
+T = TypeVar("T")
+M = TypeVar("M")
+Found = Iterable[Annotation | None]
+
+
+class Window(Generic[S]):
+    """The records, steps and results of one subject in which a detector looks."""
+
+    def __init__(self, recording: Evidence, subject: S, host: str, kinds: int | None) -> None:
+        self.recording, self.host = recording, host
+        self.subject: S = subject
+        self.is_closed = False
+        """Whether the detector needs no more of it."""
+        self._kinds = kinds
+        self._counts: dict[Hashable, dict[Source, int]] = {}  # records that were shown
+        self._lengths: Counter[Hashable] = Counter()  # steps or items that were shown
+        self._results: dict[Hashable, list[Any]] = {}
+        self._firsts: dict[Hashable, list[Any]] = {}
+        self._chain: list[Any] = []
+        self._waiting: list[Any] = []
+        self._findings: set[Hashable] = set()
+        self._reports: Counter[str] = Counter()
+
+    def records(self, records: Records, look_back_ns: int = 0, look_back: int = 0) -> Samples:
+        """Return new records, and those of a time, or so many, before the first of them; none if there are no new ones."""
+        return records.read_new(self._counts.setdefault(records.selection, {}), look_back_ns, look_back)
+
+    def steps(self, rows: Rows, look_back: int = 0, of: Hashable = None) -> slice:
+        """Return where new rows are, with so many before them; an empty slice if there are none. ``of``: whose they are."""
+        begin, count = self._lengths[of], len(rows)
+        self._lengths[of] = max(begin, count)
+        return slice(max(0, begin - look_back) if count > begin else count, count)
+
+    def items(self, items: Sequence[T], of: Hashable = None) -> Sequence[T]:
+        """Return the new items of a sequence that only grows, for example of events."""
+        begin, self._lengths[of] = self._lengths[of], max(self._lengths[of], len(items))
+        return items[begin:]
+
+    def results(self, fresh: Iterable[T], look_back: int, of: Hashable = None) -> list[T]:
+        """Return new results that follow from the window, and so many before them; none if there are no new ones."""
+        before: list[T] = self._results.get(of, [])
+        together = [*before, *fresh]
+        self._results[of] = together[max(0, len(together) - look_back) :]
+        return together if len(together) > len(before) else []
+
+    def extend(self, build_next: Callable[[T | None], T | None]) -> list[T]:
+        """Return all results that follow one after the other, from the last one; none if there are no new ones."""
+        known: list[T] = self._chain
+        before = len(known)
+        while (following := build_next(known[-1] if known else None)) is not None:
+            known.append(following)
+        return known if len(known) > before else []
+
+    def find_once(self, find: Callable[[], T | None], of: Hashable = None) -> T | None:
+        """Return the first result; None before there is one."""
+        known: list[T] = self._firsts.setdefault(of, [])
+        if not known and (found := find()) is not None:
+            known.append(found)
+        return known[0] if known else None
+
+    def await_each(self, fresh: Iterable[T], find_more: Callable[[T], M | None]) -> Iterator[tuple[T, M]]:
+        """Yield results with what ``find_more`` returns, as soon as that is not None."""
+        self._waiting += fresh
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if (more := find_more(one)) is None:
+                self._waiting.append(one)
+            else:
+                yield one, more
+
+    def wants(self, kind: FindingKind) -> bool:
+        """Whether another finding of a kind would be reported."""
+        return self._kinds is None or kind.name not in self._reports
+
+    def select_news(self, found: Found) -> Iterator[Annotation]:
+        """Yield findings that were not found before, and close the window when no more are wanted."""
+        for finding in found:
+            if finding is not None:
+                key = finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks
+                if key not in self._findings:
+                    self._findings.add(key)
+                    self._reports[finding.name] += 1
+                    if self._is_news(self._reports[finding.name]):
+                        yield finding
+                if len(self._reports) == self._kinds:
+                    self.is_closed = True
+                    return
+
+    def _is_news(self, count: int) -> bool:
+        """Whether to report one more finding of a kind. A constant repetition is news only as often as it doubles."""
+        return count <= 1 if self._kinds is not None else count <= MOST_REPORTS or count.bit_count() == 1
+
+
+Detect = Callable[[Window[S]], Found]
+_Subjects = Callable[[Evidence], Iterable[tuple[S, str]]]
+
+
+def _declare(list_subjects: _Subjects[S], kinds: int | None) -> Callable[[Detect[S]], Callable[[Evidence], Found]]:
+    def decorate(detect: Detect[S]) -> Callable[[Evidence], Found]:
+        def search(recording: Evidence) -> Found:
+            for subject, host in list_subjects(recording):
+                if (detect, host) not in subject.windows:
+                    subject.windows[detect, host] = Window(recording, subject, host, kinds)
+                window: Window[S] = subject.windows[detect, host]
+                if not window.is_closed:
+                    yield from window.select_news(detect(window))
+
+        update_wrapper(search, detect)
+        return search
+
+    return decorate
+
+
+def in_each_rank(kinds: int | None = 1) -> Callable[[Detect[Process]], Callable[[Evidence], Found]]:
+    """Have a detector look at each rank's process.
+
+    ``kinds``: it reports so many kinds of findings, each once; None if it reports all that are news.
+    """
+    return _declare(lambda recording: [(process, "") for process in recording.processes], kinds)
+
+
+def in_each_attempt(kinds: int | None = 1) -> Callable[[Detect[Group]], Callable[[Evidence], Found]]:
+    """Have a detector look at the ranks of each attempt, see ``in_each_rank``."""
+    return _declare(lambda recording: [(group, "") for group in recording.groups], kinds)
+
+
+def in_each_node(kinds: int | None = 1) -> Callable[[Detect[Group]], Callable[[Evidence], Found]]:
+    """Have a detector look at the ranks of each attempt on each node, see ``in_each_rank``."""
+    return _declare(lambda recording: [(group, host) for group in recording.groups for host in group.hosts], kinds)
+
+
+def in_job(kinds: int | None = 1) -> Callable[[Detect[Evidence]], Callable[[Evidence], Found]]:
+    """Have a detector look at the whole job, see ``in_each_rank``."""
+    return _declare(lambda recording: [(recording, "")], kinds)
