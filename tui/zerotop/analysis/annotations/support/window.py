@@ -37,7 +37,8 @@ class Window(Generic[S]):
         self._lengths: Counter[Hashable] = Counter()  # steps or items that were shown
         self._results: dict[Hashable, list[Any]] = {}
         self._firsts: dict[Hashable, list[Any]] = {}
-        self._chain: list[Any] = []
+        self._last: Any = None  # of the results that follow from each other
+        self._kept: dict[Hashable, Any] = {}
         self._waiting: list[Any] = []
         self._findings: set[Hashable] = set()
         self._reports: Counter[str] = Counter()
@@ -57,20 +58,20 @@ class Window(Generic[S]):
         begin, self._lengths[of] = self._lengths[of], max(self._lengths[of], len(items))
         return items[begin:]
 
-    def results(self, fresh: Iterable[T], look_back: int, of: Hashable = None) -> list[T]:
-        """Return new results that follow from the window, and so many before them; none if there are no new ones."""
+    def results(self, fresh: Iterable[T], look_back: int | None, of: Hashable = None) -> list[T]:
+        """Return new results that follow from the window, and so many before them, or all; none if there are no new ones."""
         before: list[T] = self._results.get(of, [])
         together = [*before, *fresh]
-        self._results[of] = together[max(0, len(together) - look_back) :]
+        self._results[of] = together if look_back is None else together[max(0, len(together) - look_back) :]
         return together if len(together) > len(before) else []
 
-    def extend(self, build_next: Callable[[T | None], T | None]) -> list[T]:
-        """Return all results that follow one after the other, from the last one; none if there are no new ones."""
-        known: list[T] = self._chain
-        before = len(known)
-        while (following := build_next(known[-1] if known else None)) is not None:
-            known.append(following)
-        return known if len(known) > before else []
+    def extend(self, build_next: Callable[[T | None], T | None], look_back: int | None = None) -> list[T]:
+        """Return new results that each follow from the one before, and so many older ones, or all; none without new ones."""
+        new: list[T] = []
+        while (following := build_next(self._last)) is not None:
+            new.append(following)
+            self._last = following
+        return self.results(new, look_back, self)
 
     def find_once(self, find: Callable[[], T | None], of: Hashable = None) -> T | None:
         """Return the first result; None before there is one."""
@@ -78,6 +79,13 @@ class Window(Generic[S]):
         if not known and (found := find()) is not None:
             known.append(found)
         return known[0] if known else None
+
+    def keep(self, make: Callable[[], T], of: Hashable = None) -> T:
+        """Return what ``make`` returned at first, for example a search that reads each step of a growing table once."""
+        if (make, of) not in self._kept:
+            self._kept[make, of] = make()
+        kept: T = self._kept[make, of]
+        return kept
 
     def await_each(self, fresh: Iterable[T], find_more: Callable[[T], M | None]) -> Iterator[tuple[T, M]]:
         """Yield results with what ``find_more`` returns, as soon as that is not None."""
