@@ -65,8 +65,8 @@ def _check_phase(window: Window[Group], phase: str) -> Annotation | None:
 
 
 def _read_pauses(lead: Process, ends: Ints) -> Iterator[Pause]:
-    for index in np.searchsorted(lead.phased_steps["end_unix_ns"], ends, "right").tolist():
-        if index:
+    for end_ns in ends.tolist():
+        if index := len(lead.phased_steps_until(end_ns)):
             yield Pause(index, *read_held_bytes(lead, lead.phased_steps[index - 1 : index + 1]).tolist())
 
 

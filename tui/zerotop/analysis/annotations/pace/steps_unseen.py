@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -75,7 +76,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 def _find_gaps(process: Process, state: _State) -> Iterator[_Gap]:
     steps, cursor_ns = process.steps, process.at.cursor_ns
-    first = int(np.searchsorted(steps["end_unix_ns"], state.checked_ns, "right"))
+    first = bisect_right(steps["end_unix_ns"], state.checked_ns)
     ends = steps["end_unix_ns"][first:].tolist()
     for index, (end_ns, next_ns) in enumerate(pairwise([*ends, cursor_ns])):
         durations = steps["iteration_s"][max(0, first + index - 50) : first + index + 1]

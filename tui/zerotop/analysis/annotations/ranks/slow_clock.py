@@ -63,7 +63,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation]:
     group = window.subject
     if len(group.processes) < 2 or not _have_own_gpus(group) or not _are_of_one_kind(window.recording, group):
         return
-    rounds = window.extend(partial(_measure_round, group))
+    rounds = window.extend(partial(_measure_round, group), 1)
     found = find_slow_rounds([one.slow for one in rounds], 2)
     if found is not None:
         first, last = rounds[found]

@@ -80,7 +80,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation]:
     group = window.subject
     if len(group.processes) < 2 or group.has_stages or not hides_slow_cores(group):
         return
-    rounds = window.extend(partial(_judge_round, group))
+    rounds = window.extend(partial(_judge_round, group), _ROUNDS - 1)
     # A rank that computes longer and one that waits longer are not the same.
     found = find_slow_rounds([2 * one.slow.rank + one.slow.waits for one in rounds], _ROUNDS)
     if found is not None:
