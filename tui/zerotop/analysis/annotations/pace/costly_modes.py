@@ -53,7 +53,7 @@ _COST_SHARE = 0.05
 def detect(window: Window[Group]) -> Iterator[Annotation]:
     """Report each mode once for each attempt, when it has been on for long enough."""
     each = [(process, use) for process in window.subject.processes for use in list_uses(process)]
-    uses = [(process, use) for process, use in each if window.wants(_KINDS[use.mode])]
+    uses = [(process, use) for process, use in each if not window.count_reports(_KINDS[use.mode])]
     known = [(known_ns, *one) for one in uses if (known_ns := one[1].find_lasting(one[0])) is not None]
     for known_ns, process, use in sorted(known, key=lambda one: one[0]):
         yield _build_finding(window.subject, process, use, known_ns)

@@ -97,9 +97,9 @@ class Window(Generic[S]):
             else:
                 yield one, more
 
-    def wants(self, kind: FindingKind) -> bool:
-        """Whether another finding of a kind would be reported."""
-        return self._kinds is None or kind.name not in self._reports
+    def count_reports(self, kind: FindingKind) -> int:
+        """Return how many findings of a kind it has shown."""
+        return self._reports[kind.name]
 
     def select_news(self, found: Found) -> Iterator[Annotation]:
         """Yield findings that were not found before, and close the window when no more are wanted."""
