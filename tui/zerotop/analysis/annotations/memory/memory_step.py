@@ -18,6 +18,7 @@ from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
     name="memory_step",
@@ -51,8 +52,18 @@ class _Step(NamedTuple):
 def detect(window: Window[Group]) -> Iterator[Annotation]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
     group, finder = window.subject, window.keep(ShiftFinder)
+    told: list[tuple[_Step, FoundLook]] = window.keep(list)
     for step, found in window.await_each(_find_steps(group, finder), partial(_await_look, group.lead)):
+        told.append((step, found))
         yield _build_finding(group, step, found)
+    # The probe looks for changes of the training now and then.
+    for event in window.items(group.lead.events_of(TrainingChanged)):
+        for number, (step, found) in enumerate(told):
+            later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
+            texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
+            if texts[0] != texts[1]:
+                told[number] = step, later
+                yield _build_finding(group, step, later)
 
 
 def _find_steps(group: Group, finder: ShiftFinder) -> Iterator[_Step]:
