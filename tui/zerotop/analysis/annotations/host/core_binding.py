@@ -10,7 +10,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.window import Window, in_each_node
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_node
 from zerotop.analysis.processes.cores import Cores, parse_cores
 from zerotop.session.moments.at import find_cores
 from zerotop_probe.recording.events import Affinity
@@ -41,7 +41,7 @@ _Match = tuple[FindingKind, dict[str, Any]]  # and the values of its templates
 
 
 @in_each_node()
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, when each of its ranks has finished a step."""
     if all(len(process.steps) for process in window.subject.processes_on(window.host)):
         window.is_closed = True

@@ -11,7 +11,7 @@ from zerotop.analysis.annotations.support.evidence import Floats, Group
 from zerotop.analysis.annotations.support.host_load import count_workers, measure_loads
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
-from zerotop.analysis.annotations.support.window import Window, in_each_node
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_node
 from zerotop.session.moments.at import find_cores
 
 _KIND = FindingKind(
@@ -34,7 +34,7 @@ _LOOK_BACK_NS = int(TAKEN_SECONDS * 1e9) + 2 * _LONGEST_TICK_NS
 
 
 @in_each_node()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report at most once for each attempt and node, after training has begun."""
     ends, cores = window.subject.lead.steps["end_unix_ns"], find_cores(window.recording.at, window.host)
     new = window.steps(window.subject.lead.steps)

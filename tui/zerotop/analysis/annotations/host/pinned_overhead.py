@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.host_load import is_host_short
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_sharers, find_inventory
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop_probe.recording.events import Tensors
@@ -43,7 +43,7 @@ _STATES = ("master_weights", "gradients", "optimizer_state")
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt."""
     inventory = find_inventory(window.subject.lead, "after_update")
     if inventory is not None:

@@ -19,7 +19,7 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
 )
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.session.moments.rank_records import TRAINER
@@ -51,7 +51,7 @@ _MOST_LINES = 3
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     lead = window.subject.lead
     peaks = window.find_once(partial(find_settled_peaks, lead))

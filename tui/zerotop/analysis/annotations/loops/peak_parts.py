@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS, UNSHARDED_PARAMETERS
 from zerotop_probe.recording.events import EngineFacts, Tensors
@@ -69,7 +69,7 @@ _MOST_NAMED = 2
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each part once for each attempt of the job, when the optimizer's state is there."""
     group, peaks = window.subject, find_settled_peaks(window.subject.lead)
     if peaks is not None:

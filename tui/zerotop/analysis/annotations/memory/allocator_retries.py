@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Ints, Process, Samples
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
-from zerotop.analysis.annotations.support.window import Window, in_each_rank
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
 
@@ -37,7 +37,7 @@ _EXPANDABLE = _KIND.with_changes(
 
 
 @in_each_rank(kinds=None)
-def detect(window: Window[Process]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report each rank's first retry, and again when their number is ten times as high."""
     records = window.subject.records("allocator")
     samples = window.records(records, look_back=1)

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Group, Ints, Process
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 
 _CHECKPOINTS = FindingKind(
     name="memory_creep",
@@ -47,13 +47,13 @@ class Pause(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and phase, after CREEP_PAUSES pauses in a row with growth."""
     for phase in _KINDS:
         yield window.find_once(partial(_check_phase, window, phase), phase)
 
 
-def _check_phase(window: Window[Group], phase: str) -> Annotation | None:
+def _check_phase(window: SearchWindow[Group], phase: str) -> Annotation | None:
     lead = window.subject.lead
     last_ns = int(lead.phased_steps["end_unix_ns"][-1]) if len(lead.phased_steps) else 0
     ends = lead.read_rare_phases(phase).times

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.memory.looks import find_growth, read_looks
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.block_lines import Look
 from zerotop_probe.recording.event_values import EVALUATION
 
@@ -23,7 +23,7 @@ _KIND = FindingKind(
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the lead's first look at an evaluation that names a line."""
     for look in read_looks(window.subject.lead, EVALUATION):
         growth = find_growth(look, None)

@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     find_inventory,
     read_state_bytes,
 )
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
 from zerotop.session.steps.step_memory import measure_held_bytes
@@ -52,7 +52,7 @@ STATE_SHARE = 0.05
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt. If fp16 skipped the first steps, ``skipped_steps`` reports their end instead."""
     lead = window.subject.lead
     steps, skipped = lead.steps, count_skipped_first(lead)
@@ -62,7 +62,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation | None]:
         yield _build_finding(window, skipped)
 
 
-def _build_finding(window: Window[Group], skipped: int) -> Annotation | None:
+def _build_finding(window: SearchWindow[Group], skipped: int) -> Annotation | None:
     group, lead = window.subject, window.subject.lead
     first = lead.steps[skipped]
     begin_ns, end_ns = int(first["begin_unix_ns"]), int(first["end_unix_ns"])

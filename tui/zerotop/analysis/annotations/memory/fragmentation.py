@@ -8,7 +8,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Process, Rows
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.annotations.support.window import Window, in_each_rank
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 
 _KIND = FindingKind(
     name="fragmentation",
@@ -35,7 +35,7 @@ NEARLY_FULL_SHARE = 0.80
 
 
 @in_each_rank()
-def detect(window: Window[Process]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report at most once for each rank: the first PLATEAU_STEPS steps in a row that show it."""
     process, device = window.subject, window.subject.device_bytes
     if not device:

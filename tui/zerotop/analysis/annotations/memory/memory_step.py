@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
     group, finder = window.subject, window.keep(ShiftFinder)
     told: list[tuple[_Step, FoundLook]] = window.keep(list)

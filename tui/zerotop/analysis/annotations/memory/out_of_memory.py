@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.failures.last_moments import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop_probe.recording.events import OutOfMemory
@@ -44,7 +44,7 @@ _PATIENCE_NS = 2_000_000_000
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
     errors = [(event, process) for process in window.subject.processes for event in process.events_of(OutOfMemory)]
     first: dict[int | None, tuple[OutOfMemory, Process]] = {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
-from zerotop.analysis.annotations.support.window import Window, in_each_rank
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import GIB, MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
@@ -55,7 +55,7 @@ _CHECKS = tuple(4 << doubled for doubled in range(32))
 
 
 @in_each_rank(kinds=2)
-def detect(window: Window[Process]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report each at most once for each rank whose GPU it is."""
     fresh = window.steps(window.subject.steps)
     for count in _CHECKS:

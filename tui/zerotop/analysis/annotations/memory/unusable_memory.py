@@ -11,7 +11,7 @@ from itertools import pairwise
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.annotations.support.window import Window, in_each_rank
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.tensor_inventory import Pool, read_pools
 from zerotop_probe.recording import events
@@ -54,7 +54,7 @@ _STEPS = 16
 
 
 @in_each_rank()
-def detect(window: Window[Process]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation | None]:
     """Report at most once for each rank."""
     if window.subject.device_bytes:
         yield _check_pools(window.subject) or _check_peaks(window.subject)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Group
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.deepspeed_keys import find_unused_settings
 from zerotop_probe.recording.events import Engine
 
@@ -23,7 +23,7 @@ _MOST_REASONS = 3
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt, when the first engine is there."""
     for event in window.items(window.subject.lead.events_of(Engine)[:1]):
         found = find_unused_settings(event.config, event.zero_keys) if event.config else []

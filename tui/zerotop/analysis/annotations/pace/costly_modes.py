@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.mode_uses import CLEARING, ModeUse, list_uses
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
@@ -50,7 +50,7 @@ _COST_SHARE = 0.05
 
 
 @in_each_attempt(kinds=len(_KINDS))
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each mode once for each attempt, when it has been on for long enough."""
     each = [(process, use) for process in window.subject.processes for use in list_uses(process)]
     uses = [(process, use) for process, use in each if not window.count_reports(_KINDS[use.mode])]

@@ -17,7 +17,7 @@ from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
 _KIND = FindingKind(
@@ -62,14 +62,14 @@ class _Wait(NamedTuple):
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
     for wait, found in window.await_each(_find_waits(window), lambda wait: await_line(wait.find_delay())):
         if found.line is not None or not wait.is_rise:
             yield _build_finding(window.subject, wait, found)
 
 
-def _find_waits(window: Window[Group]) -> list[_Wait]:
+def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
     processes = window.subject.processes
     waits = [wait for process in processes for wait in _list_waits(window, process)]
     turns = window.find_once(lambda: [one for process in processes for one in _list_new(window, process, *_TURNS)] or None)
@@ -77,7 +77,7 @@ def _find_waits(window: Window[Group]) -> list[_Wait]:
     return sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
 
 
-def _list_waits(window: Window[Group], process: Process) -> Iterator[_Wait]:
+def _list_waits(window: SearchWindow[Group], process: Process) -> Iterator[_Wait]:
     yield from _list_new(window, process, _find_first_wait, SETTLED_STEPS - 1)
     rise = _find_rise(process, window.keep(ShiftFinder, process))
     if rise is not None:
@@ -85,7 +85,7 @@ def _list_waits(window: Window[Group], process: Process) -> Iterator[_Wait]:
 
 
 def _list_new(
-    window: Window[Group], process: Process, find: Callable[[Rows], slice | None], look_back: int
+    window: SearchWindow[Group], process: Process, find: Callable[[Rows], slice | None], look_back: int
 ) -> Iterator[_Wait]:
     """Yield the first waiting steps among the new ones with phases, and so many before them."""
     fresh = window.steps(process.phased_steps, look_back, (process, find))

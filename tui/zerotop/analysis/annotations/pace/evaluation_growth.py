@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import is_cause, line_values, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import Delay, await_line, is_training
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 
 _KIND = FindingKind(
     name="evaluation_growth",
@@ -49,7 +49,7 @@ class _Growth(NamedTuple):
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report the first growth of each attempt."""
     growth = window.find_once(partial(_find_growth, window))
     found = await_line(growth.delay) if growth is not None else None
@@ -61,7 +61,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation]:
         yield kind.at_steps(window.subject, rows, evidence, known_ns=found.known_ns, cost=growth.lost_share, **values)
 
 
-def _find_growth(window: Window[Group]) -> _Growth | None:
+def _find_growth(window: SearchWindow[Group]) -> _Growth | None:
     steps = window.subject.lead.steps
     fresh = window.steps(steps)
     new = (fresh.start + np.flatnonzero(steps["eval_s"][fresh] > 0)).tolist()

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
@@ -77,7 +77,7 @@ class _Verdict(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report both once for each attempt, with the numbers of the latest steps, and the end of the first."""
     for verdict in window.extend(partial(_judge_next, window.subject), 0):
         yield verdict.finding

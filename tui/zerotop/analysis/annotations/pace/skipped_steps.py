@@ -23,7 +23,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 )
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 
 _SKIPPING = FindingKind(
@@ -71,7 +71,7 @@ _STUCK_STEPS = 10
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report each once for each attempt of the job."""
     group, steps, skipped = window.subject, window.subject.lead.steps, count_skipped_first(window.subject.lead)
     yield window.find_once(partial(_find_stuck, window), _STUCK)
@@ -84,7 +84,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation | None]:
         yield window.find_once(partial(_build_end_finding, group, skipped, steps[real[: REAL_STEPS + 1]]), _ENDED)
 
 
-def _find_stuck(window: Window[Group]) -> Annotation | None:
+def _find_stuck(window: SearchWindow[Group]) -> Annotation | None:
     """Return the finding that all steps are skipped although earlier ones were not."""
     group, steps = window.subject, window.subject.lead.steps
     fresh = window.steps(steps, _STUCK_STEPS - 1)

@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.code_line import read_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -58,14 +58,14 @@ class _Gap(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report some of the gaps of each attempt's lead."""
     for gap in _find_gaps(window):
         if window.count_reports(_KIND) < _MOST:
             yield _explain_gap(window.subject, gap)
 
 
-def _find_gaps(window: Window[Group]) -> Iterator[_Gap]:
+def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
     process, steps = window.subject.lead, window.subject.lead.steps
     first = max(0, window.steps(steps).start - 1)  # after the last one known before, the gap may still go on
     ends = np.append(steps["end_unix_ns"][first:], process.at.cursor_ns)

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import SLOWED_MASK, THROTTLE_REASONS
-from zerotop.analysis.annotations.support.window import Window, in_each_rank
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 
 _KIND = FindingKind(
     name="throttled",
@@ -31,7 +31,7 @@ _PAUSE_NS = 1_000_000_000
 
 
 @in_each_rank()
-def detect(window: Window[Process]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report once for each rank."""
     process = window.subject
     if process.gpu_key is None or not len(process.steps):

@@ -7,7 +7,7 @@ from functools import partial
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, explain_rank
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
@@ -20,7 +20,7 @@ _LAUNCHER_NS = 5 * 10**9
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation | None]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
     recording, group = window.recording, window.subject
     for known_ns in window.extend(partial(_find_next, recording, group)):

@@ -22,7 +22,7 @@ from zerotop.analysis.annotations.support.evidence import Floats, Group, Process
 from zerotop.analysis.annotations.support.gather_looks import GatherLook, Looks, read_looks
 from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -103,7 +103,7 @@ class _Round(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report for each attempt what _LOOKS looks in a row show.
 
     The first rank that the others waited for, once; long waits of all ranks once, and once that they have grown.

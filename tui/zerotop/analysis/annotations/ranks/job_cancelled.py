@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.window import Window, in_job
+from zerotop.analysis.annotations.support.window import SearchWindow, in_job
 from zerotop.analysis.failures.senders import Reason, Sender, find_senders
 from zerotop.session.output.tail import read_last_lines
 from zerotop_probe.recording import events
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 @in_job(kinds=None)
-def detect(window: Window[Evidence]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Evidence]) -> Iterator[Annotation]:
     """Report once for each end of the job: the first reason that Slurm printed."""
     recording = window.recording
     ends = [event.unix_ns for event in recording.events_of(events.JobEnded)]

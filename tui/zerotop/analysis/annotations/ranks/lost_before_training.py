@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.ranks.dead_rank import build_finding
 from zerotop.analysis.annotations.support.annotation import Annotation
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.window import Window, in_job
+from zerotop.analysis.annotations.support.window import SearchWindow, in_job
 from zerotop.analysis.failures.crashes import explain_job
 from zerotop.session.moments.process_exits import find_first_exit
 from zerotop_probe.recording import events
 
 
 @in_job()
-def detect(window: Window[Evidence]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Evidence]) -> Iterator[Annotation]:
     """Report the shortage when the job has ended."""
     for ended in window.items(window.recording.events_of(events.JobEnded)[:1]):
         at = window.recording.at.at(ended.unix_ns)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.window import Window, in_job
+from zerotop.analysis.annotations.support.window import SearchWindow, in_job
 from zerotop.analysis.processes.missing_probe import MissingProbe, find_missing_probes
 from zerotop_probe.recording import events
 
@@ -28,7 +28,7 @@ _TOGETHER_NS = 5 * 10**9
 
 
 @in_job(kinds=None)
-def detect(window: Window[Evidence]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Evidence]) -> Iterator[Annotation]:
     """Report when all ranks have imported PyTorch, unless the probe was loaded meanwhile, and again when the job has ended.
 
     Then the probe cannot be loaded any more.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
@@ -49,7 +49,7 @@ class _Stop(NamedTuple):
 
 
 @in_each_attempt(kinds=None)
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
     stops = sorted(_list_stops(window.recording, window.subject)) if window.recording.events_of(events.RankStopped) else []
     still_ns = int(STILL_SECONDS * 1e9)

@@ -17,7 +17,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Grou
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.steps.contests import find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.moments.at import find_gpu_name
 from zerotop.session.samples import read_column
 
@@ -58,7 +58,7 @@ class _Round(NamedTuple):
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank whose GPU was slow in two rounds in a row."""
     group = window.subject
     if len(group.processes) < 2 or not _have_own_gpus(group) or not _are_of_one_kind(window.recording, group):

@@ -21,7 +21,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 
 _COMPUTES = FindingKind(
@@ -75,7 +75,7 @@ class _Round(NamedTuple):
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was slow in _ROUNDS rounds in a row."""
     group = window.subject
     if len(group.processes) < 2 or group.has_stages or not hides_slow_cores(group):

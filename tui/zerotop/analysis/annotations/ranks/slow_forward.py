@@ -20,7 +20,7 @@ from zerotop.analysis.annotations.support.causes.step_change import compute_own_
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows
 from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.samples import read_column
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -78,7 +78,7 @@ class _State:
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was slowest in SLOW_STEPS steps in a row."""
     if len(window.subject.processes) > 1 and _computes_alone(window.subject):
         yield from _check_group(window.subject)

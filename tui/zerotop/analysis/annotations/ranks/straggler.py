@@ -25,7 +25,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Dela
 from zerotop.analysis.annotations.support.steps.contests import find_slow_rounds
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
-from zerotop.analysis.annotations.support.window import Window, in_each_attempt
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
 _KIND = FindingKind(
@@ -53,7 +53,7 @@ _Late = tuple[int, Ints, float]  # index of the process, the indices of its step
 
 
 @in_each_attempt()
-def detect(window: Window[Group]) -> Iterator[Annotation]:
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
     late = window.find_once(partial(_find_late, window))
     found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
@@ -64,7 +64,7 @@ def detect(window: Window[Group]) -> Iterator[Annotation]:
             yield _build_finding(window.subject, *late, found)
 
 
-def _find_late(window: Window[Group]) -> _Late | None:
+def _find_late(window: SearchWindow[Group]) -> _Late | None:
     group = window.subject
     if len(group.processes) < 2 or group.has_stages:
         return None

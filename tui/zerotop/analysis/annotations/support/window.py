@@ -24,7 +24,7 @@ M = TypeVar("M")
 Found = Iterable[Annotation | None]
 
 
-class Window(Generic[S]):
+class SearchWindow(Generic[S]):
     """The records, steps and results of one subject in which a detector looks."""
 
     def __init__(self, recording: Evidence, subject: S, host: str, kinds: int | None) -> None:
@@ -120,7 +120,7 @@ class Window(Generic[S]):
         return count <= 1 if self._kinds is not None else count <= MOST_REPORTS or count.bit_count() == 1
 
 
-Detect = Callable[[Window[S]], Found]
+Detect = Callable[[SearchWindow[S]], Found]
 _Subjects = Callable[[Evidence], Iterable[tuple[S, str]]]
 
 
@@ -129,8 +129,8 @@ def _declare(list_subjects: _Subjects[S], kinds: int | None) -> Callable[[Detect
         def search(recording: Evidence) -> Found:
             for subject, host in list_subjects(recording):
                 if (detect, host) not in subject.windows:
-                    subject.windows[detect, host] = Window(recording, subject, host, kinds)
-                window: Window[S] = subject.windows[detect, host]
+                    subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds)
+                window: SearchWindow[S] = subject.windows[detect, host]
                 if not window.is_closed:
                     yield from window.select_news(detect(window))
 
