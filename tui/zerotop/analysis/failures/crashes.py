@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
 from zerotop.analysis.failures.end_causes import LEFT_ALONE, STOPPED, EndCause, choose_cause, choose_shortage
@@ -23,7 +22,7 @@ from zerotop.analysis.failures.rank_ends import (
 from zerotop.analysis.failures.senders import Reason, find_senders
 from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.formatting import Text, format_ranks
-from zerotop.analysis.hardware.gpu_faults import FaultExplanation, explain_by_fault
+from zerotop.analysis.hardware.gpu_faults import explain_by_fault
 from zerotop.analysis.script_terms import read_terms
 from zerotop.session.keys import RankProcess, identify_process
 from zerotop.session.moments.at import At, RankAt
@@ -70,7 +69,7 @@ class _Case:
         self.rank = RankAt(at, self.first.process)
         gone = [event.unix_ns for event in at.events_of(RankGone) if event.process_key == self.first.process[:2]]
         goodbyes = [event.unix_ns for event in self.rank.events_of(Goodbye)]
-        self.ended_ns = min([*gone, *goodbyes], default=at.cursor_ns)
+        self.ended_ns = min([*gone, *goodbyes], default=at.cursor_ns if job is None else job.unix_ns)
         finished = [_count_steps(RankAt(at, process), self.ended_ns) for process in self.who]
         self.finished = finished[0] if len({*finished}) == 1 else None  # steps; None where they differ
         self.file = find_output_file(at, self.first.process) if len(self.who) == 1 else None
@@ -94,7 +93,7 @@ class _Case:
             why = f"{first.order_sentence} {_describe_host_memory(memory)}".lstrip()
         fault = explain_by_fault(self.at, self.processes, first.ranks, self.ended_ns, self.at.cursor_ns)
         if fault is not None:
-            why, cause = f"{fault.sentence} {why}", _add_fault(cause, fault)
+            why, cause = f"{fault.sentence} {why}", cause._replace(**fault.change_texts(cause.details))
         evidence = self.measure_evidence()
         values = {**read_terms(self.rank.engine), **evidence, **self.collect_values(), **own_values}
         return End(
@@ -120,7 +119,8 @@ class _Case:
         """Return the cause, with values of its own for the templates."""
         if self.early is not None:
             return LEFT_ALONE, self.early
-        shortage = choose_shortage(self.at, self.rank.host, self.rank.rank, self.first.traceback)
+        rank = self.rank.rank if self.rank.rank >= 0 else None
+        shortage = choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
         if shortage is not None and self.first.signal_number is None:
             return shortage
         return choose_cause(self.first, self.kills, self.scheduler), {}
@@ -213,12 +213,6 @@ def _find_early_end(at: At, end: RankEnd, processes: Sequence[RankProcess], ende
     return None
 
 
-def _add_fault(cause: EndCause, fault: FaultExplanation) -> EndCause:
-    """Return a cause that tells the fault of a GPU before it, which gives the advice unless the code is to blame."""
-    cause = cause._replace(details=f"{fault.sentence} {cause.details}")
-    return cause._replace(advice=fault.action, fix=fault.fix) if fault.is_hardware else cause
-
-
 def _describe_error(traceback: Traceback | None) -> str:
     if traceback is None:
         return "Its output names no exception."
@@ -255,30 +249,17 @@ def explain_job(at: At, job: ProcessExit) -> End:
         return explain_rank(at, [RankEnd(vanished := RankProcess(job.host, job.pid, job.rank), None, None)], [vanished], job)
     if job.signal_name is None and (failed := _find_first_failed(at)) is not None:
         return explain_rank(at, [RankEnd(failed, read_job_end(job), traceback)], [failed], job)
-    host, ended = job.host, at.events_of(JobEnded)
+    end, ended = RankEnd(RankProcess(job.host, 0, -1), read_job_end(job), traceback), at.events_of(JobEnded)
+    told = explain_rank(at, [end], [identify_process(source) for source in at.sources["spans"]], job)
     words = ended[-1].text.rstrip(".") if ended and ended[-1].text else f"The job failed with exit code {job.exit_code}"
-    rank = traceback.rank if traceback is not None else None
-    end, name = RankEnd(RankProcess(host, 0, -1), read_job_end(job), traceback), job.signal_name
-    cause, own = choose_shortage(at, host, rank, traceback) or (choose_cause(end, None, None), {})
-    values = {**read_terms(read_first_engine(at)), "step": None, **own}
-    values |= traceback.describe() if traceback is not None else {}
-    memory = read_last_seconds(at.at(job.unix_ns), host) if name else ()
-    return End(
-        kind=SIGNAL if name else ERROR,
-        ranks=(rank,) if rank is not None else (),
+    ranks = (traceback.rank,) if traceback is not None and traceback.rank is not None else ()
+    return replace(
+        told,
+        ranks=ranks,
+        what=f"The job was killed by {job.signal_name}." if job.signal_name else f"{words}.",
         unix_ns=traceback.time_ns if traceback is not None else job.unix_ns,
-        exit_code=job.exit_code,
-        what=f"The job was killed by {name}." if name else f"{words}.",
-        where=f"on {host}" if host else "",
-        why=_describe_host_memory(memory) if name else _describe_error(traceback),
-        advice=Text(cause.advice, values),
-        numbers=_build_host_figures(memory),
-        host_memory=memory,
-        last_words=traceback.text if traceback is not None else "",
-        final=job.is_final,
-        cause=cause,
         evidence={"exit_code": job.exit_code},
-        values=values,
+        values={**told.values, "rank": next(iter(ranks), None), "step": None},
     )
 
 

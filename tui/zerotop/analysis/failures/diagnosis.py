@@ -32,15 +32,11 @@ _LAST_WORK_NS = 5_000_000_000
 def find_known_failure(at: At) -> End | None:
     """Return the end; output is read only where an event or a kill has to be explained."""
     has_ended = any(at.events_of(kind) for kind in _END_EVENTS)
-    return _find_failure(at) if has_ended or count_oom_kills(at) else None
+    return find_failure(at) if has_ended or count_oom_kills(at) else None
 
 
 # Spans show how long a rank survived an error, and output shows its messages.
 @at_event("output", "spans")
-def _find_failure(at: At) -> End | None:
-    return find_failure(at)
-
-
 def find_failure(at: At) -> End | None:
     """Return the early end of the job by the cursor; None while it works, and where it ended well or was stopped."""
     if at.events_of(StopSent):

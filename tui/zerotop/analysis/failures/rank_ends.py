@@ -17,7 +17,7 @@ from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
 from zerotop.session.keys import RankProcess, identify_process
 from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import ProcessExit, find_signal_name, read_exits, read_launcher
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
@@ -143,7 +143,7 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
     if all(exits.find_exit(source) is None for source in sources):
         return []
     printed = read_printed_ends(at)
-    job_end = next(iter(at.events_of(JobEnded)[-1:]), None)
+    job = find_first_exit(at) if len(sources) == 1 and at.events_of(JobEnded) else None
     ended = [_read_end(at, source, exits.find_exit(source), printed) for source in sources]
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
@@ -153,11 +153,7 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         report = one.report
         if one.exit_ns is None and report is None:
             continue
-        if report is None and len(sources) == 1 and job_end is not None:
-            signal_name, launcher = job_end.signal, read_launcher(at)
-            job = ProcessExit(
-                one.process.host, job_end.unix_ns, None, None, signal_name, job_end.exit_code, launcher=launcher
-            )
+        if report is None and job is not None:
             report = read_job_end(job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         has_code = report is not None and report.is_first and report.exit_code > 0

@@ -101,11 +101,6 @@ class ProcessExit(NamedTuple):
     launcher: str = ""  # see ``read_launcher``
 
     @property
-    def was_killed(self) -> bool:
-        """Whether SIGKILL ended the command, or the kernel killed a process."""
-        return self.oom_kills > 0 or self.signal_name == "SIGKILL"
-
-    @property
     def signal_name(self) -> str | None:
         """The signal that ended the command or a rank."""
         if self.signal or self.exit_code is None:
@@ -138,17 +133,12 @@ def describe_exit_code(exit_code: int, launcher: str) -> str:
     return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
-def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> RankGone | None:
-    """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
-    left = {event.process_key for event in goodbyes}
-    return next((event for event in gone if event.process_key not in left), None)
-
-
 def find_first_exit(moment: Moment) -> ProcessExit | None:
     """Return the process that failed first up to the cursor; None while nothing failed, and where the job ended well."""
     ended = next(iter(moment.events_of(JobEnded)[-1:]), None)
     gone, goodbyes = moment.events_of(RankGone), moment.events_of(Goodbye)
-    vanished = find_vanished(gone, goodbyes)
+    left = {event.process_key for event in goodbyes}
+    vanished = next((event for event in gone if event.process_key not in left), None)
     code, signal_name, counted = (ended.exit_code, ended.signal, ended.oom_kills) if ended is not None else (None, None, 0)
     kills = max(counted or 0, count_oom_kills(moment) or 0)
     failed = ended is not None and code != 0

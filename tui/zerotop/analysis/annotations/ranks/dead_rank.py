@@ -86,32 +86,20 @@ def build_finding(process: Process | None, end: End, known_ns: int) -> Annotatio
 
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
     """Whether the job was being stopped, or a reported lack of memory ended the rank."""
-    stops = [event.unix_ns for event in recording.events_of(events.StopSent)]
     # A launcher whose rank has died ends with that rank's exit code: a signal that ends the launcher was sent to it.
-    stops += [
-        ended.unix_ns
-        for ended in recording.events_of(events.JobEnded)
-        if ended.signal in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
-    ]
-    stopped_ns = read_printed_ends(recording.at.at(known_ns)).stopped_ns
-    if any(stop <= known_ns for stop in stops) or stopped_ns is not None:
+    ended = [one for one in recording.events_of(events.JobEnded) if one.signal in _STOP_SIGNALS]
+    stops = [*recording.events_of(events.StopSent), *(one for one in ended if one.unix_ns >= group.lead.source.created_ns)]
+    if (
+        any(stop.unix_ns <= known_ns for stop in stops)
+        or read_printed_ends(recording.at.at(known_ns)).stopped_ns is not None
+    ):
         return True
-    if end.signal_number is None and _has_run_out_of_memory(group, end, known_ns):
+    errors = [error.unix_ns for error in recording.at.process_events(events.OutOfMemory, end.process)]
+    if end.signal_number is None and any(known_ns - LAST_MEMORY_NS <= error <= known_ns for error in errors):
         return True
     if end.traceback is not None:
         return end.traceback.error == "KeyboardInterrupt"
     return end.report is None and _was_taken_down(recording, group, end)
-
-
-def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
-    """Whether the rank reported shortly before that memory was short."""
-    errors = [
-        event.unix_ns
-        for process in group.processes
-        if process.rank == end.process.rank
-        for event in process.events_of(events.OutOfMemory)
-    ]
-    return any(known_ns - LAST_MEMORY_NS <= error <= known_ns for error in errors)
 
 
 def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:

@@ -120,44 +120,33 @@ class SearchWindow(Generic[S]):
         return count <= 1 if self._kinds is not None else count <= MOST_REPORTS or count.bit_count() == 1
 
 
-Detect = Callable[[SearchWindow[S]], Found]
-_Subjects = Callable[[Evidence], Iterable[tuple[S, str]]]
+class _Declaration(Generic[S]):
+    """A decorator of detectors. ``kinds``: they report so many kinds, each once, or None: all findings that are news."""
+
+    def __init__(self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]]) -> None:
+        self._list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]] = list_subjects
+
+    def __call__(self, kinds: int | None = 1) -> Callable[[Callable[[SearchWindow[S]], Found]], Callable[[Evidence], Found]]:
+        def decorate(detect: Callable[[SearchWindow[S]], Found]) -> Callable[[Evidence], Found]:
+            def search(recording: Evidence) -> Found:
+                for subject, host in self._list_subjects(recording):
+                    if (detect, host) not in subject.windows:
+                        subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds)
+                    window: SearchWindow[S] = subject.windows[detect, host]
+                    if not window.is_closed:
+                        yield from window.select_news(detect(window))
+
+            update_wrapper(search, detect)
+            return search
+
+        return decorate
 
 
-def _declare(list_subjects: _Subjects[S], kinds: int | None) -> Callable[[Detect[S]], Callable[[Evidence], Found]]:
-    def decorate(detect: Detect[S]) -> Callable[[Evidence], Found]:
-        def search(recording: Evidence) -> Found:
-            for subject, host in list_subjects(recording):
-                if (detect, host) not in subject.windows:
-                    subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds)
-                window: SearchWindow[S] = subject.windows[detect, host]
-                if not window.is_closed:
-                    yield from window.select_news(detect(window))
-
-        update_wrapper(search, detect)
-        return search
-
-    return decorate
-
-
-def in_each_rank(kinds: int | None = 1) -> Callable[[Detect[Process]], Callable[[Evidence], Found]]:
-    """Have a detector look at each rank's process.
-
-    ``kinds``: it reports so many kinds of findings, each once; None if it reports all that are news.
-    """
-    return _declare(lambda recording: [(process, "") for process in recording.processes], kinds)
-
-
-def in_each_attempt(kinds: int | None = 1) -> Callable[[Detect[Group]], Callable[[Evidence], Found]]:
-    """Have a detector look at the ranks of each attempt, see ``in_each_rank``."""
-    return _declare(lambda recording: [(group, "") for group in recording.groups], kinds)
-
-
-def in_each_node(kinds: int | None = 1) -> Callable[[Detect[Group]], Callable[[Evidence], Found]]:
-    """Have a detector look at the ranks of each attempt on each node, see ``in_each_rank``."""
-    return _declare(lambda recording: [(group, host) for group in recording.groups for host in group.hosts], kinds)
-
-
-def in_job(kinds: int | None = 1) -> Callable[[Detect[Evidence]], Callable[[Evidence], Found]]:
-    """Have a detector look at the whole job, see ``in_each_rank``."""
-    return _declare(lambda recording: [(recording, "")], kinds)
+in_each_rank = _Declaration[Process](lambda recording: [(process, "") for process in recording.processes])
+"""Have a detector look at each rank's process."""
+in_each_attempt = _Declaration[Group](lambda recording: [(group, "") for group in recording.groups])
+"""Have a detector look at the ranks of each attempt."""
+in_each_node = _Declaration[Group](lambda recording: [(group, host) for group in recording.groups for host in group.hosts])
+"""Have a detector look at the ranks of each attempt on each node."""
+in_job = _Declaration[Evidence](lambda recording: [(recording, "")])
+"""Have a detector look at the whole job."""
