@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
 from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
@@ -211,6 +212,16 @@ def test_a_real_death() -> None:
     failure = find_failure(dead.at(dead.last_written_ns))
     assert failure is not None
     assert failure.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("name", ["cpu-dead", "hardware-bus", "blind-early-end"])
+def test_the_post_mortem_and_the_finding_are_views_of_one_record(name: str) -> None:
+    session = recordings.open_recording(name)
+    (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
+    # A job whose ranks end in good order fails when its command ends.
+    known = (session.at(time_ns).end for time_ns in (dead.known_ns, session.end_ns))
+    end = next(end for end in known if end is not None)
+    assert (end.advice, end.ranks, end.unix_ns) == (dead.advice, dead.ranks, dead.begin_ns)
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:

@@ -36,6 +36,8 @@ from zerotop_probe.recording.tables import FAILED
 _TAIL = 256
 LAST_MEMORY_NS = 60 * 10**9
 """A rank that dies of a lack of memory ends within this time after it."""
+LAUNCHER_NS = 5 * 10**9
+"""Within this time after a rank's end, launchers print how it ended."""
 # The kernel's kills are counted from this long before a rank is found gone.
 _KILLED_NS = 3 * 10**9
 # A rank that was not sampled for this long had ended.
@@ -128,11 +130,11 @@ class _Case:
     @cached_property
     def kills(self) -> int | None:
         """The processes that the kernel killed for lack of memory around then; None if unknown."""
-        begin_ns = self.ended_ns - _KILLED_NS
-        kills = count_oom_kills(self.at, self.rank.host, begin_ns)
+        begin_ns, until_ns = self.ended_ns - _KILLED_NS, min(self.at.cursor_ns, self.ended_ns + LAUNCHER_NS)
+        kills = count_oom_kills(self.at.at(until_ns), self.rank.host, begin_ns)
         seen = self.rank.host_samples.read_window(begin_ns, self.ended_ns).times
         last_ns = int(seen[-1]) + _SAMPLED_NS if len(seen) else self.ended_ns
-        counted_ns = self.at.records("hosts", self.rank.host).read_window(begin_ns, self.at.cursor_ns).times[-1:]
+        counted_ns = self.at.records("hosts", self.rank.host).read_window(begin_ns, until_ns).times[-1:]
         return kills if kills or (counted_ns >= last_ns).any() else None
 
     @cached_property

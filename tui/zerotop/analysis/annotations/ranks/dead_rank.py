@@ -8,15 +8,13 @@ from functools import partial
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
-from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, explain_rank
+from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, LAUNCHER_NS, explain_rank
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(name="dead_rank", severity=Severity.ERROR, confidence=0.95, headline="")
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-# Within this time after a rank's end, launchers print how it ended.
-_LAUNCHER_NS = 5 * 10**9
 
 
 @in_each_attempt()
@@ -50,7 +48,7 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     job_ends = [event.unix_ns for event in recording.events_of(events.JobEnded) if event.unix_ns >= begin_ns]
     if not job_ends and _has_unread_files(recording, group, end_ns):
         return None
-    limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
+    limits = [end_ns + LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.at.at(until_ns)).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]

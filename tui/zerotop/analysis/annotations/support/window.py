@@ -34,7 +34,8 @@ class SearchWindow(Generic[S]):
         """Whether the detector needs no more of it."""
         self._kinds = kinds
         self._counts: dict[Hashable, dict[Source, int]] = {}  # records that were shown
-        self._lengths: Counter[Hashable] = Counter()  # steps or items that were shown
+        self._lengths: Counter[Hashable] = Counter()  # steps that were shown
+        self._items: Counter[Hashable] = Counter()
         self._results: dict[Hashable, list[Any]] = {}
         self._firsts: dict[Hashable, list[Any]] = {}
         self._last: Any = None  # of the results that follow from each other
@@ -55,7 +56,7 @@ class SearchWindow(Generic[S]):
 
     def items(self, items: Sequence[T], of: Hashable = None) -> Sequence[T]:
         """Return the new items of a sequence that only grows, for example of events."""
-        begin, self._lengths[of] = self._lengths[of], max(self._lengths[of], len(items))
+        begin, self._items[of] = self._items[of], max(self._items[of], len(items))
         return items[begin:]
 
     def results(self, fresh: Iterable[T], look_back: int | None, of: Hashable = None) -> list[T]:
