@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from itertools import takewhile
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.keys import ProcessKey
 from zerotop_probe.recording import events
 
@@ -38,43 +37,59 @@ _Event = events.RankStopped | events.RankContinued | events.RankGone
 _EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, events.RankGone)
 
 
-class _Stop(NamedTuple):
-    """A stop of a rank, in unix nanoseconds."""
-
-    since_ns: int
-    until_ns: int  # its end, or the cursor
-    rank: int
-    pid: int
-    has_continued: bool
+class _State:
+    def __init__(self) -> None:
+        self.stopped: dict[ProcessKey, int] = {}  # since when, of those that are stopped now
+        self.stops: list[tuple[int, int]] = []  # (when, rank) of all stops
 
 
-@in_each_attempt(kinds=None)
-def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
+def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
-    stops = sorted(_list_stops(window.recording, window.subject)) if window.recording.events_of(events.RankStopped) else []
-    still_ns = int(STILL_SECONDS * 1e9)
-    still = [(stop.since_ns + still_ns, _STILL, stop) for stop in stops if stop.until_ns - stop.since_ns >= still_ns]
-    ended = [one for one in stops if one.has_continued and one.until_ns - one.since_ns >= STOPPED_SECONDS * 1e9]
-    last_ns = dict.fromkeys((_KIND, _STILL), -_TOGETHER_NS)
-    for known_ns, kind, stop in sorted([*still, *((one.until_ns, _KIND, one) for one in ended)], key=lambda one: one[0]):
-        if abs(stop.since_ns - last_ns[kind]) > _TOGETHER_NS:
-            last_ns[kind] = stop.since_ns
-            near = [one for one in stops if abs(one.since_ns - stop.since_ns) <= _TOGETHER_NS and one.since_ns <= known_ns]
-            evidence, ranks = {"stopped_s": (known_ns - stop.since_ns) / 1e9}, sorted({one.rank for one in near})
-            cost = float(kind is _STILL)
-            values: dict[str, Any] = {"concerned": ranks, "pid": stop.pid}
-            yield kind.at(window.subject, stop.since_ns, known_ns, evidence, ranks=ranks, cost=cost, **values)
+    if not recording.events_of(events.RankStopped):
+        return
+    for group in recording.groups:
+        state, ranks = group.get_state(_State), {process.key: process.rank for process in group.processes}
+        new = (event for kind in _EVENTS for event in group.read_new_items(recording.events_of(kind), kind.__name__))
+        for event in sorted(new, key=lambda event: event.unix_ns):
+            yield from _take_event(group, ranks, state, event)
+        for key, since_ns in state.stopped.items():
+            yield from _check_still(group, state, key, since_ns, recording.cursor_ns)
 
 
-def _list_stops(recording: Evidence, group: Group) -> Iterator[_Stop]:
-    ranks, since = {process.key: process.rank for process in group.processes}, dict[ProcessKey, int]()
-    changes = [one for kind in _EVENTS for one in recording.events_of(kind) if one.process_key in ranks]
-    for event in sorted(changes, key=lambda event: event.unix_ns):
-        key = event.process_key
-        if isinstance(event, events.RankStopped):
-            since.setdefault(key, event.unix_ns)
-        elif key in since:
-            has_continued = isinstance(event, events.RankContinued)
-            yield _Stop(since.pop(key), event.unix_ns, ranks[key], key[1], has_continued)
-    for key, since_ns in since.items():
-        yield _Stop(since_ns, recording.cursor_ns, ranks[key], key[1], False)
+def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: _Event) -> Iterator[Annotation]:
+    key = event.process_key
+    if key not in ranks:
+        return
+    if isinstance(event, events.RankStopped):
+        if key not in state.stopped:
+            state.stopped[key] = event.unix_ns
+            state.stops.append((event.unix_ns, ranks[key]))
+    elif (since_ns := state.stopped.pop(key, None)) is not None:
+        yield from _check_still(group, state, key, since_ns, event.unix_ns)
+        duration_s = (event.unix_ns - since_ns) / 1e9
+        is_long = isinstance(event, events.RankContinued) and duration_s >= STOPPED_SECONDS
+        if is_long and _is_new(group, "continued", since_ns):
+            concerned, evidence = _find_together(state, since_ns), {"stopped_s": duration_s}
+            yield _KIND.at(group, since_ns, event.unix_ns, evidence, ranks=concerned, concerned=concerned)
+
+
+def _check_still(group: Group, state: _State, key: ProcessKey, since_ns: int, until_ns: int) -> Iterator[Annotation]:
+    known_ns = since_ns + int(STILL_SECONDS * 1e9)
+    if known_ns <= until_ns and _is_new(group, "still", since_ns):
+        concerned, evidence = _find_together(state, since_ns), {"stopped_s": STILL_SECONDS}
+        yield _STILL.at(group, since_ns, known_ns, evidence, ranks=concerned, concerned=concerned, pid=key[1], cost=1.0)
+
+
+def _find_together(state: _State, since_ns: int) -> list[int]:
+    """Return the ranks that were stopped at about the same time."""
+    near = takewhile(lambda stop: stop[0] >= since_ns - _TOGETHER_NS, reversed(state.stops))
+    return sorted({rank for time_ns, rank in near if time_ns <= since_ns + _TOGETHER_NS})
+
+
+def _is_new(group: Group, what: str, since_ns: int) -> bool:
+    """Whether no rank that was stopped at about the same time has been reported in this way."""
+    reported: list[int] = group.get_state(list, f"{_KIND.name} {what}")
+    if reported and abs(reported[-1] - since_ns) <= _TOGETHER_NS:
+        return False
+    reported[:] = [since_ns]
+    return group.count_report(f"{_KIND.name} {what}")
