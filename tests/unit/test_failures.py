@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 import recordings
 from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
-from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
-from zerotop.analysis.failures.last_moments import find_largest_batch
+from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
+from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
@@ -31,14 +32,14 @@ def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
     recording.write_event(recording.node, at_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
 
 
-def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
+def find_checked_failure(recording: Recording, second: float = 40) -> End | None:
     session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
     failure = find_known_failure(session.at(cursor))
     assert failure == find_failure(session.at(cursor))
     return failure
 
 
-def require_failure(recording: Recording, second: float = 40) -> Failure:
+def require_failure(recording: Recording, second: float = 40) -> End:
     failure = find_checked_failure(recording, second)
     assert failure is not None
     return failure
@@ -211,6 +212,16 @@ def test_a_real_death() -> None:
     failure = find_failure(dead.at(dead.last_written_ns))
     assert failure is not None
     assert failure.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("name", ["cpu-dead", "hardware-bus", "blind-early-end"])
+def test_the_post_mortem_and_the_finding_are_views_of_one_record(name: str) -> None:
+    session = recordings.open_recording(name)
+    (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
+    # A job whose ranks end in good order fails when its command ends.
+    known = (session.at(time_ns).end for time_ns in (dead.known_ns, session.end_ns))
+    end = next(end for end in known if end is not None)
+    assert (end.advice, end.ranks, end.unix_ns) == (dead.advice, dead.ranks, dead.begin_ns)
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:

@@ -144,7 +144,7 @@ def test_a_traceback_in_a_file_is_that_of_its_rank_and_the_file_is_named(tmp_pat
     assert "Its last output is in /logs/1/stderr.log." in dead.details
     failure = find_failure(session.at(BEGIN_NS + 40 * S))
     assert failure is not None
-    assert failure.advice == "Its output, in /logs/1/stderr.log, has the traceback."
+    assert failure.advice == "Its output has the traceback. Its last output is in /logs/1/stderr.log."
 
 
 def test_the_files_of_running_ranks_are_named(tmp_path: Path) -> None:

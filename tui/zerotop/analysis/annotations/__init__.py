@@ -3,9 +3,12 @@
 To add one, write a module in a folder of this package, and its test:
 1. Declare a ``FindingKind``: name, severity, confidence, and templates of the sentence and the advice (``formatting.Text``).
 2. Put its thresholds beside it, each with its unit and its reason; shared ones are in ``support.thresholds``.
-3. Define ``detect(recording: Evidence) -> Iterator[Annotation | None]``: it is found by that name.
+3. Define ``detect(window: SearchWindow[Process]) -> Iterator[Annotation | None]``, decorated with ``in_each_rank`` or
+   another of ``support.window``: it is found by that name.
 4. Yield ``KIND.at_steps(process, rows, evidence)`` or ``KIND.at(process, begin_ns, end_ns, evidence)``; None is skipped.
-5. It is called again as the cursor moves: remember with ``get_state``, ``read_new``, ``next_steps`` and ``reported``.
+5. It is called again as the cursor moves. The window shows what is new, and before that as much as the detector asks for;
+   findings that it has had are dropped. Some detectors follow the whole recording: they take ``Evidence``, and remember with
+   ``get_state`` and ``next_steps``.
 6. Use only records up to ``known_ns``: findings must not depend on how the recording was read. Duplicates count once.
 """
 

@@ -1,110 +1,224 @@
-"""Failures of jobs that a signal or an error of their own ended: the first rank, its phase, and its last output."""
+"""Ends of ranks by a signal, an error of their own or a shortage, and of jobs of which no rank is known."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
-from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.failures.attempts import Attempt
-from zerotop.analysis.failures.failure import ERROR, SIGNAL, ByteFigure, Failure, describe_place
-from zerotop.analysis.failures.last_moments import (
-    LastSpan,
-    find_failed_spans,
-    find_outermost,
-    read_last_seconds,
-    read_last_spans,
+from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
+from zerotop.analysis.failures.end_causes import LEFT_ALONE, STOPPED, EndCause, choose_cause, choose_shortage
+from zerotop.analysis.failures.last_moments import describe_failed_place, read_last_place, read_last_seconds
+from zerotop.analysis.failures.rank_ends import (
+    RankEnd,
+    find_last_exception,
+    find_output_file,
+    read_job_end,
+    read_printed_ends,
 )
-from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, find_output_file, read_printed_ends
-from zerotop.analysis.formatting import format_ranks
+from zerotop.analysis.failures.senders import Reason, find_senders
+from zerotop.analysis.failures.tracebacks import Traceback
+from zerotop.analysis.formatting import Text, format_ranks
+from zerotop.analysis.hardware.gpu_faults import explain_by_fault
 from zerotop.analysis.script_terms import read_terms
 from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At
+from zerotop.session.moments.at import At, RankAt
 from zerotop.session.moments.host_memory import HostMemory
-from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name
-from zerotop_probe.recording.events import JobEnded
+from zerotop.session.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit
+from zerotop.session.output.tail import read_last_lines
+from zerotop.session.steps.step_memory import measure_held_bytes
+from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone
 from zerotop_probe.recording.tables import FAILED
 
 _TAIL = 256
-_ADVICE = {
-    "SIGKILL": (
-        "Look for the sender of the signal in dmesg and the scheduler's log, or ask the node's other users. {saving_limits}"
-        " how much is lost.",
-        "{saving}",
-    ),
-    "SIGTERM": ("Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", "{saving}"),
-    "SIGBUS": (
-        "Usually /dev/shm is full: start the container with a larger --shm-size, or set {worker_count} to 0.",
-        "--shm-size",
-    ),
-}
-_DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is lost.", "{saving}"
+LAST_MEMORY_NS = 60 * 10**9
+"""A rank that dies of a lack of memory ends within this time after it."""
+LAUNCHER_NS = 5 * 10**9
+"""Within this time after a rank's end, launchers print how it ended."""
+# The kernel's kills are counted from this long before a rank is found gone.
+_KILLED_NS = 3 * 10**9
+# A rank that was not sampled for this long had ended.
+_SAMPLED_NS = 200_000_000
+# Host memory that a killed rank took after its last step is worth a sentence from this size on.
+_GROWN_BYTES = 256 << 20
+_FILE = "[ Its last output is in {file}.]"
 
 
-# --- killed --------------------------------------------------------------------------------------------------------------
+# --- a rank --------------------------------------------------------------------------------------------------------------
 
 
-def build_signal_failure(at: At, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
-    """Return the failure of a job whose rank vanished, or whose command was ended by a signal.
+def explain_rank(at: At, ends: Sequence[RankEnd], processes: Sequence[RankProcess], job: ProcessExit | None = None) -> End:
+    """Return the end of the rank that failed first.
 
-    ``end``: how the first rank ended, if its launcher or a sampler saw it.
+    Args:
+        ends: how ranks ended, the first failure first.
+        processes: the ranks of its attempt.
+        job: the end of the job as far as known: its signal counts where nothing tells how the rank ended.
     """
-    host, at_ns, rank, pid = process_exit[:4]
-    alongside = end.alongside if end is not None else ()
-    if end is not None:
-        host, pid, rank = end.process
-    spans: tuple[LastSpan, ...] = ()
-    place = ""
-    if rank is not None and pid is not None:
-        spans, place = _read_last_place(at, RankProcess(host, pid, rank), at_ns)
-    if any(_read_last_place(at, other, at_ns)[1] != place for other in alongside):
-        place = ""
-    name = _find_signal(process_exit, end)
-    who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
-    if end is not None and alongside:
-        who = f"{end.who[0].upper()}{end.who[1:]}" if name else format_ranks(end.ranks).capitalize()
-    what = f"was killed by {name}" if name else "died unexpectedly"
-    if not name and read_printed_ends(at).stopped_ns is not None:
-        what, name = "ended when a signal told its launcher to stop", "SIGTERM"
-    advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
-    file = find_output_file(at, end.process) if end is not None and not alongside else None
-    terms, memory = read_terms(read_first_engine(at)), read_last_seconds(at.at(at_ns), host)
-    return Failure(
-        kind=SIGNAL,
-        unix_ns=at_ns,
-        rank=rank if not alongside else None,
-        what=f"{who} {what}{place}.",
-        where=f"on {host}" if host else "",
-        why=f"{end.order_sentence if end is not None else ''} {_describe_host_memory(memory)}".lstrip(),
-        numbers=_build_host_figures(memory),
-        advice=advice.format_map(terms) + (f" Its last output is in {file}." if file else ""),
-        setting=setting.format_map(terms),
-        spans=spans if not alongside else (),
-        host_memory=memory,
-        last_words="",
-        final=process_exit.is_final,
-        memory=None,
-    )
+    return _Case(at, ends, processes, job).build()
 
 
-def _find_signal(process_exit: ProcessExit, end: RankEnd | None) -> str | None:
-    """Return the signal that ended the rank or the job. The launcher's message decides whether there was one."""
-    if end is None or end.report is None:
-        return process_exit.signal_name
-    return end.signal_name or process_exit.signal or find_signal_name(end.report.exit_code)
+class _Case:
+    """The end of a rank, or of several that may have been first, as known at a moment."""
+
+    def __init__(self, at: At, ends: Sequence[RankEnd], processes: Sequence[RankProcess], job: ProcessExit | None) -> None:
+        self.at, self.job, self.first, self.processes = at, job, ends[0], processes
+        self.others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
+        self.who = (self.first.process, *self.first.alongside)
+        self.rank = RankAt(at, self.first.process)
+        gone = [event.unix_ns for event in at.events_of(RankGone) if event.process_key == self.first.process[:2]]
+        goodbyes = [event.unix_ns for event in self.rank.events_of(Goodbye)]
+        self.ended_ns = min([*gone, *goodbyes], default=at.cursor_ns if job is None else job.unix_ns)
+        finished = [_count_steps(RankAt(at, process), self.ended_ns) for process in self.who]
+        self.finished = finished[0] if len({*finished}) == 1 else None  # steps; None where they differ
+        self.file = find_output_file(at, self.first.process) if len(self.who) == 1 else None
+        self.early = _find_early_end(at, self.first, processes, self.ended_ns)
+        self.signal_name = self.first.signal_name
+        if self.first.report is None and job is not None:
+            self.signal_name = job.signal_name
+
+    def build(self) -> End:
+        first, (cause, own_values) = self.first, self.choose_cause()
+        kind = ERROR if cause.is_error else SIGNAL
+        spans, place = read_last_place(self.at, first.process, self.ended_ns)
+        if any(read_last_place(self.at, other, self.ended_ns)[1] != place for other in first.alongside):
+            place = ""
+        what = f"Rank {self.rank.rank} failed{describe_failed_place(spans)}."
+        memory: tuple[HostMemory, ...] = ()
+        why = _describe_error(first.traceback)
+        if kind == SIGNAL:
+            what, cause = self.describe_signal(place, cause)
+            memory = read_last_seconds(self.at.at(self.ended_ns), self.rank.host)
+            why = f"{first.order_sentence} {_describe_host_memory(memory)}".lstrip()
+        fault = explain_by_fault(self.at, self.processes, first.ranks, self.ended_ns, self.at.cursor_ns)
+        if fault is not None:
+            why, cause = f"{fault.sentence} {why}", cause._replace(**fault.change_texts(cause.details))
+        evidence = self.measure_evidence()
+        values = {**read_terms(self.rank.engine), **evidence, **self.collect_values(), **own_values}
+        return End(
+            kind=kind,
+            ranks=tuple(one.rank for one in self.who),
+            unix_ns=self.ended_ns,
+            exit_code=self.job.exit_code if self.job is not None else None,
+            what=what,
+            where=f"on {self.rank.host}" if self.rank.host else "",
+            why=why,
+            advice=Text(f"{cause.advice}{_FILE}", values),
+            numbers=_build_host_figures(memory),
+            spans=spans if not first.alongside else (),
+            host_memory=memory,
+            last_words=first.traceback.text if first.traceback is not None else "",
+            final=kind == ERROR or self.job is None or self.job.is_final,
+            cause=cause._replace(details=f"{cause.details}{_FILE}"),
+            evidence=evidence,
+            values=values,
+        )
+
+    def choose_cause(self) -> tuple[EndCause, dict[str, Any]]:
+        """Return the cause, with values of its own for the templates."""
+        if self.early is not None:
+            return LEFT_ALONE, self.early
+        rank = self.rank.rank if self.rank.rank >= 0 else None
+        shortage = choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
+        if shortage is not None and self.first.signal_number is None:
+            return shortage
+        return choose_cause(self.first, self.kills, self.scheduler), {}
+
+    @cached_property
+    def kills(self) -> int | None:
+        """The processes that the kernel killed for lack of memory around then; None if unknown."""
+        begin_ns, until_ns = self.ended_ns - _KILLED_NS, min(self.at.cursor_ns, self.ended_ns + LAUNCHER_NS)
+        kills = count_oom_kills(self.at.at(until_ns), self.rank.host, begin_ns)
+        seen = self.rank.host_samples.read_window(begin_ns, self.ended_ns).times
+        last_ns = int(seen[-1]) + _SAMPLED_NS if len(seen) else self.ended_ns
+        counted_ns = self.at.records("hosts", self.rank.host).read_window(begin_ns, until_ns).times[-1:]
+        return kills if kills or (counted_ns >= last_ns).any() else None
+
+    @cached_property
+    def scheduler(self) -> str | None:
+        """The scheduler that reported too much memory use around then."""
+        senders = chain.from_iterable(map(find_senders, read_last_lines(self.at)))
+        since_ns = self.ended_ns - LAST_MEMORY_NS
+        return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns >= since_ns), None)
+
+    def describe_signal(self, place: str, cause: EndCause) -> tuple[str, EndCause]:
+        """Return a sentence about ranks that did not end by themselves, and the cause, which that may change."""
+        first, name = self.first, self.signal_name
+        who = f"Rank {self.rank.rank} (PID {self.rank.pid})"
+        if first.alongside:
+            who = f"{first.who[0].upper()}{first.who[1:]}" if name else format_ranks(first.ranks).capitalize()
+        what = f"was killed by {name}" if name else "died unexpectedly"
+        if not name and read_printed_ends(self.at).stopped_ns is not None:
+            what, name = "ended when a signal told its launcher to stop", "SIGTERM"
+        cause = cause._replace(advice=STOPPED.advice) if name == "SIGTERM" else cause
+        return f"{who} {what}{place}.", cause
+
+    def measure_evidence(self) -> dict[str, int | None]:
+        first, held = self.first, None
+        if not first.alongside and (sample := self.rank.host_samples.read_last(self.ended_ns)) is not None:
+            held = int(measure_held_bytes(sample))
+        return {
+            "finished_steps": self.finished,
+            "host_held_bytes": held,
+            "grown_bytes": _measure_growth(self.rank, self.ended_ns) if held is not None else None,
+            "oom_kills": self.kills or None,
+            "signal_number": first.signal_number,
+            "exit_code": first.exit_code,
+        }
+
+    def collect_values(self) -> dict[str, Any]:
+        first, pids = self.first, " or ".join(str(one.pid) for one in self.who)
+        return {
+            "rank": self.rank.rank,
+            "pid": pids,
+            "ended": f"{first.who[0].upper()}{first.who[1:]}",
+            "dead": format_ranks(first.ranks).capitalize() if first.alongside else f"Rank {self.rank.rank}'s process {pids}",
+            "together": first.order_sentence or None,
+            "steps": self.finished or None,
+            "early": " before its first step was finished" if self.finished == 0 else "",
+            "others": self.others or None,
+            "launcher": first.report.launcher or None if first.report is not None else None,
+            "code": first.exit_code,
+            "number": first.signal_number,
+            "signal": first.signal_name,
+            "scheduler": self.scheduler,
+            "file": self.file,
+            **(first.traceback.describe() if first.traceback is not None else {}),
+        }
 
 
-def _read_last_place(at: At, process: RankProcess, at_ns: int) -> tuple[tuple[LastSpan, ...], str]:
-    """Return the last phases of a process, and a description of the phase in or after which it vanished."""
-    spans = read_last_spans(at, process, at_ns)
-    begins = at.at(at_ns).find_table("begins", process)
-    begun = begins.until(at_ns) if begins is not None else None
-    if begun is None or not len(begun):
-        return spans, ""
-    phase = find_outermost(at.at(at_ns), process)
-    if phase:
-        return spans, describe_place(phase, phase, int(begun[-1]["step"]))
-    return spans, _describe_failed_place(spans)
+def _count_steps(rank: RankAt, until_ns: int) -> int:
+    steps = rank.steps.clip_window(0, until_ns).rows["step"]
+    return int(steps[-1]) + 1 if len(steps) else 0
+
+
+def _measure_growth(rank: RankAt, ended_ns: int) -> int | None:
+    """Return the growth of its host memory after its last step; None if it was small."""
+    steps, last = rank.steps.clip_window(0, ended_ns), rank.host_samples.read_last(ended_ns)
+    before = rank.host_samples.read_last(int(steps.times[-1])) if len(steps) else None
+    grown = int(measure_held_bytes(last) - measure_held_bytes(before)) if before is not None else 0
+    return grown if grown >= _GROWN_BYTES else None
+
+
+def _find_early_end(at: At, end: RankEnd, processes: Sequence[RankProcess], ended_ns: int) -> dict[str, Any] | None:
+    """Return the rank whose normal end cost this one its connection; None if there was none."""
+    if end.traceback is None or not end.traceback.is_lost_peer:
+        return None
+    for other in processes:
+        ends = [event for event in at.process_events(Goodbye, other) if event.unix_ns < ended_ns]
+        finished = _count_steps(RankAt(at, other), ended_ns) if ends and other.rank != end.process.rank else 0
+        if finished:
+            return {"early_rank": other.rank, "early_steps": finished}
+    return None
+
+
+def _describe_error(traceback: Traceback | None) -> str:
+    if traceback is None:
+        return "Its output names no exception."
+    return f"{traceback.text.rstrip('.')}{f', at {traceback.place}' if traceback.place else ''}."
 
 
 def _describe_host_memory(memory: Sequence[HostMemory]) -> str:
@@ -119,51 +233,36 @@ def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:
     return (ByteFigure("host memory in use", most.used_bytes, most.limit_bytes),) if most is not None else ()
 
 
-# --- failed by itself ----------------------------------------------------------------------------------------------------
+# --- an attempt, a job ---------------------------------------------------------------------------------------------------
 
 
-def build_error_failure(at: At, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
-    """Return the failure of a job that ended by itself with an exit code other than 0.
+def explain_attempt(at: At, attempt: Attempt, end: RankEnd) -> End:
+    """Return the end of a job whose last attempt ended before it trained."""
+    told = explain_rank(at, [end], attempt.processes, find_first_exit(at))
+    what = f"Rank {end.process.rank} failed in attempt {attempt.number} before its first step."
+    why = told.why if told.last_words else f"It ended with {attempt.cause}."
+    return replace(told, kind=ERROR, what=what, why=why, unix_ns=attempt.known_ns)
 
-    ``end``: how the first rank ended, as far as known.
-    """
-    first = end.process if end is not None else _find_first_failed(at)
-    traceback = end.traceback if end is not None else find_last_exception(at)
-    words = traceback.text if traceback is not None else ""
-    place = f", at {traceback.place}" if traceback is not None and traceback.place else ""
-    spans = read_last_spans(at, first, process_exit.unix_ns) if first is not None else ()
-    ended = at.events_of(JobEnded)
-    text = ended[-1].text or "" if ended else ""
-    host = first.host if first is not None else process_exit.host
-    file = find_output_file(at, first) if first is not None else None
-    where = f", in {file}," if file else ""
-    job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
-    return Failure(
-        kind=ERROR,
-        unix_ns=process_exit.unix_ns,
-        rank=first.rank if first is not None else None,
-        what=f"{f'Rank {first.rank} failed' if first is not None else job}{_describe_failed_place(spans)}.",
-        where=f"on {host}" if host else "",
-        why=f"{words.rstrip('.')}{place}." if words else "Its output names no exception.",
-        numbers=(),
-        advice=f"Its output{where} has the traceback." if words else f"Its last output{where} may say why.",
-        setting="",
-        spans=spans,
-        host_memory=(),
-        last_words=words,
-        final=True,
-        memory=None,
+
+def explain_job(at: At, job: ProcessExit) -> End:
+    """Return the end of a job whose ranks nobody saw end: that of its command, or of a rank that an exception left."""
+    traceback = find_last_exception(at)
+    if job.rank is not None and job.pid is not None:
+        return explain_rank(at, [RankEnd(vanished := RankProcess(job.host, job.pid, job.rank), None, None)], [vanished], job)
+    if job.signal_name is None and (failed := _find_first_failed(at)) is not None:
+        return explain_rank(at, [RankEnd(failed, read_job_end(job), traceback)], [failed], job)
+    end, ended = RankEnd(RankProcess(job.host, 0, -1), read_job_end(job), traceback), at.events_of(JobEnded)
+    told = explain_rank(at, [end], [identify_process(source) for source in at.sources["spans"]], job)
+    words = ended[-1].text.rstrip(".") if ended and ended[-1].text else f"The job failed with exit code {job.exit_code}"
+    ranks = (traceback.rank,) if traceback is not None and traceback.rank is not None else ()
+    return replace(
+        told,
+        ranks=ranks,
+        what=f"The job was killed by {job.signal_name}." if job.signal_name else f"{words}.",
+        unix_ns=traceback.time_ns if traceback is not None else job.unix_ns,
+        evidence={"exit_code": job.exit_code},
+        values={**told.values, "rank": next(iter(ranks), None), "step": None},
     )
-
-
-def build_attempt_failure(at: At, attempt: Attempt) -> Failure:
-    """Return the failure of a job whose last attempt ended before it trained."""
-    process_exit = find_first_exit(at) or ProcessExit("", attempt.known_ns)
-    process_exit = process_exit._replace(unix_ns=attempt.known_ns)
-    failure = build_error_failure(at, process_exit, attempt.end)
-    rank = attempt.end.process.rank if attempt.end is not None else attempt.processes[0].rank
-    what = f"Rank {rank} failed in attempt {attempt.number} before its first step."
-    return replace(failure, what=what, why=failure.why if failure.last_words else f"It ended with {attempt.cause}.")
 
 
 def _find_first_failed(at: At) -> RankProcess | None:
@@ -175,12 +274,3 @@ def _find_first_failed(at: At) -> RankProcess | None:
         if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
             failures.append((int(failed["end_ns"][-1]) + source.offset_ns, identify_process(source)))
     return min(failures)[1] if failures else None
-
-
-def _describe_failed_place(spans: Sequence[LastSpan]) -> str:
-    """Return in words the phase that an exception left, or the last one before."""
-    if (failed := find_failed_spans(spans)) is not None:
-        inner, outer = failed
-        return describe_place(inner.phase, outer.phase, inner.step)
-    last = next((span for span in reversed(spans) if not span.depth), None)
-    return f" after{describe_place(last.phase, last.phase, last.step).removeprefix(' in')}" if last is not None else ""

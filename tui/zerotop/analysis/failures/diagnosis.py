@@ -7,22 +7,20 @@ somebody stopped, or that ended well, did not die.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from zerotop.analysis.failures.attempts import read_attempts
-from zerotop.analysis.failures.crashes import build_attempt_failure, build_error_failure, build_signal_failure
-from zerotop.analysis.failures.failure import MEMORY, ByteFigure, Failure, describe_place
-from zerotop.analysis.failures.last_moments import has_worked_after
+from zerotop.analysis.failures.crashes import explain_attempt, explain_job, explain_rank
+from zerotop.analysis.failures.end import MEMORY, ByteFigure, End
+from zerotop.analysis.failures.last_moments import describe_place, has_worked_after
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
-from zerotop.analysis.hardware.gpu_faults import explain_by_fault
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
 from zerotop.session.keys import identify_process
 from zerotop.session.moments.at import At
 from zerotop.session.moments.moment import at_event
-from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest, read_exits
+from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 
@@ -31,64 +29,40 @@ _END_EVENTS: tuple[type[Event], ...] = (OutOfMemory, JobEnded, RankGone)
 _LAST_WORK_NS = 5_000_000_000
 
 
-def find_known_failure(at: At) -> Failure | None:
-    """Return the failure; output is read only where an event or a kill has to be explained."""
+def find_known_failure(at: At) -> End | None:
+    """Return the end; output is read only where an event or a kill has to be explained."""
     has_ended = any(at.events_of(kind) for kind in _END_EVENTS)
-    return _find_failure(at) if has_ended or count_oom_kills(at) else None
+    return find_failure(at) if has_ended or count_oom_kills(at) else None
 
 
 # Spans show how long a rank survived an error, and output shows its messages.
 @at_event("output", "spans")
-def _find_failure(at: At) -> Failure | None:
-    return find_failure(at)
-
-
-def find_failure(at: At) -> Failure | None:
-    """Return the failure that had ended the job by the cursor."""
+def find_failure(at: At) -> End | None:
+    """Return the early end of the job by the cursor; None while it works, and where it ended well or was stopped."""
     if at.events_of(StopSent):
         return None
     ended = at.events_of(JobEnded)
     attempts = read_attempts(at) if ended else []
-    if len(attempts) > 1 and ended[-1].exit_code == 0:
-        return None  # an earlier attempt failed
-    if len(attempts) > 1 and attempts[-1].step is None and attempts[-1].cause:
-        return build_attempt_failure(at, attempts[-1])
-    failure = _diagnose_failure(at)
-    failure = _name_fault(at, failure) if failure is not None else None
-    has_ended = bool(ended)
-    if failure is None or (not has_ended and _is_still_working(at, failure.unix_ns)):
-        return None
-    return failure
+    if len(attempts) > 1:
+        last = attempts[-1]
+        if ended[-1].exit_code == 0:
+            return None  # an earlier attempt failed
+        if last.step is None and last.end is not None and last.cause:
+            return explain_attempt(at, last, last.end)
+    end = _diagnose_failure(at)
+    return None if end is None or (not ended and _is_still_working(at, end.unix_ns)) else end
 
 
-def _diagnose_failure(at: At) -> Failure | None:
+def _diagnose_failure(at: At) -> End | None:
     post_mortem = find_post_mortem(at)
-    process_exit = find_first_exit(at)
+    job = find_first_exit(at)
     if post_mortem is not None and post_mortem.survived is not True:
         return _build_memory_failure(at, post_mortem)
-    if process_exit is None or (post_mortem is not None and not process_exit.exit_code):
+    if job is None or (post_mortem is not None and not job.exit_code):
         return None
-    end = next(iter(find_ends(at, find_latest(at))), None)
-    if end is not None and end.traceback is not None and end.signal_number is None:
-        return build_error_failure(at, process_exit, end)
-    signal_name = end.signal_name if end is not None else process_exit.signal_name
-    if process_exit.rank is not None or signal_name is not None or not process_exit.is_final:
-        return build_signal_failure(at, process_exit, end)
-    return build_error_failure(at, process_exit, end)
-
-
-def _name_fault(at: At, failure: Failure) -> Failure:
-    """Return a failure with the hardware fault of a GPU before it, which gives the advice unless the code is to blame."""
-    processes = [identify_process(source) for source in at.sources["spans"]]
-    ranks = () if failure.rank is None else (failure.rank,)
-    # The job's end may be some seconds later than that of its rank.
-    exits = [read_exits(at).find_exit(source) for source in find_latest(at) if source.rank == failure.rank]
-    ended_ns = min([failure.unix_ns, *filter(None, exits)])
-    fault = explain_by_fault(at, processes, ranks, ended_ns, at.cursor_ns)
-    if fault is None or failure.kind == MEMORY:
-        return failure
-    why = f"{fault.sentence} {failure.why}"
-    return replace(failure, why=why, advice=fault.action, setting="") if fault.is_hardware else replace(failure, why=why)
+    latest = find_latest(at)
+    ends = find_ends(at, latest)
+    return explain_rank(at, ends, [identify_process(source) for source in latest], job) if ends else explain_job(at, job)
 
 
 def _is_still_working(at: At, at_ns: int) -> bool:
@@ -112,13 +86,14 @@ _MEMORY_SENTENCES = {
 }
 
 
-def _build_memory_failure(at: At, post_mortem: PostMortem) -> Failure:
+def _build_memory_failure(at: At, post_mortem: PostMortem) -> End:
     who = f"Rank {post_mortem.rank}" if post_mortem.rank is not None else "A rank"
     place = describe_place(post_mortem.phase, post_mortem.outer_phase, post_mortem.step)
-    return Failure(
+    return End(
         kind=MEMORY,
         unix_ns=post_mortem.unix_ns if post_mortem.unix_ns is not None else at.cursor_ns,
-        rank=post_mortem.rank,
+        exit_code=post_mortem.exit_code,
+        ranks=(post_mortem.rank,) if post_mortem.rank is not None else (),
         what=f"{who} {_MEMORY_SENTENCES[post_mortem.kind]}{place}.",
         where=", ".join(_list_location(post_mortem)),
         why=post_mortem.cause,

@@ -129,6 +129,41 @@ def has_worked_after(at: At, process: RankProcess, at_ns: int) -> bool:
     return bool(np.isin(later["phase"][:_TAIL], _WORK).any())
 
 
+def read_last_place(at: At, process: RankProcess, at_ns: int) -> tuple[tuple[LastSpan, ...], str]:
+    """Return the last phases of a process, and a description of the phase in or after which it vanished."""
+    spans = read_last_spans(at, process, at_ns)
+    begins = at.at(at_ns).find_table("begins", process)
+    begun = begins.until(at_ns) if begins is not None else None
+    if begun is None or not len(begun):
+        return spans, ""
+    phase = find_outermost(at.at(at_ns), process)
+    if phase:
+        return spans, describe_place(phase, phase, int(begun[-1]["step"]))
+    return spans, describe_failed_place(spans)
+
+
+def describe_failed_place(spans: Sequence[LastSpan]) -> str:
+    """Return in words the phase that an exception left, or the last one before."""
+    if (failed := find_failed_spans(spans)) is not None:
+        inner, outer = failed
+        return describe_place(inner.phase, outer.phase, inner.step)
+    last = next((span for span in reversed(spans) if not span.depth), None)
+    return f" after{describe_place(last.phase, last.phase, last.step).removeprefix(' in')}" if last is not None else ""
+
+
+def describe_place(phase: str, outer: str, step: int | None) -> str:
+    """Return `` in backward of step 24`` or `` in the forward of the evaluation before step 4``; "" where not known."""
+    if outer == "eval":
+        inside = f"the {phase} of the evaluation" if phase not in ("", "eval") else "the evaluation"
+        return f" in {inside}" + (f" before step {step}" if step is not None else "")
+    if phase == "init":
+        return " during engine initialization"
+    if not phase:
+        return f" in step {step}" if step is not None else ""
+    name = "step()" if phase == "step" else phase.replace("_", " ")
+    return f" in {name}" + (f" of step {step}" if step is not None else "")
+
+
 # --- the rank's micro-batches --------------------------------------------------------------------------------------------
 
 

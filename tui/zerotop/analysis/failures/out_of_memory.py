@@ -69,7 +69,6 @@ class PostMortem(MemoryFigures):
     spans: tuple[LastSpan, ...]  # the last, oldest first
     host_memory: tuple[HostMemory, ...]  # the last seconds before, oldest first
     oom_kills: int  # processes that the kernel killed for memory
-    signal: str | None  # that ended the job's command
     exit_code: int | None
     text: str  # the error as printed; "" where the output has none
     cause: str  # one sentence or two that follow from the figures
@@ -92,7 +91,7 @@ def find_post_mortem(at: At) -> PostMortem | None:
         return _explain_recorded(at, errors, text, job_exit)
     if text is not None and text.kind != KILLED:
         return _explain_output(at, text, job_exit)
-    if job_exit is None or (text is None and not job_exit.was_killed):
+    if job_exit is None or (text is None and job_exit.signal_name != "SIGKILL"):
         return None
     was_short = is_memory_short(read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
     return _explain_kill(at, job_exit, 0) if was_short else None
@@ -211,7 +210,6 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
         spans=scene.spans,
         host_memory=read_last_seconds(at, host),
         oom_kills=job_exit.oom_kills if job_exit is not None else 0,
-        signal=job_exit.signal if job_exit is not None else None,
         exit_code=job_exit.exit_code if job_exit is not None else None,
         text=text.text if text is not None else "",
     )

@@ -17,7 +17,7 @@ from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
 from zerotop.session.keys import RankProcess, identify_process
 from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import ProcessExit, read_exits, read_launcher
+from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Source
 from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
@@ -31,6 +31,7 @@ ONE_LOOK_NS = 50_000_000
 # Of ranks gone in one look, one that still recorded this long after another's last record outlived it.
 _OUTLIVED_NS = 2 * 10**9
 _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
+_SIGNAL_NUMBERS = {name: number for number, name in _SIGNAL_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class RankEnd:
     @property
     def signal_number(self) -> int | None:
         """The signal that ended it; None where that is not known, or none did."""
-        return -self.report.exit_code if self.report is not None and self.report.exit_code < 0 else None
+        code = self.report.exit_code if self.report is not None else 0
+        return -code if code < 0 else _SIGNAL_NUMBERS.get(find_signal_name(code) or "")
 
     @property
     def signal_name(self) -> str | None:
@@ -76,7 +78,7 @@ class RankEnd:
     @property
     def exit_code(self) -> int | None:
         """Its exit code; None where that is not known, and after a signal."""
-        return self.report.exit_code if self.report is not None and self.report.exit_code >= 0 else None
+        return self.report.exit_code if self.report is not None and self.signal_number is None else None
 
     @property
     def is_consequence(self) -> bool:
@@ -141,7 +143,7 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
     if all(exits.find_exit(source) is None for source in sources):
         return []
     printed = read_printed_ends(at)
-    job_end = next(iter(at.events_of(JobEnded)[-1:]), None)
+    job = find_first_exit(at) if len(sources) == 1 and at.events_of(JobEnded) else None
     ended = [_read_end(at, source, exits.find_exit(source), printed) for source in sources]
     _merge_looks(ended)
     _assign_unnamed(ended, printed)
@@ -151,8 +153,8 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
         report = one.report
         if one.exit_ns is None and report is None:
             continue
-        if report is None and len(sources) == 1 and job_end is not None:
-            report = _read_job_end(job_end, read_launcher(at))
+        if report is None and job is not None:
+            report = read_job_end(job)
         ended_ns = one.exit_ns if one.exit_ns is not None else at.cursor_ns
         has_code = report is not None and report.is_first and report.exit_code > 0
         traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
@@ -252,14 +254,11 @@ def _read_local_rank(at: At, process: RankProcess) -> int | None:
     return hello[-1].local_rank if hello else None
 
 
-def _read_job_end(event: JobEnded, launcher: str) -> LauncherReport | None:
-    """Return the end of the only rank, which is also that of the job."""
-    code, name = event.exit_code, event.signal
-    ended = ProcessExit(event.writer.host, event.unix_ns, signal=name, exit_code=code, launcher=launcher)
-    number = signal.Signals.__members__.get(ended.signal_name or "")
-    if number is not None:
-        return LauncherReport("", event.unix_ns, -number, is_first=True)
-    return LauncherReport("", event.unix_ns, code, is_first=True) if code is not None else None
+def read_job_end(job: ProcessExit) -> LauncherReport | None:
+    """Return the end of the only rank of a job, which is also that of its command; None where that is not known."""
+    number = _SIGNAL_NUMBERS.get(job.signal_name or "")
+    code = -number if number is not None else job.exit_code
+    return LauncherReport("", job.unix_ns, code, is_first=True) if code is not None else None
 
 
 def _has_vanished(at: At, process: RankProcess, since_ns: int) -> bool:

@@ -24,6 +24,8 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|/zerotop
 # The script of `python -` and of `python -c`.
 _UNNAMED = ("<stdin>", "<string>")
 _SPAWN = "/multiprocessing/spawn.py"
+_LONGEST_PLACE = 40
+_LONGEST_TEXT = 240
 # Failures of communication: another rank ended, and this one waited for it.
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER = re.compile(
@@ -82,6 +84,14 @@ class Traceback:
         shown = os.path.relpath(path, folder) if folder and path.startswith(f"{folder}/") else os.path.basename(path)
         function = own[-1].function
         return f"{shown}:{own[-1].line}" + ("" if function == "<module>" else f" in {function}")
+
+    def describe(self) -> dict[str, str | None]:
+        """Return the values of templates: ``error``, ``place``, ``line`` and the sentence ``text``, not too long."""
+        line, text = self.place.partition(" in ")[0], self.text.rstrip()
+        place = self.place if len(self.place) <= _LONGEST_PLACE else line
+        text = text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
+        ending = "" if text.endswith((".", "!", "?")) else "."
+        return {"error": self.error, "place": place or None, "line": line or None, "text": f"{text}{ending}"}
 
 
 @dataclass

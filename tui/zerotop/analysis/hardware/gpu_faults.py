@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.hardware.xids import Origin, describe_xid
@@ -75,6 +75,11 @@ class FaultExplanation(NamedTuple):
     def fix(self) -> str:
         """The command that shows the state of the GPU."""
         return f"nvidia-smi -q -i {self.fault.gpu}"
+
+    def change_texts(self, details: str) -> dict[str, Any]:
+        """Return the texts of what it explains: it is told first, and gives the advice unless the code is to blame."""
+        advice = {"advice": self.action, "fix": self.fix} if self.is_hardware else {}
+        return {"details": f"{self.sentence} {details}", **advice}
 
 
 def explain_by_fault(

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.engine import EngineSummary, keep_latest, parse_engine
 from zerotop.analysis.failures.diagnosis import find_failure
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_allocator_health
 from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb
@@ -58,7 +58,7 @@ class MemoryReport:
     allocators: tuple[AllocatorHealth, ...]
     updates: dict[int, dict[str, float]]  # median seconds of the parts of step(), by rank
     post_mortem: PostMortem | None  # of an out-of-memory failure
-    failure: Failure | None  # what ended the job, without the post-mortem
+    failure: End | None  # what ended the job, without the post-mortem
 
 
 def read_report(session: Session, at_step: int | None = None) -> MemoryReport | None:
@@ -78,7 +78,7 @@ def read_report(session: Session, at_step: int | None = None) -> MemoryReport | 
     return _build_report(session.at(unix_ns), step, post_mortem, failure and replace(failure, memory=None))
 
 
-def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, failure: Failure | None) -> MemoryReport:
+def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, failure: End | None) -> MemoryReport:
     view = read_memory_view(at.session.at(at.cursor_ns), most=_ALL)
     at = at.at(view.moment_ns)
     processes = find_alive_processes(at)

@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from zerotop.analysis.annotations import Severity
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.formatting import (
     BINARY,
     ByteUnits,
@@ -52,7 +52,7 @@ class Verdict:
     sentences: tuple[str, ...]  # what it did, and what cost most
 
 
-def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], failure: Failure | None = None) -> Verdict:
+def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], failure: End | None = None) -> Verdict:
     """Judge a recording at its end. ``failure``: the failure that ended the job."""
     view = source.view_at(None)
     headline, outcome = _describe_end(view, failure)
@@ -85,7 +85,7 @@ def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, fa
     return None
 
 
-def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome]:
+def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
     steps, elapsed = format_count(progress.finished_steps, "step"), format_long_time(progress.elapsed_s)
     after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"

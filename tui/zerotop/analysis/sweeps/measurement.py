@@ -13,7 +13,7 @@ import numpy as np
 
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
-from zerotop.analysis.failures.failure import MEMORY
+from zerotop.analysis.failures.end import MEMORY
 from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.token_counts import estimate_tokens

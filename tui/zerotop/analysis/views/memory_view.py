@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from zerotop.analysis.failures.diagnosis import find_known_failure
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.last_moments import read_last_seconds
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
 from zerotop.analysis.memory.block_lines import Look, read_last_look
@@ -76,7 +76,7 @@ class MemoryView:
     health: AllocatorHealth | None  # of the chosen rank's allocator
     trace: AllocationTrace | None  # the chosen rank's latest
     look: Look | None  # the last at the lines that allocate, of the same rank
-    failure: Failure | None  # what ended the job
+    failure: End | None  # what ended the job
 
     @property
     def own_estimates(self) -> tuple[Estimate, ...]:
@@ -156,7 +156,7 @@ def _read_all_ranks(at: At) -> _AllRanks:
     return _AllRanks(processes, allocators, used, _read_resident_bytes(at, processes))
 
 
-def find_last_alive(at: At, failure: Failure | None) -> int:
+def find_last_alive(at: At, failure: End | None) -> int:
     """Return the cursor while ranks are alive; else the failure that ended them, or the last moment when all were alive."""
     tables = at.sources["begins"] + at.sources["spans"] + at.sources["allocator"]
     if find_alive_processes(at) or not tables:

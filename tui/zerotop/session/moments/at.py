@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.session.events.event_index import get_event_time
 from zerotop.session.keys import GpuKey, identify_process
 from zerotop.session.moments.moment import Moment, at_event
-from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_latest
+from zerotop.session.moments.process_exits import find_latest
 from zerotop.session.moments.rank_records import RankRecords
 from zerotop.session.samples import Samples
 from zerotop.session.steps.step_dtype import STEP_DTYPE
@@ -19,6 +19,7 @@ from zerotop.session.steps.step_table import StepTable
 from zerotop_probe.recording.events import Node
 
 if TYPE_CHECKING:
+    from zerotop.analysis.failures.end import End
     from zerotop.session.reader import Session
 
 _NO_STEPS = np.empty(0, STEP_DTYPE)
@@ -73,9 +74,11 @@ class At(Moment):
         return dict(sorted(last.items()))
 
     @property
-    def end(self) -> ProcessExit | None:
-        """The process that failed first; None while nothing has failed, and where the job ended well."""
-        end = find_first_exit(self.whole)
+    def end(self) -> End | None:
+        """The early end of the job: who, when, why and what to do; None while it trains, and where it ended well."""
+        from zerotop.analysis.failures.diagnosis import find_known_failure  # the analysis is made of moments
+
+        end = find_known_failure(self.session.at(self.cursor_ns))
         return end if end is not None and end.unix_ns > self.begin_ns else None
 
     def between(self, begin_ns: int, end_ns: int) -> At:

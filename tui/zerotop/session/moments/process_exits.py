@@ -84,7 +84,6 @@ def find_latest(moment: Moment) -> list[Source]:
 
 # --- the process that failed first -----------------------------------------------------------------------------------------
 
-_SIGKILL_CODE = 137
 _PASS_NEGATIVE = {launcher.name for launcher in LAUNCHERS if launcher.passes_negative}
 
 
@@ -100,11 +99,6 @@ class ProcessExit(NamedTuple):
     oom_kills: int = 0  # processes that the kernel killed for memory
     is_final: bool = True  # False while the command runs and the kernel has killed nothing
     launcher: str = ""  # see ``read_launcher``
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether SIGKILL ended the command, or the kernel killed a process."""
-        return self.oom_kills > 0 or self.signal == "SIGKILL" or self.exit_code == _SIGKILL_CODE
 
     @property
     def signal_name(self) -> str | None:
@@ -139,19 +133,14 @@ def describe_exit_code(exit_code: int, launcher: str) -> str:
     return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
-def find_vanished(gone: Iterable[RankGone], goodbyes: Iterable[Goodbye]) -> RankGone | None:
-    """Return the first ``rank_gone`` event of a process that had not written a ``goodbye``."""
-    left = {event.process_key for event in goodbyes}
-    return next((event for event in gone if event.process_key not in left), None)
-
-
 def find_first_exit(moment: Moment) -> ProcessExit | None:
     """Return the process that failed first up to the cursor; None while nothing failed, and where the job ended well."""
     ended = next(iter(moment.events_of(JobEnded)[-1:]), None)
     gone, goodbyes = moment.events_of(RankGone), moment.events_of(Goodbye)
-    vanished = find_vanished(gone, goodbyes)
+    left = {event.process_key for event in goodbyes}
+    vanished = next((event for event in gone if event.process_key not in left), None)
     code, signal_name, counted = (ended.exit_code, ended.signal, ended.oom_kills) if ended is not None else (None, None, 0)
-    kills = max(counted or 0, count_oom_kills(moment))
+    kills = max(counted or 0, count_oom_kills(moment) or 0)
     failed = ended is not None and code != 0
     if failed and code is None and signal_name is None and vanished is None:
         # Nobody sees the exit code of a job that was attached to; its ranks said that they ended in good order.
@@ -168,11 +157,9 @@ def find_first_exit(moment: Moment) -> ProcessExit | None:
     return ProcessExit(host, at_ns, rank, pid, signal_name, code, kills, is_final, launcher)
 
 
-def count_oom_kills(moment: Moment) -> int:
-    """Return how many processes the kernel has killed for memory since the recording began, as samplers counted."""
-    total = 0
-    for source in moment.sources["hosts"]:
-        counts = source.until(moment.cursor_ns)["cgroup_oom_kills"]
-        if len(counts) and counts[0] >= 0:
-            total += max(0, int(counts[-1]) - int(counts[0]))
-    return total
+def count_oom_kills(moment: Moment, host: str | None = None, begin_ns: int = 0) -> int | None:
+    """Return how many processes the kernel has killed for memory since a time, as samplers counted; None if none did."""
+    sources = moment.sources["hosts"] if host is None else moment.host_sources("hosts", host)
+    counts = [source.between(begin_ns, moment.cursor_ns)["cgroup_oom_kills"] for source in sources]
+    known = [max(0, int(one[-1]) - int(one[0])) for one in counts if len(one) and one[0] >= 0]
+    return sum(known) if known else None

@@ -48,13 +48,25 @@ class Records:
         has_match = not self._column or bool((source.array[self._column][:near] == self._value).any())
         return source, 0, near if has_match else min(_LOOK_BACK, count)
 
-    def read_new(self, counts: dict[Source, int]) -> Samples:
-        """Return each writer's records after its count in ``counts``, and update the counts."""
+    @property
+    def selection(self) -> tuple[str, int]:
+        """The column, and the value in it, of the records."""
+        return self._column, self._value
+
+    def read_new(self, counts: dict[Source, int], before_ns: int = 0, rows_before: int = 0) -> Samples:
+        """Return each writer's records after its count in ``counts``, and update the counts.
+
+        ``before_ns``, ``rows_before``: with those of so long a time, or so many, before a writer's first new record.
+        """
         parts = []
         for source in self._sources:
-            end = source.count_until(self._cursor_ns)
-            parts.append((source, counts.get(source, 0), end))
-            counts[source] = end
+            begin, end = counts.get(source, 0), source.count_until(self._cursor_ns)
+            counts[source] = max(begin, end)
+            if before_ns and begin < end:
+                first_ns = int(source.unix_times(source.array[begin : begin + 1])[0])
+                begin = min(begin, source.count_until(first_ns - before_ns))
+            begin = max(0, begin - rows_before) if begin < end else begin
+            parts.append((source, begin, end))
         return self._merge_parts(parts)
 
     def _merge_parts(self, ranges: Sequence[tuple[Source, int, int]]) -> Samples:

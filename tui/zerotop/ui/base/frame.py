@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zerotop.analysis.annotations import Annotation, Severity
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
@@ -39,7 +39,7 @@ class Frame:
     tabs: tuple[Tab, ...] = ()  # all screens
     rank: int | None = None  # the chosen rank, else the first one
     is_rank_chosen: bool = False  # by the user
-    failure: Failure | None = None  # what had killed the job before the cursor
+    failure: End | None = None  # what had killed the job before the cursor
     summary: EndSummary | None = None  # of a job that has ended, at its end
     can_control: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request

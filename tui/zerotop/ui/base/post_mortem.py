@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from zerotop.analysis.failures.failure import ByteFigure, Failure
+from zerotop.analysis.failures.end import ByteFigure, End
 from zerotop.session.moments.host_memory import HostMemory
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -21,18 +21,18 @@ _NUMBERS_WIDTH = _LABEL_WIDTH + 21
 _TWO_COLUMNS_WIDTH = 110
 
 
-def count_post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
+def count_post_mortem_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> int:
     """Return how many rows :func:`draw_post_mortem` would use, at most ``most``."""
     return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs)))
 
 
-def draw_post_mortem(failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def draw_post_mortem(failure: End, cursor_ns: int, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw the failure and the likely fix; with more room also the reason, then numbers, then the last seconds."""
     rows = _draw_rows(failure, cursor_ns, width, height, glyphs)[:height]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def _draw_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_rows(failure: End, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
     when = f" {format_rough_time(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", the job may still be running"
@@ -56,7 +56,7 @@ def _join_columns(sentences: Sequence[Row], numbers: Sequence[Row], width: int, 
     ]
 
 
-def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_sentences(failure: End, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     """Draw sentences about the failure, its place, its reason and the fix; the reason is cut if it does not fit."""
     what: list[Row] = [
         ((line, "alert"),) for line in wrap_text(sanitize(convert_sizes(failure.what), glyphs), width, 2, glyphs)
@@ -72,7 +72,7 @@ def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> 
     return [*what, *where, *why, *advice]
 
 
-def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
+def _draw_advice(failure: End, width: int, glyphs: Glyphs) -> list[Row]:
     """Draw the advice with its setting highlighted."""
     lead = f"{glyphs.arrow} "
     rows: list[Row] = []
@@ -83,7 +83,7 @@ def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
     return rows
 
 
-def _draw_numbers(failure: Failure) -> list[Row]:
+def _draw_numbers(failure: End) -> list[Row]:
     if not failure.numbers:
         return []
     unit = choose_size_unit(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))
@@ -98,7 +98,7 @@ def _draw_number(number: ByteFigure, unit: SizeUnit) -> Row:
     return ((label.ljust(_LABEL_WIDTH)[:_LABEL_WIDTH], "muted"), figure, (f"{of} {unit.name}", "muted"))
 
 
-def _draw_last_seconds(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+def _draw_last_seconds(failure: End, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     rows: list[Row] = []
     if failure.spans:
         rows.append(_draw_phases(failure, width, glyphs))
@@ -111,7 +111,7 @@ def _draw_last_seconds(failure: Failure, width: int, most: int, glyphs: Glyphs) 
     return rows
 
 
-def _draw_phases(failure: Failure, width: int, glyphs: Glyphs) -> Row:
+def _draw_phases(failure: End, width: int, glyphs: Glyphs) -> Row:
     """Draw the last phases that fit, with a mark on the one that failed."""
     phases: list[Row] = []
     room = width - len("last phases")

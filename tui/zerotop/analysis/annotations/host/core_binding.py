@@ -10,6 +10,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_node
 from zerotop.analysis.processes.cores import Cores, parse_cores
 from zerotop.session.moments.at import find_cores
 from zerotop_probe.recording.events import Affinity
@@ -39,15 +40,12 @@ _CoresByNumber = dict[int, Cores]  # by rank or by NUMA node
 _Match = tuple[FindingKind, dict[str, Any]]  # and the values of its templates
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_node()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and node, when each of its ranks has finished a step."""
-    for group in recording.groups:
-        for host in group.hosts:
-            if (_KIND.name, host) in group.reported:
-                continue
-            if all(len(process.steps) for process in group.processes_on(host)):
-                group.reported.add((_KIND.name, host))
-                yield _check_host(recording, group, host)
+    if all(len(process.steps) for process in window.subject.processes_on(window.host)):
+        window.is_closed = True
+        yield _check_host(window.recording, window.subject, window.host)
 
 
 def _check_host(recording: Evidence, group: Group, host: str) -> Annotation | None:

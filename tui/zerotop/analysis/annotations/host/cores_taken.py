@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Floats, Group
 from zerotop.analysis.annotations.support.host_load import count_workers, measure_loads
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_node
 from zerotop.session.moments.at import find_cores
 
 _KIND = FindingKind(
@@ -30,57 +30,39 @@ _KIND = FindingKind(
 TAKEN_SECONDS = 2.0
 # Samples of a host further apart than this (ns) are not joined: the sampler was stopped.
 _LONGEST_TICK_NS = 2_000_000_000
+_LOOK_BACK_NS = int(TAKEN_SECONDS * 1e9) + 2 * _LONGEST_TICK_NS
 
 
-@dataclass
-class _State:
-    last_ns: int = 0  # a node's samples were read up to here
-    since_ns: int | None = None  # its cores are taken since then
-    loads: list[list[float]] = field(default_factory=list)  # of others, waited for, of ranks: in each interval since then
-
-
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_node()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report at most once for each attempt and node, after training has begun."""
-    for group in recording.groups:
-        for host in group.hosts if len(group.lead.steps) else ():
-            if (_KIND.name, host) not in group.reported:
-                yield _check_host(recording, group, host, group.get_state(_State, host))
-
-
-def _check_host(recording: Evidence, group: Group, host: str, state: _State) -> Annotation | None:
-    ends, cores = group.lead.steps["end_unix_ns"], find_cores(recording.at, host)
+    ends, cores = window.subject.lead.steps["end_unix_ns"], find_cores(window.recording.at, window.host)
+    new = window.steps(window.subject.lead.steps)
+    if cores is None or new.start == new.stop:
+        return
     # Only between the first and the last finished step: at other times a shortage of cores does not matter.
-    state.last_ns = state.last_ns or int(ends[0])
-    samples = recording.at.records("hosts", host).read_window(state.last_ns, int(ends[-1]))
-    if cores is None or not len(samples):
-        return None
-    used, edges = samples.rows["cores_used"], np.concatenate([[state.last_ns], samples.times])
-    state.last_ns = int(edges[-1])
-    is_busy = (used >= TAKEN_BUSY_SHARE * cores).any()
-    loads = measure_loads(recording, host, edges, used) if is_busy else None
-    if loads is None:
-        state.since_ns, state.loads = None, []
-        return None
+    begin_ns = max(int(ends[0]), int(ends[max(0, new.start - 1)]) - _LOOK_BACK_NS)
+    samples = window.recording.at.records("hosts", window.host).read_window(begin_ns, int(ends[-1]))
+    if not len(samples) or not (samples.rows["cores_used"] >= TAKEN_BUSY_SHARE * cores).any():
+        return
+    edges = samples.times if begin_ns > ends[0] else np.concatenate([ends[:1], samples.times])
+    loads = measure_loads(window.recording, window.host, edges, samples.rows["cores_used"][1 - len(edges) :])
+    if loads is None or len(edges) < 2:
+        return
     is_taken = loads.is_starved & (np.diff(edges) <= _LONGEST_TICK_NS)
     begins = find_run_begins(is_taken)
-    since = edges[begins]
-    if state.since_ns is not None:
-        since[begins == 0] = state.since_ns
-    long = np.flatnonzero(is_taken & (edges[1:] - since >= TAKEN_SECONDS * 1e9))
-    last = int(long[0]) if len(long) else len(used) - 1
-    fresh = np.stack([loads.others, loads.waiting, loads.ranks], axis=1)[begins[last] : last + 1]
-    state.loads = (state.loads if begins[last] == 0 else []) + fresh.tolist()
-    state.since_ns = int(since[last]) if is_taken[last] else None
-    if not len(long):
-        return None
-    end_ns = int(edges[last + 1])
-    group.reported.add((_KIND.name, host))
-    known_ns = int(ends[int(np.searchsorted(ends, end_ns))])
-    return _build_finding(group, host, (int(since[last]), end_ns, known_ns), state.loads, cores)
+    long = np.flatnonzero(is_taken & (edges[1:] - edges[begins] >= TAKEN_SECONDS * 1e9))
+    if len(long):
+        taken = slice(int(begins[long[0]]), int(long[0]) + 1)
+        known_ns = int(ends[np.searchsorted(ends, edges[taken.stop])])
+        when = int(edges[taken.start]), int(edges[taken.stop]), known_ns
+        yield _build_finding(
+            window.subject, window.host, when, [loads.others[taken], loads.waiting[taken], loads.ranks[taken]], cores
+        )
 
 
-def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[list[float]], cores: int) -> Annotation:
-    others, waiting, ranks = (sum(values) / len(loads) for values in zip(*loads, strict=True))
+def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[Floats], cores: int) -> Annotation:
+    others, waiting, ranks = (sum(values.tolist()) / len(values) for values in loads)
     evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
     workers = count_workers(group.processes_on(host), *when[:2])
     return _KIND.at(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.host_load import is_host_short
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_sharers, find_inventory
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop_probe.recording.events import Tensors
@@ -41,13 +42,13 @@ PINNED_BYTES = 1 * GIB
 _STATES = ("master_weights", "gradients", "optimizer_state")
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt."""
-    for group in recording.groups:
-        inventory = find_inventory(group.lead, "after_update")
-        if inventory is not None and _KIND.name not in group.reported:
-            group.reported.add(_KIND.name)
-            yield _check_group(group, inventory)
+    inventory = find_inventory(window.subject.lead, "after_update")
+    if inventory is not None:
+        window.is_closed = True
+        yield _check_group(window.subject, inventory)
 
 
 def _check_group(group: Group, inventory: Tensors) -> Annotation | None:

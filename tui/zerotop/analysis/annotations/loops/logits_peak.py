@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.memory.block_shapes import (
     LOGITS,
     BlockGroup,
@@ -19,7 +18,8 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
     recognize_block,
 )
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.session.moments.rank_records import TRAINER
@@ -50,13 +50,15 @@ _LEAST_BYTES = 64 << 20
 _MOST_LINES = 3
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
-    for group in recording.groups:
-        for peaks, found in await_each(
-            group, _KIND.name, find_new_peaks(group, _KIND.name), partial(_await_look, group.lead)
-        ):
-            yield from _find_logits(group, peaks, found)
+    lead = window.subject.lead
+    peaks = window.find_once(partial(find_settled_peaks, lead))
+    found = _await_look(lead, peaks) if peaks is not None else None
+    if peaks is not None and found is not None:
+        window.is_closed = True
+        yield from _find_logits(window.subject, peaks, found)
 
 
 def _await_look(lead: Process, peaks: SettledPeaks) -> FoundLook | None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS, UNSHARDED_PARAMETERS
 from zerotop_probe.recording.events import EngineFacts, Tensors
@@ -67,13 +68,15 @@ _NAMED_SHARE = 0.03
 _MOST_NAMED = 2
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each part once for each attempt of the job, when the optimizer's state is there."""
-    for group in recording.groups:
-        for peaks in find_new_peaks(group, _SAVED.name):
-            yield from _find_activations(group, peaks)
-            yield from _find_buckets(group, peaks)
-            yield from _find_gathered(group, peaks)
+    group, peaks = window.subject, find_settled_peaks(window.subject.lead)
+    if peaks is not None:
+        window.is_closed = True
+        yield from _find_activations(group, peaks)
+        yield from _find_buckets(group, peaks)
+        yield from _find_gathered(group, peaks)
 
 
 def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
+from zerotop.analysis.annotations.support.evidence import Ints, Process, Samples
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
 
@@ -37,29 +36,25 @@ _EXPANDABLE = _KIND.with_changes(
 )
 
 
-@dataclass
-class _State:
-    last_reading: tuple[int, Any] | None = None  # time, row
-    next_retries: int = 0  # the count that is reported next
-
-
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_rank(kinds=None)
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report each rank's first retry, and again when their number is ten times as high."""
-    for process in recording.processes:
-        samples, state = process.read_new(process.records("allocator"), _KIND.name), process.get_state(_State)
-        if not len(samples):
-            continue
-        retries = samples.rows["retries"]
-        if state.last_reading is None:
-            state.last_reading, state.next_retries = (int(samples.times[0]), samples.rows[0]), int(retries[0]) + 1
-        while retries[-1] >= state.next_retries and len(over := np.flatnonzero(retries >= state.next_retries)):
-            yield _build_finding(process, samples, int(over[0]), state.last_reading)
-            state.next_retries = 10 ** len(str(int(retries[over[0]])))
-        state.last_reading = int(samples.times[-1]), samples.rows[-1].copy()
+    records = window.subject.records("allocator")
+    samples = window.records(records, look_back=1)
+    retries = samples.rows["retries"].astype(np.int64) if len(samples) else np.empty(0, np.int64)
+    # Usually from 0: the probe may have entered later.
+    is_first = retries[:-1] == (records.read_first().rows["retries"][0] if len(samples) else 0)
+    is_reported = (np.diff(retries) > 0) & (is_first | (_count_digits(retries[1:]) > _count_digits(retries[:-1])))
+    for index in np.flatnonzero(is_reported).tolist():
+        yield _build_finding(window.subject, samples, index + 1)
 
 
-def _build_finding(process: Process, samples: Samples, index: int, last: tuple[int, Any]) -> Annotation:
-    begin_ns, before = (int(samples.times[index - 1]), samples.rows[index - 1]) if index else last
+def _count_digits(numbers: Ints) -> Ints:
+    return np.floor(np.log10(np.maximum(numbers, 1))).astype(np.int64)
+
+
+def _build_finding(process: Process, samples: Samples, index: int) -> Annotation:
+    before = samples.rows[index - 1]
     row = samples.rows[index]
     evidence = {
         "retries": row["retries"],
@@ -75,4 +70,5 @@ def _build_finding(process: Process, samples: Samples, index: int, last: tuple[i
     # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1
     so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
-    return kind.at(process, begin_ns, int(samples.times[index]), evidence, step=step, phase=phase, so_often=so_often, by=by)
+    begin_ns, end_ns = samples.times[index - 1 : index + 1].tolist()
+    return kind.at(process, begin_ns, end_ns, evidence, step=step, phase=phase, so_often=so_often, by=by)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Group, Ints, Process
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 
 _CHECKPOINTS = FindingKind(
     name="memory_creep",
@@ -45,35 +46,29 @@ class Pause(NamedTuple):
     after: int
 
 
-@dataclass
-class _State:
-    pause_count: int = 0
-    last_pauses: list[Pause] = field(default_factory=list)
-
-
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt and phase, after CREEP_PAUSES pauses in a row with growth."""
-    for group in recording.groups:
-        for phase in _KINDS:
-            if phase not in group.reported:
-                yield _check_phase(group, phase)
+    for phase in _KINDS:
+        yield window.find_once(partial(_check_phase, window, phase), phase)
 
 
-def _check_phase(group: Group, phase: str) -> Annotation | None:
-    lead, state = group.lead, group.get_state(_State, phase)
-    for end_ns in lead.read_rare_phases(phase).times[state.pause_count :].tolist():
-        index = len(lead.phased_steps_until(end_ns))
-        if index >= len(lead.phased_steps):
-            return None
-        state.pause_count += 1
-        if not index:
-            continue
-        before, after = read_held_bytes(lead, lead.phased_steps[index - 1 : index + 1]).tolist()
-        state.last_pauses = [*state.last_pauses[1 - CREEP_PAUSES :], Pause(index, before, after)]
-        if len(state.last_pauses) == CREEP_PAUSES and _is_growing(state.last_pauses):
-            group.reported.add(phase)
-            return _build_finding(group, phase, state.last_pauses)
+def _check_phase(window: SearchWindow[Group], phase: str) -> Annotation | None:
+    lead = window.subject.lead
+    last_ns = int(lead.phased_steps["end_unix_ns"][-1]) if len(lead.phased_steps) else 0
+    ends = lead.read_rare_phases(phase).times
+    new = window.steps(ends[: np.searchsorted(ends, last_ns)], of=phase)  # after which a step with phases has ended
+    pauses = window.results(_read_pauses(lead, ends[new]), CREEP_PAUSES - 1, phase)
+    for count in range(CREEP_PAUSES, len(pauses) + 1):
+        if _is_growing(pauses[count - CREEP_PAUSES : count]):
+            return _build_finding(window.subject, phase, pauses[count - CREEP_PAUSES : count])
     return None
+
+
+def _read_pauses(lead: Process, ends: Ints) -> Iterator[Pause]:
+    for end_ns in ends.tolist():
+        if index := len(lead.phased_steps_until(end_ns)):
+            yield Pause(index, *read_held_bytes(lead, lead.phased_steps[index - 1 : index + 1]).tolist())
 
 
 def _is_growing(pauses: list[Pause]) -> bool:

@@ -13,6 +13,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_setup, parse_setup
@@ -77,17 +78,16 @@ GAP_BYTES = 1 * GIB
 GAP_SHARE = 0.10
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt."""
-    for group in recording.groups:
-        if _KIND.name in group.reported:
-            continue
-        first = count_skipped_first(group.lead)
-        steps = group.lead.steps[first + 1 : first + 1000]
-        real = np.flatnonzero(~steps["skipped"])[:PLATEAU_STEPS]
-        if len(real) == PLATEAU_STEPS:
-            group.reported.add(_KIND.name)
-            yield _check_group(recording, group, steps[real])
+    lead = window.subject.lead
+    first = count_skipped_first(lead)
+    steps = lead.steps[first + 1 : first + 1000]
+    real = np.flatnonzero(~steps["skipped"])[:PLATEAU_STEPS]
+    if len(real) == PLATEAU_STEPS:
+        window.is_closed = True
+        yield _check_group(window.recording, window.subject, steps[real])
 
 
 def _check_group(recording: Evidence, group: Group, rows: Rows) -> Annotation | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Group
 from zerotop.analysis.annotations.support.memory.looks import find_growth, read_looks
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.block_lines import Look
 from zerotop_probe.recording.event_values import EVALUATION
 
@@ -21,17 +22,13 @@ _KIND = FindingKind(
 )
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the lead's first look at an evaluation that names a line."""
-    for group in recording.groups:
-        if _KIND.name in group.reported:
-            continue
-        for look in read_looks(group.lead, EVALUATION):
-            growth = find_growth(look, None)
-            if growth is not None:
-                group.reported.add(_KIND.name)
-                yield _build_finding(group, look, growth.line.place, growth.line.text, growth.grown_bytes)
-                break
+    for look in read_looks(window.subject.lead, EVALUATION):
+        growth = find_growth(look, None)
+        if growth is not None:
+            yield _build_finding(window.subject, look, growth.line.place, growth.line.text, growth.grown_bytes)
 
 
 def _build_finding(group: Group, look: Look, place: str, line: str, line_bytes: int) -> Annotation:

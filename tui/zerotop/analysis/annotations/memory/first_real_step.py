@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.host_load import is_host_short, read_memory
 from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     SKIPPED_STEPS,
@@ -18,6 +18,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     find_inventory,
     read_state_bytes,
 )
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
 from zerotop.session.steps.step_memory import measure_held_bytes
@@ -50,18 +51,19 @@ STATE_BYTES = 1 * GIB
 STATE_SHARE = 0.05
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report at most once for each attempt. If fp16 skipped the first steps, ``skipped_steps`` reports their end instead."""
-    for group in recording.groups:
-        steps, skipped = group.lead.steps, count_skipped_first(group.lead)
-        if group.lead.events_of(Entered):
-            continue  # there were updates before the recording
-        if _KIND.name not in group.reported and skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
-            yield _build_finding(group, skipped)
+    lead = window.subject.lead
+    steps, skipped = lead.steps, count_skipped_first(lead)
+    if lead.events_of(Entered):
+        return  # there were updates before the recording
+    if skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
+        yield _build_finding(window, skipped)
 
 
-def _build_finding(group: Group, skipped: int) -> Annotation | None:
-    lead = group.lead
+def _build_finding(window: SearchWindow[Group], skipped: int) -> Annotation | None:
+    group, lead = window.subject, window.subject.lead
     first = lead.steps[skipped]
     begin_ns, end_ns = int(first["begin_unix_ns"]), int(first["end_unix_ns"])
     inventory = find_inventory(lead, "after_update")
@@ -69,7 +71,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     state = read_state_bytes(inventory)
     if inventory is None or not state or not begin_ns <= inventory.unix_ns <= end_ns + 10**9:
         return None
-    group.reported.add(_KIND.name)
+    window.is_closed = True
     known_ns = max(end_ns, inventory.unix_ns)
     if not _is_notable(lead, state, known_ns):
         return None

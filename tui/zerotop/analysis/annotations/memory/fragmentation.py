@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Process, Rows
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 
 _KIND = FindingKind(
     name="fragmentation",
@@ -33,21 +34,18 @@ FRAGMENTED_SHARE = 0.25
 NEARLY_FULL_SHARE = 0.80
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_rank()
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report at most once for each rank: the first PLATEAU_STEPS steps in a row that show it."""
-    for process in recording.processes:
-        if _KIND.name in process.reported or not (device := process.device_bytes):
-            continue
-        window = process.next_steps(len(process.phased_steps), _KIND.name, PLATEAU_STEPS - 1)
-        if window is None:
-            continue
-        steps = process.phased_steps[window]
-        held, used = steps["reserved_peak_bytes"], steps["allocated_peak_bytes"]
-        is_split = (used >= 0) & (held - used > FRAGMENTED_SHARE * held) & (held > NEARLY_FULL_SHARE * device)
-        first = find_first_run(is_split, PLATEAU_STEPS)
-        if first is not None:
-            process.reported.add(_KIND.name)
-            yield _build_finding(process, steps[first : first + PLATEAU_STEPS], device)
+    process, device = window.subject, window.subject.device_bytes
+    if not device:
+        return
+    steps = process.phased_steps[window.steps(process.phased_steps, PLATEAU_STEPS - 1)]
+    held, used = steps["reserved_peak_bytes"], steps["allocated_peak_bytes"]
+    is_split = (used >= 0) & (held - used > FRAGMENTED_SHARE * held) & (held > NEARLY_FULL_SHARE * device)
+    first = find_first_run(is_split, PLATEAU_STEPS)
+    if first is not None:
+        yield _build_finding(process, steps[first : first + PLATEAU_STEPS], device)
 
 
 def _build_finding(process: Process, rows: Rows, device: int) -> Annotation:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -48,33 +48,34 @@ class _Step(NamedTuple):
     after: Rows
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
-    for group in recording.groups:
-        told: list[tuple[_Step, FoundLook]] = group.get_state(list, _KIND.name)
-        for step, found in await_each(group, _KIND.name, _find_steps(group), partial(_await_look, group.lead)):
-            told.append((step, found))
-            yield _build_finding(group, step, found)
-        # The probe looks for changes of the training now and then.
-        for event in group.lead.read_new_items(group.lead.events_of(TrainingChanged), _KIND.name):
-            for number, (step, found) in enumerate(told):
-                later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
-                texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
-                if texts[0] != texts[1]:
-                    told[number] = step, later
-                    yield _build_finding(group, step, later)
+    group, finder = window.subject, window.keep(ShiftFinder)
+    told: list[tuple[_Step, FoundLook]] = window.keep(list)
+    for step, found in window.await_each(_find_steps(group, finder), partial(_await_look, group.lead)):
+        told.append((step, found))
+        yield _build_finding(group, step, found)
+    # The probe looks for changes of the training now and then.
+    for event in window.items(group.lead.events_of(TrainingChanged)):
+        for number, (step, found) in enumerate(told):
+            later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
+            texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
+            if texts[0] != texts[1]:
+                told[number] = step, later
+                yield _build_finding(group, step, later)
 
 
-def _find_steps(group: Group) -> Iterator[_Step]:
+def _find_steps(group: Group, finder: ShiftFinder) -> Iterator[_Step]:
     steps = group.lead.phased_steps  # of several counted steps only the highest peak is known
     peaks = steps["allocated_peak_bytes"]
-    for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(peaks):
+    for shift in finder.find_shifts(peaks):
         before, after = steps[shift.before], steps[shift.first : shift.last + 1]
         if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
             continue
         is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
         is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
-        if is_jump and not _grows_on(before, after) and group.count_report(_KIND.name):
+        if is_jump and not _grows_on(before, after):
             yield _Step(before, after)
 
 

@@ -7,13 +7,12 @@ error.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.failures.failure import describe_place
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.failures.last_moments import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop_probe.recording.events import OutOfMemory
 
@@ -44,32 +43,23 @@ _NUMBER_FIELDS = (
 _PATIENCE_NS = 2_000_000_000
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each step in which a rank of an attempt ran out of memory: the first rank that did."""
-    for group in recording.groups:
-        errors = sorted(_read_errors(group), key=lambda error: error[1].unix_ns)
-        for (_, event), known in await_each(group, _KIND.name, errors, lambda error: _await_batch(*error)):
-            key = _KIND.name, event.step
-            if key not in group.reported:
-                group.reported.add(key)
-                yield _build_finding(group, event, known.known_ns, explain_at_error(recording.at.at(known.known_ns), event))
+    errors = [(event, process) for process in window.subject.processes for event in process.events_of(OutOfMemory)]
+    first: dict[int | None, tuple[OutOfMemory, Process]] = {}
+    for event, process in sorted(errors, key=lambda error: error[0].unix_ns):
+        first.setdefault(event.step, (event, process))
+    for (event, _), known_ns in window.await_each(window.items([*first.values()]), lambda error: _await_batch(*error)):
+        yield _build_finding(window.subject, event, known_ns, explain_at_error(window.recording.at.at(known_ns), event))
 
 
-def _read_errors(group: Group) -> Iterator[tuple[Process, OutOfMemory]]:
-    for process in group.processes:
-        yield from ((process, error) for error in process.read_new_items(process.events_of(OutOfMemory), _KIND.name))
-
-
-class _Known(NamedTuple):
-    known_ns: int
-
-
-def _await_batch(process: Process, event: OutOfMemory) -> _Known | None:
+def _await_batch(event: OutOfMemory, process: Process) -> int | None:
     """Return when all that is recorded about a failure is known; None while its micro-batch may still come."""
     if event.rows is not None:
-        return _Known(event.unix_ns)
+        return event.unix_ns
     deadline_ns = find_deadline(process, event.unix_ns, _PATIENCE_NS)
-    return _Known(deadline_ns) if process.at.cursor_ns >= deadline_ns else None
+    return deadline_ns if process.at.cursor_ns >= deadline_ns else None
 
 
 def _build_finding(group: Group, event: OutOfMemory, known_ns: int, post_mortem: PostMortem) -> Annotation:

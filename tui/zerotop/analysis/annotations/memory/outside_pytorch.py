@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import GIB, MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
@@ -53,13 +54,13 @@ OUTSIDE_BYTES = 4 * GIB
 _CHECKS = tuple(4 << doubled for doubled in range(32))
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_rank(kinds=2)
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation]:
     """Report each at most once for each rank whose GPU it is."""
-    for process in recording.processes:
-        fresh = process.next_steps(len(process.steps), _OUTSIDE.name) or slice(0, 0)
-        for count in _CHECKS:
-            if fresh.start < count <= fresh.stop and not {_ELSEWHERE.name, _OUTSIDE.name} <= process.reported:
-                yield from _check_process(recording, process, count)
+    fresh = window.steps(window.subject.steps)
+    for count in _CHECKS:
+        if fresh.start < count <= fresh.stop:
+            yield from _check_process(window.recording, window.subject, count)
 
 
 def _check_process(recording: Evidence, process: Process, step_count: int) -> Iterator[Annotation]:
@@ -77,12 +78,10 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> It
     memory = read_device_memory(at, key, find_pids(at, key[0]), allocators)
     if memory is None:
         return
-    if _ELSEWHERE.name not in process.reported and sum(size for _, size in memory.by_other_ranks) >= _LEAST_BYTES:
-        process.reported.add(_ELSEWHERE.name)
+    if sum(size for _, size in memory.by_other_ranks) >= _LEAST_BYTES:
         yield _build_elsewhere(recording, process, row, memory)
     each = (memory.outside_bytes or 0) / max(1, len(allocators))
-    if _OUTSIDE.name not in process.reported and memory.is_exact and each >= OUTSIDE_BYTES:
-        process.reported.add(_OUTSIDE.name)
+    if memory.is_exact and each >= OUTSIDE_BYTES:
         evidence = {"outside_bytes": each, "device_bytes": memory.total_bytes}
         yield _OUTSIDE.at_steps(process, row, evidence, gpu=key[1], steps=step_count)
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process
+from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.tensor_inventory import Pool, read_pools
 from zerotop_probe.recording import events
@@ -52,12 +53,11 @@ _SHORT_SHARE, _WORTH_SHARE = 0.9, 0.1
 _STEPS = 16
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_rank()
+def detect(window: SearchWindow[Process]) -> Iterator[Annotation | None]:
     """Report at most once for each rank."""
-    for process in recording.processes:
-        if _KIND.name in process.reported or not process.device_bytes:
-            continue
-        yield _check_pools(process) or _check_peaks(process)
+    if window.subject.device_bytes:
+        yield _check_pools(window.subject) or _check_peaks(window.subject)
 
 
 def _check_pools(process: Process) -> Annotation | None:
@@ -69,7 +69,6 @@ def _check_pools(process: Process) -> Annotation | None:
             reserved, allocated = unused[1]
             if min(size - used for size, used in unused) < _find_least(process):
                 continue
-            process.reported.add(_KIND.name)
             evidence = {"unused_bytes": reserved - allocated, "reserved_bytes": reserved, "allocated_bytes": allocated}
             owner = "CUDA graphs or pools" if is_private else "an idle stream"
             reason = "A block goes to no other pool." if is_private else "A block goes to no other stream."
@@ -111,7 +110,6 @@ def _check_peaks(process: Process) -> Annotation | None:
     reserved, used = int(rows["reserved_peak_bytes"].min()), int(rows["allocated_peak_bytes"].max())
     if used <= 0 or reserved - used < _find_least(process) or used > reserved / 2:
         return None
-    process.reported.add(_KIND.name)
     evidence = {"unused_bytes": reserved - used, "reserved_bytes": reserved, "allocated_bytes": used}
     is_worth = reserved - used >= _WORTH_SHARE * (process.device_bytes or 0)
     return (_UNUSED if is_worth else _UNUSED.with_changes(advice="", fix="")).at_steps(process, rows, evidence)

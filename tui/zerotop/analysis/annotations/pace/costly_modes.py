@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.mode_uses import CLEARING, ModeUse, list_uses
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
@@ -48,19 +49,14 @@ _KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER, CLEARING: _CLEARING}
 _COST_SHARE = 0.05
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=len(_KINDS))
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report each mode once for each attempt, when it has been on for long enough."""
-    for group in recording.groups:
-        found: dict[str, tuple[int, Process, ModeUse]] = {}
-        for process in group.processes:
-            for use in list_uses(process):
-                known_ns = use.find_lasting(process)
-                is_earlier = use.mode not in found or (known_ns or 0) < found[use.mode][0]
-                if known_ns is not None and is_earlier and _KINDS[use.mode].name not in group.reported:
-                    found[use.mode] = known_ns, process, use
-        for known_ns, process, use in sorted(found.values(), key=lambda one: one[0]):
-            group.reported.add(_KINDS[use.mode].name)
-            yield _build_finding(group, process, use, known_ns)
+    each = [(process, use) for process in window.subject.processes for use in list_uses(process)]
+    uses = [(process, use) for process, use in each if not window.count_reports(_KINDS[use.mode])]
+    known = [(known_ns, *one) for one in uses if (known_ns := one[1].find_lasting(one[0])) is not None]
+    for known_ns, process, use in sorted(known, key=lambda one: one[0]):
+        yield _build_finding(window.subject, process, use, known_ns)
 
 
 def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) -> Annotation:

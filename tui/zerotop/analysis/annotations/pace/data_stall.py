@@ -10,13 +10,14 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.annotations.support.causes.step_change import measure_distance
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import await_lines, line_values
-from zerotop.analysis.annotations.support.lines.stack_lines import Delay, FoundLine
+from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
+from zerotop.analysis.annotations.support.lines.line_findings import line_values
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, FoundLine, await_line
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
 _KIND = FindingKind(
@@ -37,10 +38,6 @@ _SPARSE_STEPS = 3
 _RISE_SHARE = 0.10
 # How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
-
-_TURNS = f"{_KIND.name} in turns"
-# Older steps that are examined together with the new ones.
-_OVERLAPS = {_KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
 
 
 class _Wait(NamedTuple):
@@ -64,39 +61,37 @@ class _Wait(NamedTuple):
         )
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
-    for group in recording.groups:
-        for wait, found in await_lines(group, _KIND.name, _find_waits(group), _Wait.find_delay):
-            if _KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
-                group.reported.add(_KIND.name)
-                yield _build_finding(group, wait, found)
+    for wait, found in window.await_each(_find_waits(window), lambda wait: await_line(wait.find_delay())):
+        if found.line is not None or not wait.is_rise:
+            yield _build_finding(window.subject, wait, found)
 
 
-def _find_waits(group: Group) -> Iterator[_Wait]:
-    if _KIND.name in group.reported:
-        return
-    waits = [wait for process in group.processes for wait in _list_waits(process)]
-    if _TURNS not in group.reported:
-        turns = [wait for process in group.processes for wait in _list_new(process, _TURNS, _find_turns)]
-        group.reported.update({_TURNS} if turns else ())
-        waits += [wait._replace(in_turns=True) for wait in turns]
-    yield from sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
+def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
+    processes = window.subject.processes
+    waits = [wait for process in processes for wait in _list_waits(window, process)]
+    turns = window.find_once(lambda: [one for process in processes for one in _list_new(window, process, *_TURNS)] or None)
+    waits += [wait._replace(in_turns=True) for wait in window.items(turns or ())]
+    return sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
 
 
-def _list_waits(process: Process) -> Iterator[_Wait]:
-    yield from _list_new(process, _KIND.name, _find_first_wait)
-    rise = _find_rise(process)
+def _list_waits(window: SearchWindow[Group], process: Process) -> Iterator[_Wait]:
+    yield from _list_new(window, process, _find_first_wait, SETTLED_STEPS - 1)
+    rise = _find_rise(process, window.keep(ShiftFinder, process))
     if rise is not None:
         yield _Wait(*rise, process, int(process.phased_steps["end_unix_ns"][rise[1]]), is_rise=True)
 
 
-def _list_new(process: Process, key: str, find: Callable[[Rows], slice | None]) -> Iterator[_Wait]:
-    """Yield the first waiting steps among the new ones with phases."""
-    window = process.next_steps(len(process.phased_steps), key, _OVERLAPS[key])
-    run = find(process.phased_steps[window]) if window is not None else None
-    if window is not None and run is not None:
-        first, last = window.start + run.start, window.start + run.stop - 1
+def _list_new(
+    window: SearchWindow[Group], process: Process, find: Callable[[Rows], slice | None], look_back: int
+) -> Iterator[_Wait]:
+    """Yield the first waiting steps among the new ones with phases, and so many before them."""
+    fresh = window.steps(process.phased_steps, look_back, (process, find))
+    run = find(process.phased_steps[fresh])
+    if run is not None:
+        first, last = fresh.start + run.start, fresh.start + run.stop - 1
         yield _Wait(first, last, process, int(process.phased_steps["end_unix_ns"][last]))
 
 
@@ -112,12 +107,15 @@ def _find_turns(steps: Rows) -> slice | None:
     return find_turns(steps["step"], waited_s, np.nan_to_num(steps["iteration_s"]), STALL_SHARE)
 
 
-def _find_rise(process: Process) -> tuple[int, int] | None:
+_TURNS = (_find_turns, SETTLED_STEPS * MOST_TURNS - 1)
+
+
+def _find_rise(process: Process, finder: ShiftFinder) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
     steps = process.phased_steps
     # Waits shorter than a stall are noise.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
-    for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
+    for shift in finder.find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))
         added = float(np.median(after["data_s"]) - np.median(before["data_s"]))
         if added >= max(STALL_SECONDS, _RISE_SHARE * float(np.median(after["iteration_s"]))):

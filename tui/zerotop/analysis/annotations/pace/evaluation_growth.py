@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import await_lines, is_cause, line_values, name_line
-from zerotop.analysis.annotations.support.lines.stack_lines import Delay, is_training
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Rows
+from zerotop.analysis.annotations.support.lines.line_findings import is_cause, line_values, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, await_line, is_training
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 
 _KIND = FindingKind(
     name="evaluation_growth",
@@ -37,13 +39,6 @@ _LEAST_SHARE = 0.05
 _MOST, _MORE = 24, 1 / 8
 
 
-class _State:
-    steps_read, due_count = 0, _FEWEST
-
-    def __init__(self) -> None:
-        self.indexes: list[int] = []  # of the steps before which there was an evaluation
-
-
 class _Growth(NamedTuple):
     """Evaluations before some steps."""
 
@@ -53,30 +48,37 @@ class _Growth(NamedTuple):
     lost_share: float  # of the time
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report the first growth of each attempt."""
-    for group in recording.groups:
-        for growth, found in await_lines(group, _KIND.name, _find_growth(group), lambda growth: growth.delay):
-            line, kind = found.line, _KIND
-            if line is not None and is_cause(line, growth.delay) and not is_training(line.callees, "eval"):
-                kind = name_line(kind, line).with_changes(advice=_KIND.advice)
-            yield kind.at_steps(
-                group, growth.rows, growth.evidence, known_ns=found.known_ns, cost=growth.lost_share, **line_values(line)
-            )
+    growth = window.find_once(partial(_find_growth, window))
+    found = await_line(growth.delay) if growth is not None else None
+    if growth is not None and found is not None:
+        line, kind = found.line, _KIND
+        if line is not None and is_cause(line, growth.delay) and not is_training(line.callees, "eval"):
+            kind = name_line(kind, line).with_changes(advice=_KIND.advice)
+        rows, evidence, values = growth.rows, growth.evidence, line_values(line)
+        yield kind.at_steps(window.subject, rows, evidence, known_ns=found.known_ns, cost=growth.lost_share, **values)
 
 
-def _find_growth(group: Group) -> Iterator[_Growth]:
-    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
-    fresh = np.flatnonzero(steps["eval_s"][state.steps_read :] > 0) + state.steps_read
-    state.steps_read = len(steps)
-    for index in fresh.tolist():
-        state.indexes.append(index)
-        if len(state.indexes) >= state.due_count and _KIND.name not in group.reported:
-            state.due_count += math.ceil(_MORE * state.due_count)
-            yield from _check_evaluations(group, steps, state.indexes[-_MOST:])
+def _find_growth(window: SearchWindow[Group]) -> _Growth | None:
+    steps = window.subject.lead.steps
+    fresh = window.steps(steps)
+    new = (fresh.start + np.flatnonzero(steps["eval_s"][fresh] > 0)).tolist()
+    indexes = window.results(new, None)  # of the steps before which there was an evaluation
+    due = [count for count in range(len(indexes) - len(new) + 1, len(indexes) + 1) if _is_due(count)]
+    found = (_check_evaluations(window.subject, steps, indexes[max(0, count - _MOST) : count]) for count in due)
+    return next((growth for growth in found if growth is not None), None)
 
 
-def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterator[_Growth]:
+def _is_due(count: int) -> bool:
+    due = _FEWEST
+    while due < count:
+        due += math.ceil(_MORE * due)
+    return due == count
+
+
+def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> _Growth | None:
     rows = steps[indexes[0] : indexes[-1] + 1]
     seconds = steps["eval_s"][indexes].astype(np.float64)
     first, last = float(seconds[:2].mean()), float(seconds[-2:].mean())
@@ -86,14 +88,13 @@ def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterato
     share = float(seconds.sum()) / total
     has_grown = last - first >= _GROWN_S and last >= _TIMES_AS_LONG * first * max(1.0, now / usual)
     if not has_grown or share < _LEAST_SHARE or _measure_rising(seconds) < _PAIRS_SHARE:
-        return
-    group.reported.add(_KIND.name)
+        return None
     known_ns = int(rows["end_unix_ns"][-1])
     begin_ns = int(steps["begin_unix_ns"][indexes[-_FEWEST // 2]] - 1e9 * seconds[-_FEWEST // 2])
     evidence = {"added_s": (last - first) / (len(seconds) - 2), "first_s": float(seconds[0]), "last_s": float(seconds[-1])}
     evidence |= {"evaluations": float(len(seconds)), "share": share, "iteration_s": now}
     lost_share = float((seconds - seconds[0]).sum()) / total
-    yield _Growth(Delay(group.lead, "eval", begin_ns, known_ns, known_ns), rows, evidence, lost_share)
+    return _Growth(Delay(group.lead, "eval", begin_ns, known_ns, known_ns), rows, evidence, lost_share)
 
 
 def _measure_rising(seconds: Floats) -> float:

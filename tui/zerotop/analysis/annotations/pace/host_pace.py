@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
 from zerotop.analysis.annotations.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
@@ -55,11 +57,6 @@ _WANDER_SHARE, _CROSSINGS = 0.25, 3
 _ROOM_SHARE = 0.6
 
 
-class _State:
-    due_steps = _FIRST_STEPS + _LEAST_STEPS
-    is_told = False
-
-
 class _Pace(NamedTuple):
     """The pace of recent steps."""
 
@@ -71,20 +68,33 @@ class _Pace(NamedTuple):
     wanders: bool
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+class _Verdict(NamedTuple):
+    """The pace of the first steps, judged each time that there are twice as many."""
+
+    steps: int
+    finding: Annotation | None
+    is_launching: bool  # whether a finding says so
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report both once for each attempt, with the numbers of the latest steps, and the end of the first."""
-    for group in recording.groups:
-        state, steps = group.get_state(_State, _LAUNCHES.name), group.lead.steps
-        while len(steps) >= state.due_steps:
-            rows = steps[: state.due_steps]
-            if int(rows["end_unix_ns"][-1]) - int(rows["end_unix_ns"][_FIRST_STEPS]) < _LEAST_S * 1e9:
-                state.due_steps += _LEAST_STEPS
-                continue
-            state.due_steps *= 2
-            yield from _judge_pace(group, state, rows)
+    for verdict in window.extend(partial(_judge_next, window.subject), 0):
+        yield verdict.finding
 
 
-def _judge_pace(group: Group, state: _State, steps: Rows) -> Iterator[Annotation]:
+def _judge_next(group: Group, before: _Verdict | None) -> _Verdict | None:
+    steps = group.lead.steps
+    due = 2 * before.steps if before is not None else _FIRST_STEPS + _LEAST_STEPS
+    while len(steps) >= due:
+        if int(steps["end_unix_ns"][due - 1]) - int(steps["end_unix_ns"][_FIRST_STEPS]) >= _LEAST_S * 1e9:
+            finding, is_launching = _judge_pace(group, steps[:due], was_launching=before is not None and before.is_launching)
+            return _Verdict(due, finding, is_launching)
+        due += _LEAST_STEPS
+    return None
+
+
+def _judge_pace(group: Group, steps: Rows, *, was_launching: bool) -> tuple[Annotation | None, bool]:
     pace = _measure_pace(group, steps[max(_FIRST_STEPS, len(steps) // 2) :])
     begin, known_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
     iteration = compute_known_median(pace.rows["iteration_s"])
@@ -92,16 +102,16 @@ def _judge_pace(group: Group, state: _State, steps: Rows) -> Iterator[Annotation
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
     is_launching = _is_launch_bound(group, pace)
-    if is_launching or (state.is_told and 1 - pace.use < _WAIT_SHARE):
+    if is_launching or (was_launching and 1 - pace.use < _WAIT_SHARE):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
         if not is_launching:
             evidence["until_step"] = float(pace.rows["step"][0])
-        state.is_told, kind = is_launching, _LAUNCHES if is_launching else _ENDED
+        kind = _LAUNCHES if is_launching else _ENDED
         values: dict[str, Any] = {"low_s": None, "high_s": None, **evidence, **_advise(group, pace)}
         cost = 1 - pace.use if is_launching else 0.0
-        yield kind.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **values)
-    elif pace.wanders and not _is_disturbed(group, pace.rows):
-        yield _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns)
+        return kind.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **values), is_launching
+    wanders = pace.wanders and not _is_disturbed(group, pace.rows)
+    return _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, was_launching
 
 
 def _is_disturbed(group: Group, rows: Rows) -> bool:

@@ -149,9 +149,9 @@ def _find_pauses(group: Group) -> Iterator[_Pause]:
     begin = state.steps_read
     if len(steps) <= begin:
         return
-    is_new = (seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S)
-    index, trained_s = begin, np.nancumsum(seconds)
-    for index in (begin + np.flatnonzero(is_new)).tolist():
+    long = (begin + np.flatnonzero((seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S))).tolist()
+    trained_s = np.nancumsum(seconds if long else seconds[:0])  # only when needed: there may be a million steps
+    for index in long:
         if index < state.steps_read:
             continue
         usual = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index]))

@@ -7,11 +7,12 @@ scale explains.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.annotations.support.evidence import Group, Rows
 from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     SKIPPED_STEPS,
     count_skipped_first,
@@ -22,6 +23,7 @@ from zerotop.analysis.annotations.support.steps.fp16_warmup import (
 )
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 
 _SKIPPING = FindingKind(
@@ -68,37 +70,33 @@ _SEARCH_STEPS = 1000
 _STUCK_STEPS = 10
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report each once for each attempt of the job."""
-    for group in recording.groups:
-        steps, skipped = group.lead.steps, count_skipped_first(group.lead)
-        yield from _find_stuck(group)
-        if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
-            continue
-        if _SKIPPING.name not in group.reported:
-            group.reported.add(_SKIPPING.name)
-            yield _build_skipping_finding(group, steps[:SKIPPED_STEPS])
-        # A few of the steps after the first real one may be skipped too.
-        real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
-        if _ENDED.name not in group.reported and len(real) > REAL_STEPS:
-            group.reported.add(_ENDED.name)
-            yield _build_end_finding(group, skipped, steps[real[: REAL_STEPS + 1]])
-
-
-def _find_stuck(group: Group) -> Iterator[Annotation]:
-    """Yield the finding that all steps are skipped although earlier ones were not."""
-    key, steps = f"{_STUCK.name} stuck", group.lead.steps
-    window = group.lead.next_steps(len(steps), key, _STUCK_STEPS - 1) if key not in group.reported else None
-    first = find_first_run(steps["skipped"][window], _STUCK_STEPS) if window is not None else None
-    if window is None or first is None or window.start + first <= count_skipped_first(group.lead):
+    group, steps, skipped = window.subject, window.subject.lead.steps, count_skipped_first(window.subject.lead)
+    yield window.find_once(partial(_find_stuck, window), _STUCK)
+    if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
         return
-    group.reported.add(key)
-    rows = steps[window.start + first : window.start + first + _STUCK_STEPS]
+    yield window.find_once(partial(_build_skipping_finding, group, steps[:SKIPPED_STEPS]), _SKIPPING)
+    # A few of the steps after the first real one may be skipped too.
+    real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
+    if len(real) > REAL_STEPS:
+        yield window.find_once(partial(_build_end_finding, group, skipped, steps[real[: REAL_STEPS + 1]]), _ENDED)
+
+
+def _find_stuck(window: SearchWindow[Group]) -> Annotation | None:
+    """Return the finding that all steps are skipped although earlier ones were not."""
+    group, steps = window.subject, window.subject.lead.steps
+    fresh = window.steps(steps, _STUCK_STEPS - 1)
+    first = find_first_run(steps["skipped"][fresh], _STUCK_STEPS)
+    if first is None or fresh.start + first <= count_skipped_first(group.lead):
+        return None
+    rows = steps[fresh.start + first : fresh.start + first + _STUCK_STEPS]
     scales = read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
     evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
-    yield _STUCK.at_steps(group, rows, evidence)
+    return _STUCK.at_steps(group, rows, evidence)
 
 
 def _build_skipping_finding(group: Group, rows: Rows) -> Annotation:

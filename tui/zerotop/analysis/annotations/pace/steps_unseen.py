@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.evidence import Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.code_line import read_line
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
@@ -49,11 +49,6 @@ _MOST = 3
 _FORWARD, _BACKWARD = PHASE_CODE["forward"], PHASE_CODE["backward"]
 
 
-class _State:
-    checked_ns = 0
-    reported = 0
-
-
 class _Gap(NamedTuple):
     """A time without steps, in unix nanoseconds: it begins with the end of ``step``, and was known a while later."""
 
@@ -62,31 +57,25 @@ class _Gap(NamedTuple):
     known_ns: int
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation | None]:
     """Report some of the gaps of each attempt's lead."""
-    for group in recording.groups:
-        process = group.lead
-        state = process.get_state(_State)
-        for gap in _find_gaps(process, state):
-            if state.reported < _MOST and (finding := _explain_gap(group, gap)) is not None:
-                state.reported += 1
-                yield finding
+    for gap in _find_gaps(window):
+        if window.count_reports(_KIND) < _MOST:
+            yield _explain_gap(window.subject, gap)
 
 
-def _find_gaps(process: Process, state: _State) -> Iterator[_Gap]:
-    steps, cursor_ns = process.steps, process.at.cursor_ns
-    first = int(np.searchsorted(steps["end_unix_ns"], state.checked_ns, "right"))
-    ends = steps["end_unix_ns"][first:].tolist()
-    for index, (end_ns, next_ns) in enumerate(pairwise([*ends, cursor_ns])):
-        durations = steps["iteration_s"][max(0, first + index - 50) : first + index + 1]
+def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
+    process, steps = window.subject.lead, window.subject.lead.steps
+    first = max(0, window.steps(steps).start - 1)  # after the last one known before, the gap may still go on
+    ends = np.append(steps["end_unix_ns"][first:], process.at.cursor_ns)
+    for index in (first + np.flatnonzero(np.diff(ends) >= _QUIET_NS)).tolist() if len(steps) else ():
+        durations = steps["iteration_s"][max(0, index - 50) : index + 1]
         usual_s = float(np.nanmedian(durations)) if np.isfinite(durations).any() else 0.0
+        end_ns, next_ns = (int(ends[number - first]) for number in (index, index + 1))
         known_ns = end_ns + max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9))
-        is_last = index + 1 == len(ends)
-        if is_last and known_ns > cursor_ns:
-            return
-        state.checked_ns = end_ns
         if next_ns >= known_ns and find_deadline(process, end_ns, known_ns - end_ns) >= known_ns:
-            yield _Gap(int(steps["step"][first + index]), end_ns, known_ns)
+            yield _Gap(int(steps["step"][index]), end_ns, known_ns)
 
 
 def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:

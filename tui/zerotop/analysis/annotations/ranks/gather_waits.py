@@ -11,15 +11,18 @@ stream.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
-from zerotop.analysis.annotations.support.gather_looks import GatherLook, Looks, read_new_looks
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Rows
+from zerotop.analysis.annotations.support.gather_looks import GatherLook, Looks, read_looks
+from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -59,8 +62,6 @@ _SLOWER_LINKS = _LINKS.with_changes(
     advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
     fix="nvidia-smi topo -m",
 )
-# Marks a group whose growth was reported.
-_GROWN = f"{_LINKS.name} grown"
 # Waits are reported from this share of an iteration on. They have grown if they are longer than the first ones by this
 # factor, and by this share of an iteration.
 _LINKS_SHARE, _TIMES, _MORE_SHARE = 0.15, 1.5, 0.05
@@ -92,38 +93,36 @@ class _Wait(NamedTuple):
 _NOBODY = _Wait(-1)
 
 
-class _State:
-    def __init__(self) -> None:
-        self.waits: list[_Wait] = []  # of the last looks, all for the same rank
-        self.first_s: list[float] = []  # the waits of all ranks in the first looks
-        self.long: list[Looks] = []  # the last ones in a row in which all ranks wait long
-        self.longer: list[Looks] = []  # and longer than at first
+class _Round(NamedTuple):
+    """One look, and what it shows."""
+
+    following: int  # number of the lead's next look
+    looks: Looks
+    for_one: _Wait
+    for_all_s: float  # the wait of all ranks
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report for each attempt what _LOOKS looks in a row show.
 
     The first rank that the others waited for, once; long waits of all ranks once, and once that they have grown.
     """
-    for group in recording.groups:
-        if _GROWN not in group.reported or _GPU.name not in group.reported:
-            state = group.get_state(_State, _GPU.name)
-            for looks in read_new_looks(group):
-                if _GPU.name not in group.reported and not group.has_stages:
-                    yield from _check_rank(group, state.waits, looks)
-                if _GROWN not in group.reported:
-                    yield from _check_links(group, state, looks)
+    group = window.subject
+    if len(group.processes) < 2 or not group.gathers_parameters:
+        return
+    rounds = window.extend(partial(_judge_look, group))
+    found = find_slow_rounds([one.for_one.rank for one in rounds], _LOOKS)
+    if found is not None and not group.has_stages:
+        yield _build_rank_finding(group, rounds[found])
+    yield from _find_long_waits(group, rounds)
 
 
-def _check_rank(group: Group, waits: list[_Wait], looks: Looks) -> Iterator[Annotation]:
-    wait = _measure_wait_for_one(group, looks)
-    if waits and wait.rank != waits[-1].rank:
-        waits.clear()
-    if wait.rank >= 0:
-        waits.append(wait)
-    if len(waits) == _LOOKS:
-        group.reported.add(_GPU.name)
-        yield _build_rank_finding(group, waits, looks.known_ns)
+def _judge_look(group: Group, before: _Round | None) -> _Round | None:
+    following, looks = read_looks(group, before.following if before is not None else 0)
+    if looks is None:
+        return None
+    return _Round(following, looks, _measure_wait_for_one(group, looks), _measure_wait_for_all(looks))
 
 
 def _measure_wait_for_one(group: Group, looks: Looks) -> _Wait:
@@ -160,7 +159,7 @@ def _measure_forward(process: Process, rows: Rows) -> float:
 
 def _have_same_batches(looks: Sequence[GatherLook]) -> bool:
     sizes = np.array([float(np.nansum(get_batch_sizes(look.rows))) for look in looks])
-    return bool(sizes.max() - sizes.min() <= _SAME_SIZE * sizes.max())
+    return bool(are_equal(sizes, _SAME_SIZE))
 
 
 def _compare_forwards(looks: Sequence[GatherLook], forwards: Floats) -> tuple[int, float]:
@@ -179,7 +178,8 @@ def _compare_waits(looks: Sequence[GatherLook]) -> tuple[int, float]:
     return slow, float(min(longer.mean(), 2 * np.median(longer)))
 
 
-def _build_rank_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> Annotation:
+def _build_rank_finding(group: Group, rounds: Sequence[_Round]) -> Annotation:
+    waits = [one.for_one for one in rounds]
     process = group.processes[waits[0].rank]
     wait, iteration, starved = (float(np.mean([one[part] for one in waits])) for part in (1, 2, 3))
     return (_GPU if starved <= _STARVED else _RANK).at(
@@ -187,34 +187,29 @@ def _build_rank_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> 
         waits[0].begin_ns,
         waits[-1].end_ns,
         {"wait_s": wait, "iteration_s": iteration, "starved_share": starved},
-        known_ns=known_ns,
+        known_ns=rounds[-1].looks.known_ns,
         cost=wait / iteration,
         pid=process.source.pid,
         gpu=process.gpu_key[1] if process.gpu_key is not None else None,
     )
 
 
-def _check_links(group: Group, state: _State, looks: Looks) -> Iterator[Annotation]:
-    wait = _measure_wait_for_all(looks)
-    if len(state.first_s) < _LOOKS:
-        state.first_s.append(wait)
-    before = max(state.first_s)
-    _extend_or_clear(state.longer, looks, goes_on=_has_grown(wait, before, looks.iteration_s))
-    _extend_or_clear(state.long, looks, goes_on=wait >= _LINKS_SHARE * looks.iteration_s)
-    if len(state.longer) == _LOOKS:
-        group.reported |= {_LINKS.name, _GROWN}
-        yield _build_links_finding(group, state.longer, before)
-    # If the last wait has grown, the next look decides which finding it is.
-    elif len(state.long) >= _LOOKS and not state.longer and _LINKS.name not in group.reported:
-        group.reported.add(_LINKS.name)
-        yield _build_links_finding(group, state.long[-_LOOKS:], None)
-
-
-def _extend_or_clear(row: list[Looks], looks: Looks, *, goes_on: bool) -> None:
-    if goes_on:
-        row.append(looks)
-    else:
-        row.clear()
+def _find_long_waits(group: Group, rounds: Sequence[_Round]) -> Iterator[Annotation]:
+    """Find the first looks in a row that all waited long in, and the first in which they waited longer than at first."""
+    long: list[_Round] = []
+    longer: list[_Round] = []
+    is_told = False
+    for number, one in enumerate(rounds, 1):
+        before = max(other.for_all_s for other in rounds[: min(number, _LOOKS)])
+        longer = [*longer, one] if _has_grown(one.for_all_s, before, one.looks.iteration_s) else []
+        long = [*long[1 - _LOOKS :], one] if one.for_all_s >= _LINKS_SHARE * one.looks.iteration_s else []
+        if len(longer) == _LOOKS:
+            yield _build_links_finding(group, longer, before)
+            return
+        # If the last wait has grown, the next look decides which finding it is.
+        if len(long) == _LOOKS and not longer and not is_told:
+            is_told = True
+            yield _build_links_finding(group, long, None)
 
 
 def _measure_wait_for_all(looks: Looks) -> float:
@@ -226,9 +221,9 @@ def _has_grown(wait_s: float, before_s: float, iteration_s: float) -> bool:
     return wait_s >= _TIMES * before_s and wait_s - before_s >= _MORE_SHARE * iteration_s
 
 
-def _build_links_finding(group: Group, looks: Sequence[Looks], before_s: float | None) -> Annotation:
+def _build_links_finding(group: Group, rounds: Sequence[_Round], before_s: float | None) -> Annotation:
     """``before_s``: the wait at first if it has grown, else None."""
-    wait = float(np.mean([_measure_wait_for_all(one) for one in looks]))
+    wait, looks = float(np.mean([one.for_all_s for one in rounds])), [one.looks for one in rounds]
     iteration = float(np.mean([one.iteration_s for one in looks]))
     return (_LINKS if before_s is None else _SLOWER_LINKS).at(
         group,

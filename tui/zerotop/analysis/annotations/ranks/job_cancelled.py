@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.window import SearchWindow, in_job
 from zerotop.analysis.failures.senders import Reason, Sender, find_senders
 from zerotop.session.output.tail import read_last_lines
 from zerotop_probe.recording import events
@@ -45,10 +46,12 @@ _KINDS = {
 }
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Annotation]:
     """Report once for each end of the job: the first reason that Slurm printed."""
+    recording = window.recording
     ends = [event.unix_ns for event in recording.events_of(events.JobEnded)]
-    for begin_ns, end_ns in recording.read_new_items([*pairwise([0, *ends])], _KIND.name):
+    for begin_ns, end_ns in window.items([*pairwise([0, *ends])]):
         lines = read_last_lines(recording.at.at(end_ns))
         senders = sorted(chain.from_iterable(map(find_senders, lines)), key=lambda sender: sender.time_ns)
         found = [sender for sender in senders if sender.reason in _KINDS and sender.time_ns > begin_ns]

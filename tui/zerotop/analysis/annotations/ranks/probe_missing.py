@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.window import SearchWindow, in_job
 from zerotop.analysis.processes.missing_probe import MissingProbe, find_missing_probes
 from zerotop_probe.recording import events
 
@@ -26,31 +27,24 @@ _LOADED_LATE = _OVER.with_changes(
 _TOGETHER_NS = 5 * 10**9
 
 
-class _State:
-    reported: tuple[MissingProbe, ...] | None = None  # while the job ran
-    is_over = False
-
-
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Annotation]:
     """Report when all ranks have imported PyTorch, unless the probe was loaded meanwhile, and again when the job has ended.
 
     Then the probe cannot be loaded any more.
     """
-    state = recording.get_state(_State, _KIND.name)
-    found = recording.events_of(events.ProbeMissing)
-    if state.is_over or not found:
-        return
+    at, found = window.recording.at, window.recording.events_of(events.ProbeMissing)
     times = [event.unix_ns + _TOGETHER_NS for event in found if event.is_rank]
-    ended = [event.unix_ns for event in recording.events_of(events.JobEnded)]
-    if state.reported is None and times and min(times) <= min(ended, default=recording.cursor_ns):
-        state.reported = tuple(find_missing_probes(recording.at.at(min(times))))
-        for missing in state.reported:
-            yield _build_finding(missing, min(times), _KIND)
-    if ended:
-        state.is_over = True
-        reported = state.reported or ()
-        known, last = _list_keys(reported), find_missing_probes(recording.at.at(ended[0]))
-        for missing in reported:
+    ended = [event.unix_ns for event in window.recording.events_of(events.JobEnded)]
+    early: tuple[MissingProbe, ...] | None = None
+    if times and min(times) <= min(ended, default=at.cursor_ns):
+        early = window.find_once(lambda: tuple(find_missing_probes(at.at(min(times)))))
+    for missing in early or ():
+        yield _build_finding(missing, min(times), _KIND)
+    if found and ended:
+        window.is_closed = True
+        known, last = _list_keys(early or ()), find_missing_probes(at.at(ended[0]))
+        for missing in early or ():
             yield _build_finding(missing, ended[0], _OVER if _list_keys([missing]) & _list_keys(last) else _LOADED_LATE)
         for missing in last:
             if not _list_keys([missing]) & known:

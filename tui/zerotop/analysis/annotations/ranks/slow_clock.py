@@ -7,13 +7,17 @@ clocks do: while they compute, the GPUs of a job differ by less than 1 %, even i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.steps.contests import find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.moments.at import find_gpu_name
 from zerotop.session.samples import read_column
 
@@ -33,28 +37,37 @@ _KIND = FindingKind(
 _LOWER = 0.9
 # An idle GPU lowers its clock by itself. Utilization (percent) is of the last 200 ms.
 _COMPUTING_PERCENT = 20.0
-# Each window lasts this long (ns), later ones longer by a share of the training before them, so that a long recording has
+# Each round lasts this long (ns), later ones longer by a share of the training before them, so that a long recording has
 # few more. Two in a row must show the same rank. In each, every GPU must have this many samples.
-_WINDOW_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
+_ROUND_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
 # Reasons for a lower clock that are no throttling.
 _REASONS = {0x02: "clocks that were set", 0x04: "the power limit", **THROTTLE_REASONS}
 # Samples of all GPUs are taken at the same time, and written a little later (ns).
 _LATE_NS = 1_000_000_000
 
 
-class _State:
-    first_ns = 0  # end of the first step on all ranks
-    begin_ns = 0  # of the next window
-    slow = -1  # index of the rank that was slow in the last window
-    since_ns = 0
+class _Round(NamedTuple):
+    """The clocks of the GPUs in a window of time."""
+
+    first_ns: int  # of the training
+    begin_ns: int
+    end_ns: int
+    known_ns: int
+    clocks: Floats  # by rank
+    slow: int  # index of the rank with the slow GPU; -1 for none
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank whose GPU was slow in two windows in a row."""
-    for group in recording.groups:
-        is_open = len(group.processes) > 1 and _KIND.name not in group.reported
-        if is_open and _have_own_gpus(group) and _are_of_one_kind(recording, group):
-            yield from _check_group(recording, group)
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank whose GPU was slow in two rounds in a row."""
+    group = window.subject
+    if len(group.processes) < 2 or not _have_own_gpus(group) or not _are_of_one_kind(window.recording, group):
+        return
+    rounds = window.extend(partial(_measure_round, group), 1)
+    found = find_slow_rounds([one.slow for one in rounds], 2)
+    if found is not None:
+        first, last = rounds[found]
+        yield _build_finding(group.processes[last.slow], last, first.begin_ns)
 
 
 def _have_own_gpus(group: Group) -> bool:
@@ -68,24 +81,16 @@ def _are_of_one_kind(recording: Evidence, group: Group) -> bool:
     return len(names) == 1
 
 
-def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
-    state = group.get_state(_State, _KIND.name)
-    if not state.begin_ns:
-        state.first_ns = state.begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
-    while True:
-        end_ns = state.begin_ns + max(_WINDOW_NS, int(_LONGER * (state.begin_ns - state.first_ns)))
-        known_ns = max(find_deadline(process, end_ns, _LATE_NS) for process in group.processes)
-        if known_ns > min(recording.cursor_ns, recording.session.last_written_ns):
-            return
-        clocks = np.array([_measure_clock(process, state.begin_ns, end_ns) for process in group.processes])
-        slow = _find_slow(clocks)
-        if slow >= 0 and slow == state.slow:
-            group.reported.add(_KIND.name)
-            yield _build_finding(group.processes[slow], clocks, slow, (state.since_ns, end_ns), known_ns)
-            return
-        if slow >= 0:
-            state.since_ns = state.begin_ns
-        state.slow, state.begin_ns = slow, end_ns
+def _measure_round(group: Group, before: _Round | None) -> _Round | None:
+    """Return the round after another one; None before it is known."""
+    first_ns = before.first_ns if before is not None else max(int(one.steps["end_unix_ns"][0]) for one in group.processes)
+    begin_ns = before.end_ns if before is not None else first_ns
+    end_ns = begin_ns + max(_ROUND_NS, int(_LONGER * (begin_ns - first_ns)))
+    known_ns = max(find_deadline(process, end_ns, _LATE_NS) for process in group.processes)
+    if known_ns > min(group.lead.at.cursor_ns, group.lead.at.session.last_written_ns):
+        return None
+    clocks = np.array([_measure_clock(process, begin_ns, end_ns) for process in group.processes])
+    return _Round(first_ns, begin_ns, end_ns, known_ns, clocks, _find_slow(clocks))
 
 
 def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
@@ -106,17 +111,18 @@ def _find_slow(clocks: Floats) -> int:
     return int(np.argmin(clocks)) if is_slow else -1
 
 
-def _build_finding(process: Process, clocks: Floats, slow: int, window: tuple[int, int], known_ns: int) -> Annotation:
-    clock, others = float(clocks[slow]), float(np.median(np.delete(clocks, slow)))
-    rows = process.gpu_samples.read_window(*window).rows
+def _build_finding(process: Process, last: _Round, begin_ns: int) -> Annotation:
+    clock, others = float(last.clocks[last.slow]), float(np.median(np.delete(last.clocks, last.slow)))
+    rows = process.gpu_samples.read_window(begin_ns, last.end_ns).rows
     masks = read_column(rows, "throttle_reasons")
     names = [name for bit, name in _REASONS.items() if np.mean((np.maximum(masks, 0).astype(np.int64) & bit) > 0) > 0.5]
     share = others / clock - 1
     return _KIND.at(
         process,
-        *window,
+        begin_ns,
+        last.end_ns,
         {"sm_clock_mhz": clock, "others_clock_mhz": others, "slower_share": share},
-        known_ns=known_ns,
+        known_ns=last.known_ns,
         gpu=(process.gpu_key or ("", -1))[1],
         names=" and ".join(names) or None,
     )

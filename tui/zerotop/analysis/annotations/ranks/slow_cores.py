@@ -8,17 +8,20 @@ which needs no processor. A rank that sleeps or waits for a disk there is not se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Rows
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
 
 _COMPUTES = FindingKind(
@@ -44,9 +47,9 @@ _WAITS = _COMPUTES.with_changes(
 )
 # The share of an iteration by which it computes longer, or waits longer for a core. Clean ranks differ more in the latter.
 _SLOW_SHARE, _WAITING_SHARE = 0.08, 0.25
-# Each window has at least these steps and nanoseconds, and this many in a row must show the same rank. Later ones last at
+# Each round has at least these steps and nanoseconds, and this many in a row must show the same rank. Later ones last at
 # least a share of the training before them, so that a long recording has few more.
-_STEPS, _WINDOW_NS, _WINDOWS, _LONGER = 10, 2_000_000_000, 2, 0.01
+_STEPS, _ROUND_NS, _ROUNDS, _LONGER = 10, 2_000_000_000, 2, 0.01
 # The first steps load and allocate.
 _FIRST_STEPS = 5
 # Ranks that wait for each other have iterations of the same length, and batches of the same size, up to this share.
@@ -54,7 +57,7 @@ _SAME = 0.05
 
 
 class _Slow(NamedTuple):
-    """The rank that was slow in a window of steps, as an index (-1: none), and by how many seconds an iteration."""
+    """The rank that was slow in a round, as an index (-1: none), and by how many seconds an iteration."""
 
     rank: int
     waits: bool = False
@@ -63,51 +66,51 @@ class _Slow(NamedTuple):
     iteration_s: float = 0.0
 
 
-class _State:
-    def __init__(self) -> None:
-        self.next = _FIRST_STEPS  # index of the first step that is in no window yet
-        self.slow: list[tuple[slice, _Slow]] = []  # the last windows, which show the same rank
+class _Round(NamedTuple):
+    """Enough steps to tell whether a rank is slow."""
+
+    steps: slice
+    known_ns: int
+    slow: _Slow
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that was slow in _WINDOWS windows in a row."""
-    for group in recording.groups:
-        is_open = len(group.processes) > 1 and _COMPUTES.name not in group.reported
-        if is_open and not group.has_stages and hides_slow_cores(group):
-            yield from _check_group(group)
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank that was slow in _ROUNDS rounds in a row."""
+    group = window.subject
+    if len(group.processes) < 2 or group.has_stages or not hides_slow_cores(group):
+        return
+    rounds = window.extend(partial(_judge_round, group), _ROUNDS - 1)
+    # A rank that computes longer and one that waits longer are not the same.
+    found = find_slow_rounds([2 * one.slow.rank + one.slow.waits for one in rounds], _ROUNDS)
+    if found is not None:
+        yield _build_finding(group, rounds[found][0].steps, rounds[found][-1])
 
 
-def _check_group(group: Group) -> Iterator[Annotation]:
-    state = group.get_state(_State, _COMPUTES.name)
+def _judge_round(group: Group, before: _Round | None) -> _Round | None:
+    """Return the round after another one; None before it is known."""
     rows = [process.aligned_steps for process in group.processes]
-    count = min(len(one) for one in rows)
-    while (window := _find_window(rows, state.next, count)) is not None:
-        end_ns = max(int(one["end_unix_ns"][window][-1]) for one in rows)
-        known_ns = max(find_deadline(process, end_ns, SAMPLED_NS) for process in group.processes)
-        if known_ns > group.lead.at.cursor_ns:
-            return
-        state.next = window.stop
-        slow = _find_slow(group, [one[window] for one in rows])
-        before = state.slow[-1][1] if state.slow else None
-        if before is None or slow.rank != before.rank or slow.waits != before.waits:
-            state.slow.clear()
-        if slow.rank >= 0:
-            state.slow.append((window, slow))
-        if len(state.slow) == _WINDOWS:
-            group.reported.add(_COMPUTES.name)
-            yield _build_finding(group, state.slow, known_ns)
-            return
+    steps = _find_steps(rows, before.steps.stop if before is not None else _FIRST_STEPS, min(len(one) for one in rows))
+    if steps is None:
+        return None
+    end_ns = max(int(one["end_unix_ns"][steps][-1]) for one in rows)
+    known_ns = max(find_deadline(process, end_ns, SAMPLED_NS) for process in group.processes)
+    return (
+        _Round(steps, known_ns, _find_slow(group, [one[steps] for one in rows]))
+        if known_ns <= group.lead.at.cursor_ns
+        else None
+    )
 
 
-def _find_window(rows: list[Rows], first: int, count: int) -> slice | None:
-    """Return the next window: enough steps that all ranks have finished."""
+def _find_steps(rows: list[Rows], first: int, count: int) -> slice | None:
+    """Return the steps of the next round: enough that all ranks have finished."""
     last = first + _STEPS - 1
     if last >= count:
         return None
     begin_ns = min(int(one["begin_unix_ns"][first]) for one in rows)
     trained_ns = begin_ns - min(int(one["begin_unix_ns"][0]) for one in rows)
     ends: Floats = np.max([one["end_unix_ns"][last:count] for one in rows], axis=0)
-    enough = np.flatnonzero(ends >= begin_ns + max(_WINDOW_NS, _LONGER * trained_ns))
+    enough = np.flatnonzero(ends >= begin_ns + max(_ROUND_NS, _LONGER * trained_ns))
     return slice(first, last + int(enough[0]) + 1) if len(enough) else None
 
 
@@ -141,7 +144,7 @@ def _have_same(rows: list[Rows]) -> bool:
     sizes = np.array([float(get_batch_sizes(one[~one["counted"]]).sum()) for one in rows])
     counts = np.array([max(1, np.count_nonzero(~one["counted"])) for one in rows])
     lengths = np.array([float(np.nanmedian(one["iteration_s"])) for one in rows])
-    return all(bool(each.max() - each.min() <= _SAME * each.max()) for each in (sizes / counts, lengths))
+    return bool(are_equal(sizes / counts, _SAME) and are_equal(lengths, _SAME))
 
 
 def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
@@ -150,24 +153,24 @@ def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
     return any(load is None or load.is_starved or load.is_disturbed for load in loads)
 
 
-def _build_finding(group: Group, windows: list[tuple[slice, _Slow]], known_ns: int) -> Annotation:
-    (first, _), (last, slow) = windows[0], windows[-1]
+def _build_finding(group: Group, first: slice, last: _Round) -> Annotation:
+    slow = last.slow
     process = group.processes[slow.rank]
     return (_WAITS if slow.waits else _COMPUTES).at_steps(
         process,
-        process.aligned_steps[_find_onset(group, first, slow) : last.stop],
+        process.aligned_steps[_find_onset(group, first, slow) : last.steps.stop],
         {"slow_s": slow.slow_s, "others_s": slow.others_s, "iteration_s": slow.iteration_s},
-        known_ns=known_ns,
+        known_ns=last.known_ns,
         cost=(slow.slow_s - slow.others_s) / slow.iteration_s,
         pid=process.source.pid,
     )
 
 
-def _find_onset(group: Group, window: slice, slow: _Slow) -> int:
-    """Return the index of the first slow step: in the first window that shows it, or in the one before."""
-    begin = max(0, window.start - _STEPS)
+def _find_onset(group: Group, steps: slice, slow: _Slow) -> int:
+    """Return the index of the first slow step: in the first round that shows it, or in the one before."""
+    begin = max(0, steps.start - _STEPS)
     most = slow.slow_s - slow.others_s
-    late = np.clip([_measure_lateness(group, index, slow) for index in range(begin, window.stop)], 0.0, most)
+    late = np.clip([_measure_lateness(group, index, slow) for index in range(begin, steps.stop)], 0.0, most)
     # Limited, so that a single step counts against both levels alike.
     misfits = np.concatenate([[0.0], np.cumsum(late)]) + np.concatenate([np.cumsum((most - late)[::-1])[::-1], [0.0]])
     return int(begin + np.argmin(misfits[:-1]))

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.annotations.support.steps.runs import find_first_run
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows
+from zerotop.analysis.annotations.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.session.samples import read_column
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -76,11 +77,11 @@ class _State:
         self.examined: NDArray[np.int64] = np.empty((5, 0), np.int64)
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was slowest in SLOW_STEPS steps in a row."""
-    for group in recording.groups:
-        if len(group.processes) > 1 and _KIND.name not in group.reported and _computes_alone(group):
-            yield from _check_group(group)
+    if len(window.subject.processes) > 1 and _computes_alone(window.subject):
+        yield from _check_group(window.subject)
 
 
 def _computes_alone(group: Group) -> bool:
@@ -108,12 +109,9 @@ def _check_group(group: Group) -> Iterator[Annotation]:
     slowest = _find_slowest(group, steps, np.stack([one.seconds for one in both]))
     examined = np.concatenate([state.examined, np.stack([steps, known_ns, *slowest])], axis=1)
     state.examined = examined[:, 1 - SLOW_STEPS :]
-    for index in np.unique(examined[2][examined[2] >= 0]).tolist():
-        first = find_first_run(examined[2] == index, SLOW_STEPS)
-        if first is not None:
-            group.reported.add(_KIND.name)
-            yield _build_finding(group, examined[:, first : first + SLOW_STEPS])
-            return
+    found = find_slow_rounds(examined[2], SLOW_STEPS)
+    if found is not None:
+        yield _build_finding(group, examined[:, found])
 
 
 def _join_forwards(before: _Forwards, after: _Forwards) -> _Forwards:
@@ -167,7 +165,7 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     total_second, total_first = np.partition(total, (-2, -1), axis=0)[-2:]
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
-    is_slow &= sizes.max(axis=0) - sizes.min(axis=0) <= _SAME_SIZE * sizes.max(axis=0)
+    is_slow &= are_equal(sizes, _SAME_SIZE)
     # The forwards of a step that was not recorded are NaN.
     first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
     return np.where(is_slow, index, -1), first_ns, second_ns

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, measure_distance
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
-    await_lines,
     is_cause,
     line_values,
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.annotations.support.steps.contests import find_slow_rounds
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
-from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
 _KIND = FindingKind(
@@ -49,43 +49,33 @@ _DATA = _KIND.with_changes(
 )
 
 
-def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
-    for group in recording.groups:
-        for late, found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
-            # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
-            if found.line is None or is_cause(found.line, _find_delay(group, late)):
-                yield _build_finding(group, *late, found)
-
-
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
 
 
-class _State:
-    def __init__(self) -> None:
-        self.indices: Ints = np.empty(0, np.int64)  # the last steps that no rank has only counted
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
+    late = window.find_once(partial(_find_late, window))
+    found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
+    if late is not None and found is not None:
+        window.is_closed = True
+        # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
+        if found.line is None or is_cause(found.line, delay):
+            yield _build_finding(window.subject, *late, found)
 
 
-def _find_late(group: Group) -> Iterator[_Late]:
-    if _KIND.name not in group.reported and len(group.processes) > 1 and not group.has_stages:
-        count = min(len(process.aligned_steps) for process in group.processes)
-        window = group.next_steps(count, _KIND.name)
-        if window is None:
-            return
-        state = group.get_state(_State, _KIND.name)
-        indices = np.concatenate([state.indices, window.start + np.flatnonzero(~_find_counted(group, window))])
-        state.indices = indices[len(indices) - SETTLED_STEPS + 1 :] if len(indices) >= SETTLED_STEPS else indices
-        slowest, late = _measure_lateness(group, indices)
-        runs = [
-            (first, index)
-            for index in np.unique(slowest[slowest >= 0]).tolist()
-            if (first := find_first_run(slowest == index, SETTLED_STEPS)) is not None
-        ]
-        if runs:
-            group.reported.add(_KIND.name)
-            first, index = min(runs)
-            steps = slice(first, first + SETTLED_STEPS)
-            yield index, indices[steps], float(np.median(late[steps]))
+def _find_late(window: SearchWindow[Group]) -> _Late | None:
+    group = window.subject
+    if len(group.processes) < 2 or group.has_stages:
+        return None
+    fresh = window.steps(min((process.aligned_steps for process in group.processes), key=len))
+    # Steps that no rank has only counted.
+    indices = np.array(
+        window.results((fresh.start + np.flatnonzero(~_find_counted(group, fresh))).tolist(), SETTLED_STEPS - 1), int
+    )
+    slowest, late = _measure_lateness(group, indices)
+    found = find_slow_rounds(slowest, SETTLED_STEPS)
+    return (int(slowest[found.start]), indices[found], float(np.median(late[found]))) if found is not None else None
 
 
 def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:

@@ -19,6 +19,8 @@ class DetectorState:
 
     def __init__(self) -> None:
         self._states: dict[Any, Any] = {}
+        self.windows: dict[Any, Any] = {}
+        """The windows of detectors, by detector and host."""
         self.reported: set[Hashable] = set()
         """Findings that are not to be reported again, by name or by name and details."""
 

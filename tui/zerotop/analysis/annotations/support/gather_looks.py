@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,30 +34,25 @@ class Looks(NamedTuple):
         return float(np.mean([look.rows["iteration_s"].mean() for look in self.each]))
 
 
-class _State:
-    looks = 0  # of the lead, read so far
+def read_looks(group: Group, number: int) -> tuple[int, Looks | None]:
+    """Return the looks that begin with the lead's look of a number, or with a later one, and the number of the next.
 
-
-def read_new_looks(group: Group) -> Iterator[Looks]:
-    """Yield the looks for steps that all ranks have measured, once.
-
-    Ranks with different step times share only some of their looks.
+    Only looks for steps that all ranks have measured count: ranks with different step times share only some. None before
+    there are any.
     """
-    if len(group.processes) < 2 or not group.gathers_parameters:
-        return
-    state, lead = group.get_state(_State, "gather looks"), group.lead
-    for event in lead.events_of(events.StreamWaits)[state.looks :]:
+    for event in group.lead.events_of(events.StreamWaits)[number:]:
         each = [_find_event(process, event.first_step) for process in group.processes]
         found = [one for one in each if one is not None]
         if len(found) < len(each):
             deadlines = [find_deadline(process, event.unix_ns, _TOGETHER_NS) for process in group.processes]
-            if max(deadlines) > lead.at.cursor_ns:
-                return
-        state.looks += 1
+            if max(deadlines) > group.lead.at.cursor_ns:
+                break
+        number += 1
         if len(found) == len(each):
             looks = [_read_look(process, one) for process, one in zip(group.processes, found, strict=True)]
             if len({len(look.waited) for look in looks}) == 1 and all(len(look.rows) == len(look.waited) for look in looks):
-                yield Looks(looks, max(one.unix_ns for one in found))
+                return number, Looks(looks, max(one.unix_ns for one in found))
+    return number, None
 
 
 def _find_event(process: Process, step: int) -> events.StreamWaits | None:

@@ -25,7 +25,4 @@ def change_by_fault(
     ``window``: begin of what is explained, and when it became known.
     """
     fault = explain_by_fault(recording.at, [process.process for process in group.processes], ranks, *window)
-    if fault is None:
-        return kind
-    kind = kind.with_changes(details=f"{fault.sentence} {kind.details}")
-    return kind.with_changes(advice=fault.action, fix=fault.fix) if fault.is_hardware else kind
+    return kind.with_changes(**fault.change_texts(kind.details)) if fault is not None else kind

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.evidence import Group, Ints, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
 from zerotop_probe.recording.tables import BEGIN, PHASES
 
 PARTS = ("forward", "backward", "step")
@@ -89,11 +88,3 @@ def find_settled_peaks(process: Process) -> SettledPeaks | None:
     steps = process.phased_steps[settled[0] : settled[0] + 1]
     peaks = read_phase_peaks(process, steps)[0]
     return SettledPeaks(steps, PARTS[int(peaks.argmax())], int(peaks.max())) if peaks.max() > 0 else None
-
-
-def find_new_peaks(group: Group, name: str) -> Iterator[SettledPeaks]:
-    """Yield the settled peaks of each attempt of the job, once for a finding's name."""
-    peaks = find_settled_peaks(group.lead) if name not in group.reported else None
-    if peaks is not None:
-        group.reported.add(name)
-        yield peaks

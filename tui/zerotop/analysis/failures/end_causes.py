@@ -1,0 +1,170 @@
+"""Why a rank ended too early: in each case what a headline and sentences say, and the advice."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, NamedTuple
+
+from zerotop.analysis.failures.rank_ends import RankEnd
+from zerotop.analysis.failures.shortages import Short, find_shortage
+from zerotop.analysis.failures.tracebacks import Traceback
+from zerotop.session.moments.at import At
+from zerotop_probe.recording.events import Node
+
+
+class EndCause(NamedTuple):
+    """Why a rank ended. The texts are templates of ``Text`` with the evidence and values of an ``End``."""
+
+    headline: str
+    details: str
+    advice: str
+    fix: str
+    confidence: float = 0.95
+    is_error: bool = False  # the rank ended by itself
+
+    @property
+    def texts(self) -> dict[str, Any]:
+        """The fields of a kind of finding."""
+        return {name: value for name, value in self._asdict().items() if name != "is_error"}
+
+
+_VANISHED = EndCause(
+    confidence=0.9,
+    headline="{dead} died unexpectedly[ after {steps:count step}]{early}",
+    details="Process {pid}.[ {together}][ {others:Ranks} failed because of that.]",
+    advice="Look at its last output and at the kernel's log. Saving more often limits how much work is lost.",
+    fix="dmesg -T | grep -i kill",
+)
+_SIGNALLED = _VANISHED._replace(
+    confidence=0.95,
+    headline="{ended} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
+    details="Process {pid}[, as {launcher} printed].[ {together}][ {others:Ranks} failed because of that.]",
+)
+STOPPED = _SIGNALLED._replace(advice="Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.")
+_OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
+_KILLED = _SIGNALLED._replace(
+    details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
+    advice="Use less host memory: {less_host_memory}.",
+    fix="{less_host_memory_fix}",
+)
+_KILLED_BY_SCHEDULER = _KILLED._replace(
+    details=f"{{scheduler}} printed that the job used more memory than it was given. {_SIGNALLED.details}"
+)
+_VANISHED_KILLED = _KILLED._replace(headline=_VANISHED.headline, details=f"{_OUT_OF_MEMORY} {_VANISHED.details}")
+_SENT = _SIGNALLED._replace(
+    details=(
+        "The kernel killed no process of its control group for lack of memory: another process sent the signal.["
+        " Its host memory had grown by {grown_bytes:bytes} to {host_held_bytes:bytes} since its last step.] "
+        f"{_SIGNALLED.details}"
+    ),
+    advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script. The kernel's"
+    " audit log names the sender of the next one.",
+    fix="auditctl -a always,exit -F arch=b64 -S kill -F a1={number}",
+)
+_CRASHED = _SIGNALLED._replace(
+    advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
+    fix="PYTHONFAULTHANDLER=1",
+)
+_BUS_ERROR = _SIGNALLED._replace(
+    advice="Usually /dev/shm is full: start the container with a larger --shm-size, or set {worker_count} to 0.",
+    fix="docker run --shm-size=16g",
+)
+_RAISED = EndCause(
+    is_error=True,
+    headline="Rank {rank} ended with {error}[ at {place}]",
+    details="{text}[ {others:Ranks} failed because of that.][ {launcher} printed exit code {code}.]",
+    advice="Its output has the traceback.",
+    fix="[{line}]",
+)
+LEFT_ALONE = _RAISED._replace(
+    headline="Rank {early_rank} ended without an error after {early_steps:count step}: rank {rank} lost it and failed",
+    details="Rank {rank} ended with {error}[ at {place}].[ {others:Ranks} failed because of that.]",
+    advice=(
+        "See why rank {early_rank} leaves the loop before the others: sys.exit(), a data loader with fewer batches, or a"
+        " condition that differs between ranks."
+    ),
+    fix="drop_last=True",
+)
+_EXITED = _VANISHED._replace(
+    is_error=True,
+    headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",
+    details=(
+        "Process {pid}[, as {launcher} printed], without a traceback.[ {together}][ {others:Ranks} failed because of that.]"
+    ),
+    advice="Its last output may say why it ended.",
+    fix="",
+)
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+_BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, _CRASHED)
+_BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, signal.SIGTERM: STOPPED}
+
+
+def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None) -> EndCause:
+    """Return the cause by how the rank ended.
+
+    ``kills``: processes that the kernel killed for lack of memory then, None if unknown; ``scheduler``: that reported one.
+    """
+    number = end.signal_number
+    if number is None:
+        if end.traceback is not None:
+            return _RAISED
+        return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _VANISHED
+    if number == signal.SIGKILL and scheduler is not None:
+        return _KILLED_BY_SCHEDULER
+    if number == signal.SIGKILL and kills == 0:
+        return _SENT
+    if kills:
+        return _KILLED
+    return _BY_SIGNAL.get(number, _SIGNALLED)
+
+
+# --- shortages -----------------------------------------------------------------------------------------------------------
+
+_SHARED_MEMORY = EndCause(
+    is_error=True,
+    headline="/dev/shm[ of {shared_bytes:bytes}] is full: {who} found no space",
+    details="{text} Batches go from DataLoader workers to their rank through /dev/shm.",
+    advice="Give the container more: --shm-size, or --ipc=host. Fewer workers and a smaller prefetch_factor need less.",
+    fix="docker run --shm-size=16g",
+)
+SHORTAGES = {
+    Short.SHARED_MEMORY: _SHARED_MEMORY,
+    Short.OPEN_FILES: _SHARED_MEMORY._replace(
+        headline="Too many open files: {who} failed",
+        details="{text} Each tensor that a DataLoader worker sends needs an open file.",
+        advice='Raise the limit of open files, or call torch.multiprocessing.set_sharing_strategy("file_system").',
+        fix="ulimit -n 65536",
+    ),
+    Short.SPACE: _SHARED_MEMORY._replace(
+        headline="No space left[ on {folder}]: {who} failed",
+        details="{text}",
+        advice="Free space there, or write to another file system; TMPDIR moves temporary files.",
+        fix="df -h[ {folder}]",
+    ),
+    Short.WORKER: _SHARED_MEMORY._replace(
+        headline="{who}[ (PID {worker_pid})] was killed: {worker_signal}",
+        details="{text}",
+        advice="Look at the kernel's log: if host memory was short, use fewer workers or a smaller prefetch_factor.",
+        fix="dmesg -T | grep -i kill",
+    ),
+}
+
+
+def choose_shortage(
+    at: At, host: str, rank: int | None, traceback: Traceback | None
+) -> tuple[EndCause, dict[str, Any]] | None:
+    """Return the cause for a shortage that an exception reports, and its values; None if it reports none."""
+    shortage = find_shortage(traceback) if traceback is not None else None
+    if shortage is None:
+        return None
+    of_rank = f" of rank {rank}" if rank is not None else ""
+    worker, process = f"a DataLoader worker{of_rank}", f"rank {rank}" if rank is not None else "the job"
+    who = worker if shortage.is_worker else process
+    sizes = [event.shared_memory_bytes for event in at.events_of(Node) if event.writer.host == host]
+    return SHORTAGES[shortage.kind], {
+        "who": who[0].upper() + who[1:] if shortage.kind is Short.WORKER else who,
+        "folder": shortage.folder or None,
+        "worker_pid": shortage.worker_pid,
+        "worker_signal": shortage.signal,
+        "shared_bytes": next(filter(None, reversed(sizes)), None) if shortage.kind is Short.SHARED_MEMORY else None,
+    }
