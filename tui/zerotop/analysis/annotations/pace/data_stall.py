@@ -19,7 +19,7 @@ from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
-_KIND = FindingKind(
+KIND = FindingKind(
     name="data_stall",
     severity=Severity.WARNING,
     confidence=0.95,
@@ -38,9 +38,9 @@ _RISE_SHARE = 0.10
 # How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
-_TURNS = f"{_KIND.name} in turns"
+_TURNS = f"{KIND.name} in turns"
 # Older steps that are examined together with the new ones.
-_OVERLAPS = {_KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
+_OVERLAPS = {KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
 
 
 class _Wait(NamedTuple):
@@ -67,14 +67,14 @@ class _Wait(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
     for group in recording.groups:
-        for wait, found in await_lines(group, _KIND.name, _find_waits(group), _Wait.find_delay):
-            if _KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
-                group.reported.add(_KIND.name)
+        for wait, found in await_lines(group, KIND.name, _find_waits(group), _Wait.find_delay):
+            if KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
+                group.reported.add(KIND.name)
                 yield _build_finding(group, wait, found)
 
 
 def _find_waits(group: Group) -> Iterator[_Wait]:
-    if _KIND.name in group.reported:
+    if KIND.name in group.reported:
         return
     waits = [wait for process in group.processes for wait in _list_waits(process)]
     if _TURNS not in group.reported:
@@ -85,7 +85,7 @@ def _find_waits(group: Group) -> Iterator[_Wait]:
 
 
 def _list_waits(process: Process) -> Iterator[_Wait]:
-    yield from _list_new(process, _KIND.name, _find_first_wait)
+    yield from _list_new(process, KIND.name, _find_first_wait)
     rise = _find_rise(process)
     if rise is not None:
         yield _Wait(*rise, process, int(process.phased_steps["end_unix_ns"][rise[1]]), is_rise=True)
@@ -117,7 +117,7 @@ def _find_rise(process: Process) -> tuple[int, int] | None:
     steps = process.phased_steps
     # Waits shorter than a stall are noise.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
-    for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
+    for shift in process.get_state(ShiftFinder, f"{KIND.name} rise").find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))
         added = float(np.median(after["data_s"]) - np.median(before["data_s"]))
         if added >= max(STALL_SECONDS, _RISE_SHARE * float(np.median(after["iteration_s"]))):
@@ -132,8 +132,8 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
-    headline = _ONE_RANK_HEADLINE if is_one_of_several else _KIND.headline
-    kind = _KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
+    headline = _ONE_RANK_HEADLINE if is_one_of_several else KIND.headline
+    kind = KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])

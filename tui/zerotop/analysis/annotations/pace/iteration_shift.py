@@ -131,7 +131,7 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
     """Yield the changes that are more than the run's own wandering, once that is known."""
     lead = group.lead
     for change, found_in in _list_ready(group, state):
-        yield from _list_lasting(group, state, change.known_ns)
+        yield from _follow_up(group, state, change.known_ns)
         shift = explain_change(change, found_in)
         if shift is None:
             continue
@@ -146,19 +146,17 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
             yield shift
         else:
             state.pending.append(_Pending(shift, len(change.after)))
-    pending, state.pending = state.pending, []
-    for one in pending:
-        yield from _judge_again(group, state, one)
-    yield from _list_lasting(group, state, lead.at.cursor_ns)
+    yield from _follow_up(group, state, lead.at.cursor_ns)
 
 
-def _list_lasting(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
-    """Yield changes of a wandering pace that have stayed, up to a time; they are searched each few blocks of steps."""
+def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
+    """Yield changes that have stayed, up to a time and in its order: of a wandering pace, and those that are pending."""
     steps = group.lead.steps_until(until_ns)
     while len(steps) >= state.lasting_steps:
         known = steps[: state.lasting_steps]
         state.lasting_steps += max(2 * BLOCK, len(known) // _MORE_STEPS)
         known_ns = int(known["end_unix_ns"][-1])
+        yield from _judge_pending(group, state, known)
         told = [one.step for one in state.told if one.known_ns <= known_ns]
         since = max([int(known["step"][0]) + _FIRST_STEPS, *told])
         shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
@@ -168,11 +166,18 @@ def _list_lasting(group: Group, state: _State, until_ns: int) -> Iterator[PaceSh
         state.told.append(KnownChange(shift.step, known_ns))
         state.real.append((state.told[-1], shift))
         yield shift
+    yield from _judge_pending(group, state, steps)
 
 
-def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[PaceShift]:
+def _judge_pending(group: Group, state: _State, steps: Rows) -> Iterator[PaceShift]:
+    pending, state.pending = state.pending, []
+    for one in pending:
+        yield from _judge_again(state, one, steps)
+
+
+def _judge_again(state: _State, pending: _Pending, steps: Rows) -> Iterator[PaceShift]:
     """Yield a change that has lasted; it is judged after each BLOCK of steps, and dropped once another one is real."""
-    shift, steps = pending.shift, group.lead.steps
+    shift = pending.shift
     first = int(np.searchsorted(steps["step"], shift.step))
     for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
         pending = pending._replace(judged=count)

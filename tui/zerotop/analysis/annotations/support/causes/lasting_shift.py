@@ -32,7 +32,7 @@ _MOST_TIMES = 5.0
 
 def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     """Return the change after which these steps stay at another level, if one part of them, or a cause, explains it."""
-    steps = steps[-_MOST_BLOCKS * BLOCK :]
+    known_ns, steps = int(steps["end_unix_ns"].max(initial=0)), steps[-_MOST_BLOCKS * BLOCK :]
     steps = steps[: len(steps) // BLOCK * BLOCK]
     levels = compute_levels(np.asarray(steps["iteration_s"], np.float64))
     if len(levels) * BLOCK != len(steps) or len(levels) < 2 * _LEAST_BLOCKS:
@@ -43,7 +43,7 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     split = refine_split(levels, split, _LEAST_BLOCKS)
     before, after = steps[: split * BLOCK], steps[split * BLOCK :]
     is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= _AFTER_S
-    shift = explain_change(StepChange(group, before, after, int(after["end_unix_ns"][-1]))) if is_long else None
+    shift = explain_change(StepChange(group, before, after, known_ns)) if is_long else None
     if shift is None or abs(shift.added_s) < _CHANGED_SHARE * min(shift.before_s, shift.after_s):
         return None
     is_short = find_shortage(shift.change) > 1
