@@ -124,7 +124,7 @@ def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
     """Whether a change leads back to the level before an earlier one."""
     is_alike = abs(later.after_s - earlier.before_s) < _BACK_SHARE * max(abs(earlier.added_s), earlier.before_s)
-    return is_alike and later.added_s * earlier.added_s < 0
+    return is_alike and later.step > earlier.step and later.added_s * earlier.added_s < 0
 
 
 def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
