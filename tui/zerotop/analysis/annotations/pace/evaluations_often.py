@@ -74,7 +74,12 @@ def _measure(group: Group, steps: Rows, state: _State) -> _Often | None:
     if period < 2 or share < (_MORE_OFTEN_SHARE if is_more_often else _LEAST_SHARE):
         return None
     state.begin = first
-    evidence = {"share": share, "period": period, "evaluations": float(len(indexes)), "total_s": seconds}
+    evidence: dict[str, float | None] = {
+        "share": share,
+        "period": period,
+        "evaluations": float(len(indexes)),
+        "total_s": seconds,
+    }
     evidence |= {"iteration_s": float(np.nanmedian(rows["iteration_s"])), "earlier": earlier if is_more_often else None}
     begin_ns = int(rows["begin_unix_ns"][0] - 1e9 * steps["eval_s"][indexes[0]])
     known_ns = int(rows["end_unix_ns"][-1])
