@@ -10,7 +10,7 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.pace import data_bursts, evaluations_often, iteration_shift
+from zerotop.analysis.annotations.pace import data_bursts, evaluations_often, iteration_shift, steps_in_turn
 from zerotop.analysis.annotations.support import annotator
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
@@ -95,3 +95,13 @@ def test_evaluations_that_come_often(tmp_path: Path, period: int, told: bool) ->
     write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 500, evaluated=range(60, 500, period))
     found = find(tmp_path, evaluations_often.detect)
     assert [(one.name, one.step) for one in found] == ([("evaluations_often", 60)] if told else [])
+
+
+def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
+    steps = [[0.004, 0.006, 0.002, 0.05 if step >= 300 and step % 5 == 0 else 0.004] for step in range(500)]
+    write_parts(tmp_path, steps)
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert (turns.step, turns.evidence["period"]) == (300, 5)
+    (tmp_path / "always").mkdir()
+    write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
+    assert not find(tmp_path / "always", steps_in_turn.detect)

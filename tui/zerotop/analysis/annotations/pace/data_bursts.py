@@ -48,8 +48,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         for process in group.processes:
             bursts = process.get_state(_Bursts, KIND.name)
             for event in read_new_stacks(process, f"{KIND.name} bursts", _PLACES, SLOW):
-                if _is_waiting(event, bursts) and (not bursts.steps or event.step != bursts.steps[-1]):
-                    bursts.steps.append(event.step)
+                step = event.step
+                if step is not None and _is_waiting(event, bursts) and step not in bursts.steps[-1:]:
+                    bursts.steps.append(step)
                 if len(bursts.steps) >= bursts.due:
                     finding = _measure_bursts(group, process, bursts, event.unix_ns)
                     if finding is not None:
@@ -71,7 +72,7 @@ def _is_waiting(event: Stacks, bursts: _Bursts) -> bool:
 
 def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Annotation | None:
     """Return the finding; None if the waits are few or short, those of epochs, or told by another finding."""
-    begun = process.get_state(dict, f"{KIND.name} begun")
+    begun: dict[str, int] = process.get_state(dict, f"{KIND.name} begun")
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["step"], begun.get("step", bursts.steps[0])) :]
     waits = np.flatnonzero(np.isin(rows["step"], bursts.steps))

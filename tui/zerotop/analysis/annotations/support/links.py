@@ -316,6 +316,9 @@ _REPEATS = (
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
+    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
+    *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
+    _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
     *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
     _Link("hung_ranks", "hung_ranks", _is_told_again),

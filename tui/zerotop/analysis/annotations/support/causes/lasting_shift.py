@@ -59,7 +59,7 @@ def _measure_seconds(steps: Rows) -> float:
 
 def _is_new_level(before: Floats, after: Floats) -> bool:
     """Whether almost all levels after a time are on the same side of those before, to the last of them."""
-    order, middle = measure_order(before, after), (np.median(before) + np.median(after)) / 2
+    order, middle = measure_order(before, after), float(np.median(before) + np.median(after)) / 2
     last = float(np.median(after[-_LAST_BLOCKS:]))
     return (order >= _ORDERED_SHARE and last > middle) or (1 - order >= _ORDERED_SHARE and last < middle)
 
