@@ -95,3 +95,17 @@ def _fit_line(x: Floats, y: Floats) -> tuple[float, float]:
 def _compute_r_squared(y: Floats, fitted: Floats) -> float:
     total = float(((y - y.mean()) ** 2).sum())
     return 1.0 - float(((y - fitted) ** 2).sum()) / total if total > 0 else 1.0
+
+
+def is_gradual(points: Floats) -> bool:
+    """Whether points rose along a line, perhaps after a level part, and not in one jump, which is a change of level."""
+    places = np.arange(len(points), dtype=np.float64)
+    lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
+    steps = (_measure_misfit(points, (places >= at).astype(np.float64)) for at in places[1:])
+    return min(lines) < min(steps)
+
+
+def _measure_misfit(points: Floats, shape: Floats) -> float:
+    """Return the sum of squared differences from the level and the multiple of ``shape`` that fit best."""
+    centred, rest = shape - shape.mean(), points - points.mean()
+    return float(np.square(rest - centred * (centred @ rest) / (centred @ centred)).sum())

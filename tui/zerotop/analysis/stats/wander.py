@@ -34,3 +34,30 @@ def stands_out(before: Floats, after: Floats, *, times: float, floor: float) -> 
     gap = late.min() - early.max() if distance > 0 else early.min() - late.max()
     wander = max(float(np.ptp(early)) * (1 + _FEW_BLOCKS / len(early)), float(np.ptp(late)), floor)
     return bool(gap > 0 and abs(distance) >= times * wander)
+
+
+def find_split(levels: Floats, fewest: int) -> int:
+    """Return the index that parts levels best into low and high ones, with at least ``fewest`` on each side (Pettitt)."""
+    count = len(levels)
+    ranks = np.argsort(np.argsort(levels, kind="stable"), kind="stable") + 1.0
+    after = np.arange(1, count)  # the number before each possible split
+    statistic = 2 * np.cumsum(ranks)[:-1] - after * (count + 1)
+    possible = np.abs(statistic[fewest - 1 : count - fewest])
+    return fewest + int(np.argmax(possible))
+
+
+def refine_split(levels: Floats, split: int, fewest: int) -> int:
+    """Return the split near another one with the smallest sum of distances from the medians of both sides."""
+    low, high = max(fewest, split // 2), min(len(levels) - fewest, (split + len(levels)) // 2)
+    return min(range(low, high + 1), key=lambda at: _measure_misfit(levels[:at]) + _measure_misfit(levels[at:]))
+
+
+def _measure_misfit(levels: Floats) -> float:
+    return float(np.abs(levels - np.median(levels)).sum())
+
+
+def measure_order(before: Floats, after: Floats) -> float:
+    """Return the share of the pairs of two values in which the later one is larger; equal ones count half."""
+    ordered = np.sort(before)
+    below, upto = (np.searchsorted(ordered, after, side).sum() for side in ("left", "right"))
+    return float(below + upto) / (2 * len(before) * len(after))

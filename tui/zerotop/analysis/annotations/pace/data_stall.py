@@ -20,7 +20,7 @@ from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL
 from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
-_KIND = FindingKind(
+KIND = FindingKind(
     name="data_stall",
     severity=Severity.WARNING,
     confidence=0.95,
@@ -65,8 +65,10 @@ class _Wait(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Annotation]:
     """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
     for wait, found in window.await_each(_find_waits(window), lambda wait: await_line(wait.find_delay())):
-        if found.line is not None or not wait.is_rise:
-            yield _build_finding(window.subject, wait, found)
+        group = window.subject
+        if KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
+            group.reported.add(KIND.name)  # bursts are told by another detector
+            yield _build_finding(group, wait, found)
 
 
 def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
@@ -130,8 +132,8 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)
-    headline = _ONE_RANK_HEADLINE if is_one_of_several else _KIND.headline
-    kind = _KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
+    headline = _ONE_RANK_HEADLINE if is_one_of_several else KIND.headline
+    kind = KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])

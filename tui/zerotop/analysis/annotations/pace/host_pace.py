@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Group, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
@@ -17,7 +17,7 @@ from zerotop.analysis.annotations.support.window import SearchWindow, in_each_at
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
-from zerotop.analysis.stats.wander import compute_levels
+from zerotop.analysis.stats.wander import compute_levels, find_split, measure_order
 
 _LAUNCHES = FindingKind(
     name="launch_bound",
@@ -53,6 +53,8 @@ _MOST_DATA, _MOST_BETWEEN, _LEAST_CORES = 0.1, 0.25, 0.6
 _PAUSING_TIMES = 1.2
 # Levels that wander: their range, as a share of the median, and how often they cross it: a change that ends does so twice.
 _WANDER_SHARE, _CROSSINGS = 0.25, 3
+# Levels on each side of a change for good, and the share of their pairs that are in the same order.
+_LEAST_LEVELS, _CHANGED_SHARE = 3, 0.95
 # Memory that is left over: a larger micro-batch may fit.
 _ROOM_SHARE = 0.6
 
@@ -125,12 +127,21 @@ def _measure_pace(group: Group, rows: Rows) -> _Pace:
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     uses = [measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]
     cores = [_measure_cores(one, begin_ns, end_ns) for one in group.processes]
-    levels = compute_levels(np.asarray(rows["iteration_s"], np.float64))
+    levels = _select_unchanged(compute_levels(np.asarray(rows["iteration_s"], np.float64)))
     low, middle, high = np.percentile(levels, (5, 50, 95)).tolist()
     is_above = levels[np.abs(levels - middle) >= _WANDER_SHARE / 4 * middle] > middle
     crossings = int(np.count_nonzero(np.diff(is_above)))
     wanders = high - low >= _WANDER_SHARE * middle and crossings >= _CROSSINGS
     return _Pace(rows, float(np.mean(uses)), float(np.mean(cores)), low, high, wanders)
+
+
+def _select_unchanged(levels: Floats) -> Floats:
+    """Return the levels since the pace changed for good; all if it did not."""
+    if len(levels) < 2 * _LEAST_LEVELS:
+        return levels
+    split = find_split(levels, _LEAST_LEVELS)
+    order = measure_order(levels[:split], levels[split:])
+    return levels[split:] if max(order, 1 - order) >= _CHANGED_SHARE else levels
 
 
 def _measure_cores(process: Process, begin_ns: int, end_ns: int) -> float:

@@ -29,7 +29,7 @@ from zerotop.analysis.annotations.support.steps.lost_time import Level, await_no
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.analysis.stats.knee import fit_knee
+from zerotop.analysis.stats.knee import fit_knee, is_gradual
 from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
 from zerotop.analysis.stats.wander import compute_levels
 
@@ -106,18 +106,7 @@ def _is_wandering(drift: _Drift, values: Floats) -> bool:
 
 
 def _is_gradual(values: Floats, rise: Rise) -> bool:
-    """Whether iterations rose along a line, perhaps after a level part, and not in one jump, which is a change of level."""
-    points = _compute_points(values[rise.begin : rise.end], rise.block_length)
-    places = np.arange(len(points), dtype=np.float64)
-    lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
-    steps = (_measure_misfit(points, (places >= at).astype(np.float64)) for at in places[1:])
-    return min(lines) < min(steps)
-
-
-def _measure_misfit(points: Floats, shape: Floats) -> float:
-    """Return the sum of squared differences from the level and the multiple of ``shape`` that fit best."""
-    centred, rest = shape - shape.mean(), points - points.mean()
-    return float(np.square(rest - centred * (centred @ rest) / (centred @ centred)).sum())
+    return is_gradual(_compute_points(values[rise.begin : rise.end], rise.block_length))
 
 
 def _compute_points(values: Floats, block_length: int) -> Floats:

@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
+from zerotop.analysis.annotations.support.causes.lasting_shift import find_lasting
 from zerotop.analysis.annotations.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.causes.thread_causes import awaits_threads
@@ -51,6 +52,10 @@ _BETWEEN = _KIND.with_changes(
 _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")
 # A level that is as near to the one before a change is the same.
 _BACK_SHARE = 0.1
+# Lasting changes are searched again after this part of more steps, from that many on: the first are recorded in full.
+_MORE_STEPS, _FIRST_STEPS = 16, 20
+# A change that was found in one way within so many steps of one found in another is the same.
+_NEAR_STEPS = 3 * BLOCK
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -68,6 +73,8 @@ class _State:
         self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
         self.pending: list[_Pending] = []
         self.real: list[tuple[KnownChange, PaceShift]] = []  # explained changes: levels before them do not count any more
+        self.told: list[KnownChange] = []  # real changes of the iterations themselves
+        self.lasting_steps = _FIRST_STEPS  # with which lasting changes are searched next
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
         self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
 
@@ -139,13 +146,14 @@ def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
     """Whether a change leads back to the level before an earlier one."""
     is_alike = abs(later.after_s - earlier.before_s) < _BACK_SHARE * max(abs(earlier.added_s), earlier.before_s)
-    return is_alike and later.added_s * earlier.added_s < 0
+    return is_alike and later.step > earlier.step and later.added_s * earlier.added_s < 0
 
 
 def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
     """Yield the changes that are more than the run's own wandering, once that is known."""
     lead = group.lead
     for change, found_in in _list_ready(group, state):
+        yield from _follow_up(group, state, change.known_ns)
         shift = explain_change(change, found_in)
         if shift is None:
             continue
@@ -155,17 +163,43 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
             if shift.has_own_part or shift.has_recorded_cause(None):
                 state.real.append((KnownChange(shift.step, change.known_ns), shift))
+            if not found_in:
+                state.told.append(KnownChange(shift.step, change.known_ns))
             yield shift
         else:
             state.pending.append(_Pending(shift, len(change.after)))
+    yield from _follow_up(group, state, lead.at.cursor_ns)
+
+
+def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
+    """Yield changes that have stayed, up to a time and in its order: of a wandering pace, and those that are pending."""
+    steps = group.lead.steps_until(until_ns)
+    while len(steps) >= state.lasting_steps:
+        known = steps[: state.lasting_steps]
+        state.lasting_steps += max(2 * BLOCK, len(known) // _MORE_STEPS)
+        known_ns = int(known["end_unix_ns"][-1])
+        yield from _judge_pending(group, state, known)
+        told = [one.step for one in state.told if one.known_ns <= known_ns]
+        since = max([int(known["step"][0]) + _FIRST_STEPS, *told])
+        shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
+        if shift is None or not shift.is_worse:
+            continue
+        state.pending = [one for one in state.pending if one.shift.step < shift.step - _NEAR_STEPS]
+        state.told.append(KnownChange(shift.step, known_ns))
+        state.real.append((state.told[-1], shift))
+        yield shift
+    yield from _judge_pending(group, state, steps)
+
+
+def _judge_pending(group: Group, state: _State, steps: Rows) -> Iterator[PaceShift]:
     pending, state.pending = state.pending, []
     for one in pending:
-        yield from _judge_again(group, state, one)
+        yield from _judge_again(state, one, steps)
 
 
-def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[PaceShift]:
+def _judge_again(state: _State, pending: _Pending, steps: Rows) -> Iterator[PaceShift]:
     """Yield a change that has lasted; it is judged after each BLOCK of steps, and dropped once another one is real."""
-    shift, steps = pending.shift, group.lead.steps
+    shift = pending.shift
     first = int(np.searchsorted(steps["step"], shift.step))
     for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
         pending = _Pending(shift, count)
@@ -177,6 +211,7 @@ def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[Pac
         shift = _explain_by_training(shift, known_ns)
         history, earlier = _select_history(steps[: first + count], state, shift)
         if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True):
+            state.told.append(KnownChange(shift.step, known_ns))
             yield replace(shift, change=replace(shift.change, known_ns=known_ns))
             return
     state.pending.append(pending)

@@ -159,6 +159,12 @@ def _is_simultaneous(effect: Annotation, cause: Annotation) -> bool:
     return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
 
 
+def _is_one_of_pauses(effect: Annotation, cause: Annotation) -> bool:
+    """Whether a pause is one of those that another finding counts."""
+    most = 2 * cause.evidence.get("pause_s", 0.0)
+    return _is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
+
+
 def _is_told_again(effect: Annotation, cause: Annotation) -> bool:
     return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
 
@@ -318,7 +324,12 @@ _REPEATS = (
 # slow rises that were a jump.
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
+    _Link("long_pause", "data_stall", _is_one_of_pauses),
+    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
+    *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
+    _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
+    *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),

@@ -49,7 +49,7 @@ def check_crowding(change: StepChange) -> Cause | None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
-    return Cause(text, *_CORES, 0.7, finding="crowded_cores")
+    return Cause(text, *_CORES, 0.7, finding="crowded_cores", is_host=True)
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
@@ -59,6 +59,14 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
     after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
     before = measure_load(recording, host, before_ns, int(change.before["end_unix_ns"][-1]))
     return before, measure_load(recording, host, changed_ns, after_ns)
+
+
+def find_shortage(change: StepChange) -> float:
+    """Return the factor by which work takes longer after a change because the ranks lack cores; 1 if they do not."""
+    begin_ns, end_ns = int(change.after["begin_unix_ns"][0]), max(change.known_ns, int(change.after["end_unix_ns"][-1]))
+    loads = (measure_load(change.process.recording, host, begin_ns, end_ns) for host in change.group.hosts)
+    short = (load for load in loads if load is not None and load.lacks_cores)
+    return max((load.wanted / max(load.ranks, 1e-6) for load in short), default=1.0)
 
 
 def is_by_others(change: StepChange) -> bool:

@@ -97,7 +97,8 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     is_one = round(count) == 1
     verbs = {"use": "uses", "wait": "waits", "run": "runs"} if is_one else {"use": "use", "wait": "wait", "run": "run"}
     values = {"count": count, "workers": pluralize(round(count), "loader worker"), **verbs, "used": used, "blocked": blocked}
-    if blocked >= _BLOCKED_SHARE * count:
+    # Those that compute may do so for what they have read.
+    if blocked >= _BLOCKED_SHARE * max(count - used, _BLOCKED_SHARE * count):
         return LoaderCause(Text("{blocked:.1f} of {count:.0f} {workers} wait for the disk", values), _DISK)
     # One that lacks a core is always runnable; one that sleeps or waits for something else is not.
     if waiting >= _WAITING_SHARE * count and used + waiting >= _BUSY_SHARE * count:

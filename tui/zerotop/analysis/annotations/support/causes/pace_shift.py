@@ -8,13 +8,14 @@ from functools import cached_property
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.causes import find_cause
-from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
+from zerotop.analysis.annotations.support.causes.host_causes import find_shortage, is_by_others
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
-from zerotop.analysis.annotations.support.evidence import Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Rows
 from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host, measure_gpu_use, offloads
 from zerotop.analysis.annotations.support.lines.line_findings import PLACES
 from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, Delay
-from zerotop.analysis.stats.wander import stands_out
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
+from zerotop.analysis.stats.wander import compute_levels, stands_out
 
 # A cause with less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
@@ -38,6 +39,12 @@ _IDLE_SHARE = 0.3
 _TIMES, _FLOOR, _FLOOR_ON_HOST = 2.0, 0.02, 0.06
 HOST_TIMES = 2.0
 """If the CPU sets the pace, all phases may take this many times as long, in turns and for seconds."""
+# Where the CPU sets the pace, a change has lasted LEVEL_STEPS or this long (seconds).
+_SETTLED_S = 1.0
+# How much more than too few cores explain they may make iterations longer.
+_SHORT_TIMES = 1.2
+# The run had been at a level before if it was this near to it, as a share of the change.
+_SEEN_SHARE = 0.1
 # A phase that takes less than this share of the iteration counts as that long.
 _LEAST_PART = 0.02
 # A smaller change that lasts so long (seconds), in at least as many blocks of steps, is told as well.
@@ -198,20 +205,27 @@ class PaceShift:
         return self.after_s / self.before_s if self.added_s > 0 else self.before_s / self.after_s
 
     def is_real(self, steps: Rows, *, known_ns: int, earlier: PaceShift | None = None, is_lasting: bool = False) -> bool:
-        """Whether the change has a recorded cause, or is larger than the run's own wandering.
+        """Whether the change has a recorded cause, or is larger than the run's own wandering, and still there.
 
         ``steps``: the lead's steps since ``earlier``, the last change that was real, up to now. ``is_lasting``: also where
         the change is not much larger but stays.
         """
-        if self.found_in or self.has_recorded_cause(earlier):
+        lead = self.change.process
+        if lead.is_on_gpu and self._is_by_shortage:
+            return False
+        is_passing = lead.is_on_gpu and self.cause is not None and self.cause.is_host
+        if self.found_in or (self.has_recorded_cause(earlier) and not is_passing):
             return True
         first = int(np.searchsorted(steps["step"], self.step))
         before, after = (part["iteration_s"] for part in (steps[:first], steps[first:]))
-        lead = self.change.process
         floor = self.before_s * (_FLOOR_ON_HOST if offloads(lead) or not lead.is_on_gpu else _FLOOR)
         processes, begin_ns = self.change.group.processes, int(self.change.after["begin_unix_ns"][0])
         is_host = bool(first) and is_paced_by_host(processes, int(steps["begin_unix_ns"][0]), begin_ns)
-        if self.has_own_part or (is_host and self._times >= HOST_TIMES and stands_out(before, after, times=0.0, floor=0.0)):
+        if not self._holds(after, is_host=is_host):
+            return False
+        if self._is_own_alone(is_host=is_host):
+            return True
+        if is_host and self._times >= HOST_TIMES and stands_out(before, after, times=0.0, floor=0.0):
             return True
         if not is_host and stands_out(before, after, times=_TIMES, floor=floor):
             return True
@@ -222,6 +236,32 @@ class PaceShift:
             and min(len(before), len(after)) >= 10 * _LASTING_BLOCKS
             and stands_out(before, after, times=1.0, floor=floor)
         )
+
+    def _holds(self, after: Floats, *, is_host: bool) -> bool:
+        """Whether the steps since the change are still beyond its middle; where the CPU sets the pace, after more."""
+        last = float(np.nanmedian(after[-LEVEL_STEPS:]))
+        is_beyond = (last - (self.before_s + self.after_s) / 2) * self.added_s > 0
+        is_long = len(after) >= LEVEL_STEPS or float(np.nansum(after)) >= _SETTLED_S
+        return is_beyond and (is_long or not is_host)
+
+    @cached_property
+    def _is_by_shortage(self) -> bool:
+        """Whether the ranks lack cores, which may explain the change, and nothing else was recorded."""
+        shortage = find_shortage(self.change)
+        is_explained = self.cause is not None and self.cause.confidence >= _RECORDED and not self.cause.is_host
+        return not is_explained and shortage > 1 and self._times <= _SHORT_TIMES * shortage
+
+    def _is_own_alone(self, *, is_host: bool) -> bool:
+        """Whether one phase carries the change, at a level that the run never had before.
+
+        Where the CPU sets the pace, forward and backward take longer whenever their thread or its queue of launches does.
+        """
+        if not self.has_own_part or (is_host and not self.is_by_gpu and self._own_part in ("forward_s", "backward_s")):
+            return False
+        steps = self.change.process.steps
+        earlier = compute_levels(steps[SETTLED_STEPS : np.searchsorted(steps["step"], self.step)]["iteration_s"])
+        almost = self.after_s - _SEEN_SHARE * self.added_s
+        return not len(earlier) or bool(earlier.max() < almost if self.added_s > 0 else earlier.min() > almost)
 
     def find_delay(self) -> Delay:
         """Return where the time is lost."""

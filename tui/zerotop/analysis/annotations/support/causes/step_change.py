@@ -48,6 +48,7 @@ class Cause(NamedTuple):
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
     callee: str = ""  # the function that this line must call
     line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
+    is_host: bool = False  # whether ranks lacked cores, perhaps for a while only
 
 
 @dataclass(frozen=True, eq=False)

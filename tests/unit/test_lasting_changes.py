@@ -1,0 +1,107 @@
+"""Changes of a pace that wanders, workers that deliver in bursts, and evaluations that come often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.pace import data_bursts, evaluations_often, iteration_shift, steps_in_turn
+from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+_PHASES = ("forward", "backward", "step")
+
+
+def write_parts(folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Sequence[int] = ()) -> list[float]:
+    """Write a rank whose steps take these seconds in forward, backward and step, and before these. Return their ends."""
+    at, spans, ends = 0.0, [], []
+    for step, (*parts, between) in enumerate(steps):
+        if step in evaluated:
+            spans.append(make_span(at, at + 0.2, "eval", step))
+            at += 0.2
+        at += between
+        for phase, length in zip(_PHASES, parts, strict=True):
+            spans.append(make_span(at, at + length, phase, step, BOUNDARY if phase == "step" else 0))
+            at += length
+        ends.append(at)
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    return ends
+
+
+def find(folder: Path, *detectors: annotator.Detector) -> tuple[Annotation, ...]:
+    session = read_recording(folder)
+    runner = annotator.Annotator(session, detectors)
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+def wander(seed: int, count: int = 400) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return the parts of steps that all become longer and shorter together, for 20 steps at a time."""
+    random = np.random.default_rng(seed)
+    pace = np.repeat(random.normal(1.0, 0.1, count // 20), 20)[:, None]
+    return np.asarray([0.015, 0.015, 0.002, 0.01] * pace * random.normal(1.0, 0.05, (count, 4)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_part_that_stays_longer_is_told_where_the_pace_wanders(tmp_path: Path, seed: int) -> None:
+    steps = wander(seed, 600)
+    steps[300:, 3] += 0.012
+    write_parts(tmp_path, steps.tolist())
+    found = [one for one in find(tmp_path, iteration_shift.detect) if abs((one.step or 0) - 300) <= 20]
+    assert ["between the phases" in one.details for one in found] == [True]
+
+
+def test_the_split_with_the_clearest_order() -> None:
+    levels = np.array([5.0, 6, 5, 7, 6, 8, 9, 7, 8, 9, 8])
+    split = refine_split(levels, find_split(levels, 3), 3)
+    assert split == 5
+    assert measure_order(levels[:split], levels[split:]) == pytest.approx(29.5 / 30)
+
+
+@pytest.mark.parametrize(("period", "told"), [(8, True), (60, False)])
+def test_workers_that_deliver_in_bursts(tmp_path: Path, period: int, told: bool) -> None:
+    """In counted steps, only stacks show that training waits; every 60th step, that is the begin of an epoch."""
+    steps = [[0.01, 0.02, 0.005, 1.0 if step >= 40 and step % period == 0 else 0.005] for step in range(40 + 5 * period)]
+    ends = write_parts(tmp_path, steps)
+    waits = [step for step in range(40, len(steps)) if step % period == 0]
+    frames = [{"file": "torch/utils/data/dataloader.py", "line": 1, "function": "_MultiProcessingDataLoaderIter._next_data"}]
+    frames.append({"file": "train.py", "line": 82, "function": "main", "own": True})
+    stacks = [{"seconds": 0.9, "call": "acquire", "frames": [0, 1]}]
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for step in waits:
+        times = {"begin_ns": int((ends[step] - 0.95) * S), "end_ns": int((ends[step] - 0.05) * S), "step": step}
+        facts = {"where": "unknown phase", "why": "slow", "last_step": step, "frames": frames, "stacks": stacks}
+        writer.write(int((ends[step] + 0.01) * S), events.Stacks, **times, **facts)
+    writer.close()
+    workers = {"loader_workers": 8, "loader_cores": 7.6, "loader_waiting_cores": 0.0, "loader_blocked": 0.0}
+    ticks = (int(S * tick / 2) for tick in range(int(2 * ends[-1])))
+    rows = (make_record(PROCESSES, time_ns=tick, pid=100, rank=0, **workers) for tick in ticks)
+    write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
+    found = find(tmp_path, data_bursts.detect)
+    assert [(one.name, one.step) for one in found] == ([("data_stall", waits[0])] if told else [])
+    assert all("each is busy" in one.details and "train.py:82" in one.details for one in found)
+
+
+@pytest.mark.parametrize(("period", "told"), [(10, True), (60, False)])
+def test_evaluations_that_come_often(tmp_path: Path, period: int, told: bool) -> None:
+    write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 500, evaluated=range(60, 500, period))
+    found = find(tmp_path, evaluations_often.detect)
+    assert [(one.name, one.step) for one in found] == ([("evaluations_often", 60)] if told else [])
+
+
+def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
+    steps = [[0.004, 0.006, 0.002, 0.05 if step >= 300 and step % 5 == 0 else 0.004] for step in range(500)]
+    write_parts(tmp_path, steps)
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert (turns.step, turns.evidence["period"]) == (300, 5)
+    (tmp_path / "always").mkdir()
+    write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
+    assert not find(tmp_path / "always", steps_in_turn.detect)
