@@ -158,6 +158,8 @@ class EngineDevice(Facts):
     name: str | None  # product name
     total_bytes: int | None  # device memory
     visible: str | None  # its entry in CUDA_VISIBLE_DEVICES; null without one
+    unified: bool | None  # it is integrated: its memory is the host's
+    free_bytes: int | None  # of unified memory, cudaMemGetInfo's figure: less than is available by what the host caches
 
 
 class PipelineStage(Facts):
@@ -623,6 +625,7 @@ class NodeGpu(Facts):
     name: str  # product name
     total_bytes: int | None  # device memory
     mig_of: str | None  # UUID of the GPU of a MIG instance; null for a whole GPU
+    unified: bool | None  # NVML has no figure of its memory, which is the host's: /proc/meminfo takes its place
 
 
 class NumaNode(Facts):

@@ -63,7 +63,8 @@ class JobSampler:
         self._ranks.update_ranks(now=self._rank_ended)
         self._rank_ended = self._processes.take_sample(time_ns, tick, self._ranks.list_members())
         if tick % _TICKS_PER_HOST == 0:
-            self._hosts.take_sample(time_ns)
+            ranks = (member.process.pid for member in self._ranks.list_members() if member.rank >= 0)
+            self._hosts.take_sample(time_ns, next(ranks, None))
 
     def close(self) -> None:
         """Record which ranks have ended; close the files."""

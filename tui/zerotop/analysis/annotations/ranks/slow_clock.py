@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
-from zerotop.session.moments.at import find_gpu_name
+from zerotop.session.moments.devices import find_gpu_name
 from zerotop.session.samples import read_column
 
 _KIND = FindingKind(

@@ -292,6 +292,7 @@ _LINKS = (
     _Link("out_of_memory", "others_on_gpu", _others_took_missing),
     _Link("allocator_retries", "fragmentation", _begins_before),
     _Link("host_memory_short", "host_growth", _begins_before),
+    _Link("host_memory_forecast", "host_growth", _is_simultaneous),
     _Link("swapping", "host_memory_short", _begins_before),
     _Link("swapping", "host_growth", _begins_before),
     _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
