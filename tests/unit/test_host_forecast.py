@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.annotations.host import host_forecast
 from zerotop.analysis.annotations.support import annotator
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
@@ -49,7 +49,7 @@ class Plan:
 def write_job(folder: Path, plan: Plan) -> None:
     """Write the recording of a plan."""
     training = [at for at in range(plan.seconds) if not any(begin <= at < end for begin, end in plan.saves)]
-    spans = [make_span(at, at + 1, "step", at, BOUNDARY) for at in training]
+    spans = [make_span(at + 0.3, at + 1.3, "step", at, BOUNDARY) for at in training]
     spans += [make_span(begin, end, "checkpoint_save", int(begin)) for begin, end in plan.saves]
     processes, hosts = [], []
     for tick in range(2 * plan.seconds):
@@ -85,6 +85,10 @@ def find_all(folder: Path) -> tuple[Annotation, ...]:
             runner = annotator.Annotator(read_recording(folder), [host_forecast.detect])
             runner.update()
             found.append(runner._ordered_findings)
+            for one in found[-1]:
+                early, late = (find_annotations(read_recording(folder), one.known_ns - before) for before in (1, 0))
+                assert one not in early
+                assert one in late
     assert found[1:] == found[:-1]
     return found[0]
 

@@ -230,7 +230,9 @@ def _build_finding(
             kind = container.name_in(kind)
             kind = kind.with_changes(advice=f"Save a checkpoint before then. {kind.advice}")
             values |= container.values
-    return kind.at(group, told.begin_ns, now_ns, evidence, ranks=told.ranks, step=told.step, **values)
+    ends = group.processes_on(host)[0].steps["end_unix_ns"]
+    known_ns = int(ends[np.searchsorted(ends, now_ns)])  # until then it was not known what belongs to a checkpoint
+    return kind.at(group, told.begin_ns, now_ns, evidence, known_ns=known_ns, ranks=told.ranks, step=told.step, **values)
 
 
 def _name_limit(row: Any, host: str) -> str:

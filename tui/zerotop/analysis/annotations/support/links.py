@@ -296,6 +296,7 @@ _LINKS = (
     _Link("swapping", "host_memory_short", _begins_before),
     _Link("swapping", "host_growth", _begins_before),
     _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
+    _Link("dead_rank", "host_memory_forecast", _was_killed_for_memory),
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
 )
