@@ -46,7 +46,15 @@ PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:passwo
 # A fix with one of these needs a process that lives.
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
 # Recordings in which a finding explains another one, see test_links.py.
-LINKED = {"cpu-straggler", "cpu-slow-cores", "unseen-late-data", "x2-slow-gpu", "hardware-bus", "hardware-nvlink-hang", "host-killed"}
+LINKED = {
+    "cpu-straggler",
+    "cpu-slow-cores",
+    "unseen-late-data",
+    "x2-slow-gpu",
+    "hardware-bus",
+    "hardware-nvlink-hang",
+    "host-killed",
+}
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
 # Its memory grows in each step, and steps are short: seldom does NVML's reading match that of the allocator.

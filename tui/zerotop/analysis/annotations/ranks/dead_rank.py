@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from itertools import chain
@@ -57,6 +58,13 @@ _CRASHED = _SIGNALLED.with_changes(
     advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
     fix="PYTHONFAULTHANDLER=1",
 )
+_OTHER_SIZE = _SIGNALLED.with_changes(
+    confidence=0.95,
+    headline="{ended} got {received:,} bytes in a collective where it expected {expected:,}",
+    details=f"The ranks passed tensors of different sizes to one collective, and gloo aborts. {_SIGNALLED.details}",
+    advice="All ranks must pass tensors of one shape. With this variable PyTorch compares them, and prints both shapes.",
+    fix="TORCH_DISTRIBUTED_DEBUG=DETAIL",
+)
 _RAISED = _KIND.with_changes(
     confidence=0.95,
     headline="Rank {rank} ended with {error}[ at {place}]",
@@ -82,6 +90,7 @@ _EXITED = _KIND.with_changes(
     fix="",
 )
 _FILE = "[ Its last output is in {file}.]"
+_GLOO_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 # Within this time after a rank's end, launchers print how it ended.
@@ -215,6 +224,8 @@ def _build_finding(
     early, scheduler = _find_early_end(group, end, ended_ns), _find_scheduler(recording, ended_ns, known_ns)
     shortage = choose_shortage_kind(recording, process.host, process.rank, end.traceback) if early is None else None
     kind, short = shortage if shortage is not None and not end.signal_number else (_choose_kind(end, kills, scheduler), {})
+    sizes = _find_sizes(recording, ended_ns, known_ns) if kind is _CRASHED else {}
+    kind = _OTHER_SIZE if sizes else kind
     kind = _LEFT_ALONE if early is not None else kind
     kind = change_by_fault(recording, group, kind, end.ranks, (ended_ns, known_ns))
     return kind.with_changes(details=f"{kind.details}{_FILE}").at(
@@ -238,6 +249,7 @@ def _build_finding(
         file=find_output_file(recording.at.at(known_ns), end.process) if not alongside else None,
         **_describe_exception(end),
         **short,
+        **sizes,
         **(early or {}),
     )
 
@@ -278,6 +290,14 @@ def _find_scheduler(recording: Evidence, ended_ns: int, known_ns: int) -> str | 
     senders = chain.from_iterable(map(find_senders, read_last_lines(recording.at.at(known_ns))))
     times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
     return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns in times), None)
+
+
+def _find_sizes(recording: Evidence, ended_ns: int, known_ns: int) -> dict[str, int]:
+    """Return what gloo printed about a tensor of an unexpected size when it ended a process; empty if it did not."""
+    times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
+    lines = chain.from_iterable(read_last_lines(recording.at.at(known_ns)))
+    found = (_GLOO_SIZES.search(line.text) for line in lines if line.time_ns in times)
+    return next(({name: int(size) for name, size in one.groupdict().items()} for one in found if one is not None), {})
 
 
 def _choose_kind(end: RankEnd, kills: int | None, scheduler: str | None) -> FindingKind:
