@@ -13,10 +13,12 @@ from small_recording import S, make_identity, make_record, make_span, read_recor
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.annotations.host import host_forecast
 from zerotop.analysis.annotations.support import annotator
+from zerotop_probe.recording.events import GpuProcess
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
 
 GIB, MIB = 1 << 30, 1 << 20
-RANKS = 3
+RANKS, ENGINE = 3, 300
 # Memory of the node and limit of the job's control group.
 NODE, LIMIT = 64 * GIB, 16 * GIB
 # Each rank's memory at first.
@@ -43,6 +45,7 @@ class Plan:
     files: Amount = nothing  # in memory
     limit: int = LIMIT
     swap: int = 0
+    engine: Amount = nothing  # memory of an inference engine that the job has started
     saves: tuple[tuple[float, float], ...] = ()  # begins and ends of checkpoints
 
 
@@ -60,7 +63,10 @@ def write_job(folder: Path, plan: Plan) -> None:
             sizes = {"rss_bytes": held, "held_bytes": held, "swap_bytes": 0, "shared_bytes": 0, "pinned_bytes": 0}
             sizes |= {plan.part: grown} if plan.part else {}
             processes.append(make_record(PROCESSES, time_ns=int(at * S), pid=100 + rank, rank=rank, **sizes))
-        used = RANKS * RESIDENT + int(plan.growth(at)) + int(plan.files(at))
+        engine = int(plan.engine(at))
+        sizes = {"rss_bytes": RESIDENT + engine, "held_bytes": RESIDENT + engine, "swap_bytes": 0}
+        processes.append(make_record(PROCESSES, time_ns=int(at * S), pid=ENGINE, rank=-1, **sizes))
+        used = RANKS * RESIDENT + int(plan.growth(at)) + int(plan.files(at)) + engine
         group = {
             "cgroup_used_bytes": used + int(plan.cache(at)),
             "cgroup_limit_bytes": plan.limit,
@@ -74,6 +80,9 @@ def write_job(folder: Path, plan: Plan) -> None:
         write_table(folder, SPANS, make_identity(rank), *sorted(spans, key=lambda span: span[1])).close()
     write_table(folder, PROCESSES, make_identity(-1), *processes).close()
     write_table(folder, HOSTS, make_identity(-1), *hosts).close()
+    writer = EventWriter(str(folder), make_identity(-1))
+    writer.write(S, GpuProcess, pid=ENGINE, program="vllm", user="me", of_job=True)
+    writer.close()
 
 
 def find_all(folder: Path) -> tuple[Annotation, ...]:
@@ -124,6 +133,13 @@ def test_files_in_memory_are_no_rank_s(tmp_path: Path) -> None:
     assert "Files in memory (/dev/shm, memfd) grew by" in finding.details
     assert "/dev/shm" in finding.fix
     assert str(finding.headline).startswith("The kernel will kill a rank in about")
+
+
+def test_an_engine_of_the_job_may_grow_and_be_killed(tmp_path: Path) -> None:
+    write_job(tmp_path, Plan(200, engine=leak(10 * MIB)))
+    finding = find_all(tmp_path)[-1]
+    assert str(finding.headline).startswith("The kernel will kill process 300 in about")
+    assert "process 300 (vllm) grew by" in finding.details
 
 
 def test_swap_takes_a_part_of_it(tmp_path: Path) -> None:

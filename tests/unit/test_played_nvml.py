@@ -337,8 +337,10 @@ def test_a_gpu_without_memory_of_its_own_has_the_hosts(load_nvml: Callable[..., 
     ((device,), host) = discover_gpus()[1], read_meminfo()
     assert (device.gpu.unified, device.gpu.total_bytes) == (True, host[b"MemTotal"])
     row = dict(zip([field.name for field in GPUS.fields], device.read_row(1, 0), strict=True))
+    used = row["used_bytes"]
+    assert isinstance(used, int)
     assert row["total_bytes"] == host[b"MemTotal"]
-    assert abs(row["used_bytes"] - (host[b"MemTotal"] - host[b"MemAvailable"])) < 1 << 30
+    assert abs(used - (host[b"MemTotal"] - host[b"MemAvailable"])) < 1 << 30
     assert [each[1:3] for each in device.read_process_rows(1, refresh=True)] == [(1 << 30, os.getpid())]
 
 

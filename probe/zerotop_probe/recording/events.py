@@ -589,6 +589,7 @@ class GpuProcess(Event):
     pid: int  # process id as NVML reports it
     program: str | None  # its program and script without their folders and arguments; null if it cannot be read
     user: str | None  # its owner's name, or number; null if it cannot be read
+    of_job: bool | None  # this job has started it, as an inference engine; null in older recordings
 
 
 class ProbeError(ErrorEvent):

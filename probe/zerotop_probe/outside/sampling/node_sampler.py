@@ -199,7 +199,8 @@ class NodeSampler:
 
     def _note_gpu_process(self, pid: int) -> None:
         program, user = redact.redact_text(procfs.read_program(pid)), procfs.read_user_name(pid)
-        self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, program=program or None, user=user or None)
+        facts = {"program": program or None, "user": user or None, "of_job": self.ranks.add_actor(pid)}
+        self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, **facts)
 
     def note_error(self, where: str, error: BaseException) -> None:
         """Record that a sampler has failed; the others continue."""

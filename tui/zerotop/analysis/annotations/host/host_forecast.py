@@ -13,14 +13,16 @@ import numpy as np
 
 from zerotop.analysis.annotations.host.growing_containers import GrowingContainer, find_container
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
-from zerotop.analysis.formatting import MIB
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
+from zerotop.analysis.annotations.support.gpu_use import name_process
+from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.exhaustion import BLOCK, Forecast, forecast_end, has_stopped
 from zerotop.session.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes
 from zerotop.session.samples import read_column
 from zerotop.session.steps.growable_array import GrowingArray
 from zerotop.session.steps.step_memory import measure_held_bytes
+from zerotop_probe.recording.events import GpuProcess
 
 _KIND = FindingKind(
     name="host_memory_forecast",
@@ -29,7 +31,7 @@ _KIND = FindingKind(
     headline="The kernel will kill {victim} {when}: host memory runs out",
     details=(
         "{left_bytes:bytes} are left of {limit_name} of {limit_bytes:bytes}[, {swap_left_bytes:bytes} of them swap]. In"
-        " {window_s:.0f} s it fell by {fallen_bytes:bytes}[: {growing:ranks} grew by {grown_bytes:bytes}][, of which"
+        " {window_s:.0f} s it fell by {fallen_bytes:bytes}[: {growing} grew by {grown_bytes:bytes}][, of which"
         " {shared_bytes:bytes} are shared memory][, {pinned_bytes:bytes} pinned].[ Files in memory (/dev/shm, memfd) grew by"
         " {file_bytes:bytes}.][ DataLoader workers grew by {worker_bytes:bytes}.][ That is near step {last_step:.0f}.]"
     ),
@@ -58,6 +60,8 @@ _LARGER = 1.05
 # A forecast is told again when so much of its time is left, or when it has become this much later.
 _NEARER, _LATER = 0.5, 2.0
 _SECOND = 10**9
+# A rank, or the name of another process of the job.
+Member = int | str
 
 
 class _Told(NamedTuple):
@@ -162,35 +166,47 @@ def _is_news(told: _Told, forecast: Forecast, now_ns: int) -> bool:
 
 
 class _Growth(NamedTuple):
-    """Growth in a window, in bytes: of each rank, of parts of these, and of memory that is no rank's."""
+    """Growth in a window, in bytes: of each process, of parts of the ranks', and of memory that is no process's."""
 
-    ranks: dict[int, int]
+    processes: dict[Member, int]
     shared: int
     pinned: int
     files: int
     workers: int
-    sizes: dict[int, int]  # of each rank, at the end
+    sizes: dict[Member, int]  # of each process, at the end
 
     @property
     def total(self) -> int:
-        return sum(self.ranks.values()) + self.files + self.workers
+        return sum(self.processes.values()) + self.files + self.workers
 
 
 def _measure_growth(group: Group, host: str, begin_ns: int, end_ns: int) -> _Growth:
-    ranks, sizes, parts = {}, {}, dict.fromkeys(("shared_bytes", "pinned_bytes", "locked_bytes", "loader_private_bytes"), 0)
-    for process in group.processes_on(host):
-        before, after = (process.host_samples.read_last(time_ns) for time_ns in (begin_ns, end_ns))
+    grown: dict[Member, int] = {}
+    sizes: dict[Member, int] = {}
+    parts = dict.fromkeys(("shared_bytes", "pinned_bytes", "locked_bytes", "loader_private_bytes"), 0)
+    for member, samples in _list_members(group, host, end_ns).items():
+        before, after = (samples.read_last(time_ns) for time_ns in (begin_ns, end_ns))
         if before is None or after is None:
             continue
-        sizes[process.rank] = _measure_size(after)
-        ranks[process.rank] = sizes[process.rank] - _measure_size(before)
-        for name in parts:
+        sizes[member] = _measure_size(after)
+        grown[member] = sizes[member] - _measure_size(before)
+        for name in parts if isinstance(member, int) else ():
             parts[name] += _measure_change(before, after, name)
     first, last = (group.lead.at.records("hosts", host).read_last(time_ns) for time_ns in (begin_ns, end_ns))
     shared = parts["shared_bytes"]
     files = max(0, _measure_change(first, last, "shared_bytes") - max(0, shared)) if first is not None else 0
     pinned = max(parts["pinned_bytes"], parts["locked_bytes"])
-    return _Growth(ranks, shared, pinned, files, max(0, parts["loader_private_bytes"]), sizes)
+    return _Growth(grown, shared, pinned, files, max(0, parts["loader_private_bytes"]), sizes)
+
+
+def _list_members(group: Group, host: str, known_ns: int) -> dict[Member, Records]:
+    """Return the samples of the job's processes on a node: its ranks, and engines that use its GPUs."""
+    members: dict[Member, Records] = {process.rank: process.host_samples for process in group.processes_on(host)}
+    ranks = {process.source.pid for process in group.processes_on(host)}
+    for event in group.lead.at.events_of(GpuProcess):
+        if event.of_job and event.writer.host == host and event.pid not in ranks and event.unix_ns <= known_ns:
+            members[name_process(event)] = group.lead.at.records("processes", host, "pid", event.pid)
+    return members
 
 
 def _measure_size(row: Any) -> int:
@@ -245,14 +261,14 @@ def _describe_growth(
 ) -> tuple[dict[str, Any], GrowingContainer | None]:
     """Return who grows and who will be killed, and the container that grows."""
     least = _NOTABLE * forecast.fallen
-    most = max(growth.ranks.values(), default=0)
-    growing = [rank for rank, grown in growth.ranks.items() if grown >= max(_ALIKE * most, least)]
-    ends = {rank: size + growth.ranks[rank] / forecast.window * forecast.expected for rank, size in growth.sizes.items()}
-    grown = sum(growth.ranks[rank] for rank in growing)
+    most = max(growth.processes.values(), default=0)
+    growing = [one for one, grown in growth.processes.items() if grown >= max(_ALIKE * most, least)]
+    ends = {one: size + growth.processes[one] / forecast.window * forecast.expected for one, size in growth.sizes.items()}
+    grown = sum(growth.processes[one] for one in growing)
     found = [find_container(process, now_ns) for process in group.processes if process.rank in growing]
     return {
         "victim": _name_victim(ends),
-        "growing": growing or None,
+        "growing": _name_members(growing) or None,
         "grown_bytes": grown if growing else None,
         "shared_bytes": growth.shared if growing and growth.shared > _NOTABLE * grown else None,
         "pinned_bytes": growth.pinned if growing and growth.pinned > _NOTABLE * grown else None,
@@ -261,10 +277,17 @@ def _describe_growth(
     }, next((one for one in found if one is not None), None)
 
 
-def _name_victim(sizes: dict[int, float]) -> str:
-    largest = sorted(sizes, key=lambda rank: -sizes[rank])
-    is_sure = len(largest) == 1 or (len(largest) > 1 and sizes[largest[0]] > _LARGER * sizes[largest[1]])
-    return f"rank {largest[0]}" if is_sure else "a rank"
+def _name_members(members: Sequence[Member]) -> str:
+    ranks = [one for one in members if isinstance(one, int)]
+    others = [one for one in members if isinstance(one, str)]
+    return join_words([*([format_ranks(ranks)] if ranks else []), *others])
+
+
+def _name_victim(sizes: dict[Member, float]) -> str:
+    largest = sorted(sizes, key=lambda one: -sizes[one])
+    if len(largest) == 1 or (len(largest) > 1 and sizes[largest[0]] > _LARGER * sizes[largest[1]]):
+        return _name_members(largest[:1]).partition(" (")[0]
+    return "a process" if any(isinstance(one, str) for one in largest[:2]) else "a rank"
 
 
 def _find_last_step(group: Group, now_ns: int, forecast: Forecast) -> float | None:
