@@ -90,8 +90,10 @@ def count_ribbons(boxes: Sequence[LaneBox]) -> int:
 
 def _choose_fixed_rows(height: int, ribbons: bool, marks: bool, faults: bool) -> dict[str, int]:
     """Return the rows of the parts that are not value lanes."""
-    wanted = ((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons), (MARKS, 10, marks))
-    wanted = (*wanted, (FAULTS, 10, faults))
+    wanted = (
+        *((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons)),
+        *((MARKS, 10, marks), (FAULTS, 10, faults)),
+    )
     return {name: 1 for name, min_height, exists in wanted if exists and height >= min_height}
 
 
