@@ -56,7 +56,7 @@ PICTURES = (
     Picture("post-mortem", RECORDINGS / "z2-oom.zerotop", "memory", keys=("end",)),
     Picture("ranks", RECORDINGS / "held-straggler.zerotop", "ranks", keys=("end",)),
     Picture("hang", RECORDINGS / "cpu-stuck.zerotop", "ranks", finding="hung_ranks"),
-    Picture("xid", RECORDINGS / "hardware-bus.zerotop", "timeline", finding="gpu_xid"),
+    Picture("xid", RECORDINGS / "hardware-bus.zerotop", "timeline", keys=("minus",) * 4, finding="gpu_xid"),
     Picture("threads", STORY, "threads", step=12),
     Picture("output", RECORDINGS / "z2-oom.zerotop", "output", keys=("end",)),
     Picture("story-linear", RECORDINGS / "gpu-linear.zerotop", "timeline", step=1, keys=("plus",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -40,6 +41,13 @@ def test_a_killed_rank_has_the_signal_that_its_launcher_printed(
     failure = find_failure(session.at(session.last_written_ns))
     assert failure is not None
     assert (failure.rank, "was killed by SIGKILL" in failure.what) == (1, True)
+
+
+def test_tensors_of_different_sizes_that_gloo_aborts_for(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    _, dead = _run_to_death("torchrun", "sizes", tmp_path, job_environment)
+    assert re.match(r"Rank [01] got \d+ bytes in a collective where it expected \d+$", dead.headline)
+    assert dead.evidence["signal_number"] == 6
+    assert "both shapes" in dead.advice
 
 
 def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(

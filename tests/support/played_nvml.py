@@ -41,6 +41,11 @@ class PlayedNvml:
             self._lines = [one for one in self._lines if "." not in key or one.split()[0] != key] + [line]
         self._write()
 
+    def hold(self, gpu: int, pid: int, held_bytes: int) -> None:
+        """Let a process hold memory of a GPU."""
+        self._lines = [one for one in self._lines if one.split()[:3] != ["pid", str(gpu), str(pid)]]
+        self.add(f"pid {gpu} {pid} {held_bytes}")
+
     def remove(self, line: str) -> None:
         """Remove a line."""
         self._lines.remove(line)

@@ -46,7 +46,15 @@ PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:passwo
 # A fix with one of these needs a process that lives.
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
 # Recordings in which a finding explains another one, see test_links.py.
-LINKED = {"cpu-straggler", "cpu-slow-cores", "unseen-late-data", "x2-slow-gpu", "hardware-bus", "hardware-nvlink-hang"}
+LINKED = {
+    "cpu-straggler",
+    "cpu-slow-cores",
+    "unseen-late-data",
+    "x2-slow-gpu",
+    "hardware-bus",
+    "hardware-nvlink-hang",
+    "host-killed",
+}
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")
 # Its memory grows in each step, and steps are short: seldom does NVML's reading match that of the allocator.
@@ -136,7 +144,7 @@ def deaths_are_seen_and_no_others(recorded: Recorded) -> None:
     failure = find_known_failure(at_end)
     assert (failure is not None) == (is_dead or recorded.name in STOPPED)
     if "out_of_memory" not in labels:
-        assert find_post_mortem(at_end) is None
+        assert (find_post_mortem(at_end) is None) is (recorded.name != "host-killed")
 
 
 # --- steps and summary ---------------------------------------------------------------------------------------------------

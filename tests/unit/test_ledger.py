@@ -15,6 +15,7 @@ import recordings
 from memory_recording import (
     GIB,
     PARTS,
+    UUID,
     Recording,
     gib_to_bytes,
     make_gpu_process_sample,
@@ -32,10 +33,11 @@ from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, CORRECTI
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
+from zerotop.analysis.views.gpus import read_gpus
 from zerotop.session.reader import Session
 from zerotop.session.steps.step_table import read_steps
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.events import Entered, Goodbye, Left, RankGone
+from zerotop_probe.recording.events import Entered, Goodbye, Left, Node, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 
@@ -82,6 +84,73 @@ def test_between_two_steps(tmp_path: Path) -> None:
     )
     assert ledger.unexplained_largest == (gib_to_bytes(0.125),)
     assert ledger.notes == ()
+
+
+UNIFIED = {"index": 0, "uuid": f"{UUID}0", "name": "NVIDIA GB10", "total_bytes": gib_to_bytes(120), "unified": True}
+"""A GPU that shares the 120 GiB of its host, as NVML's sampler describes it."""
+
+
+def record_host(recording: Recording, available: float = 70) -> None:
+    """Add the kernel's figures of a host with 120 GiB."""
+    sizes = {"memory_total_bytes": gib_to_bytes(120), "memory_available_bytes": gib_to_bytes(available)}
+    recording.write_records(tables.HOSTS, recording.node, [make_record(tables.HOSTS, at, **sizes) for at in range(30)])
+
+
+def test_unified_memory_is_one_pool(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_event(recording.node, 0.5, Node, host="node1", gpus=[UNIFIED])
+    record_host(recording)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    sizes = list_row_sizes(ledger)
+    assert {key: sizes[key] for key in sizes if key not in (*ALLOCATED, "reserved_unallocated")} == {
+        "free": 70,
+        "host_memory": 6,
+        "other_processes": 4,
+        "outside_pytorch": 1,
+        "rest_of_device": 120 - 70 - 6 - 4 - 1 - 22,
+    }
+    assert (ledger.name, ledger.is_unified, ledger.total_bytes) == ("NVIDIA GB10, unified memory", True, gib_to_bytes(120))
+    assert row_of(ledger, "free").basis == "/proc/meminfo, its last reading"
+    assert "NVML has no figure of it" in ledger.notes[0]
+
+
+def test_device_memory_that_the_kernel_counts_in_the_process_counts_once(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_event(recording.node, 0.5, Node, host="node1", gpus=[UNIFIED])
+    record_host(recording, available=120 - 22 - 1 - 4 - 2)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert (ledger.sum_bytes("host_memory"), ledger.sum_bytes("rest_of_device")) == (gib_to_bytes(2), 0)
+    assert "counted above" in row_of(ledger, "host_memory").note
+
+
+def test_an_integrated_gpu_without_nvml(tmp_path: Path) -> None:
+    """As on a Jetson: CUDA says that it is integrated, and how much was free."""
+    recording = Recording(tmp_path)
+    device = {
+        "ordinal": 0,
+        "name": "Orin",
+        "total_bytes": gib_to_bytes(120),
+        "unified": True,
+        "free_bytes": gib_to_bytes(60),
+    }
+    recording.write_engine(devices=[device])
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
+    recording.write_records(
+        tables.PROCESSES, recording.node, [make_process_sample(at, make_identity(0).pid, 6) for at in (2, 4)]
+    )
+    record_host(recording)
+    session = recording.open_session()
+    ledger = read_only_ledger(session, 5)
+    assert list_row_sizes(ledger) == {
+        "free": 70,
+        "host_memory": 6,
+        "rest_of_device": 40,
+        "reserved_unallocated": 3,
+        "unattributed": 1,
+    }
+    assert "cudaMemGetInfo said that 60.00 GiB were free" in ledger.notes[0]
+    (gpu,) = read_gpus(session.at(second_to_unix_ns(5)))
+    assert (gpu.name, gpu.total_bytes, gpu.used_bytes) == ("GPU, unified memory", gib_to_bytes(120), gib_to_bytes(50))
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:

@@ -218,17 +218,66 @@ class TestControlGroup:
 
     def test_the_lowest_limit_above_counts(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         group = self.make_group(cgroup_tree, monkeypatch)
-        assert group.read_memory() == (400, 5000)
+        assert group.read_memory() == (400, 5000, -1, -1)
         assert group.count_oom_kills() == 1
+
+    def test_of_several_limits_the_one_that_is_reached_first_counts(
+        self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        group = self.make_group(cgroup_tree, monkeypatch)
+        (cgroup_tree.parent.parent / "memory.current").write_text("8900\n")  # by another job of the same user
+        assert group.read_memory()[:2] == (8900, 9000)
+        (cgroup_tree.parent.parent / "memory.stat").write_text("anon 800\nactive_file 7000\ninactive_file 1000\nshmem 90\n")
+        again = self.make_group(cgroup_tree, monkeypatch)
+        assert again.read_memory()[:2] == (400, 5000)  # 8000 of the 8900 are pages of files
+        assert self.make_group(cgroup_tree.parent.parent, monkeypatch).read_memory().cache_bytes == 8000
+
+    def test_swap_that_the_tightest_group_allows(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for folder, limit, used in (
+            (cgroup_tree, "max", 10),
+            (cgroup_tree.parent, 700, 30),
+            (cgroup_tree.parent.parent, 650, 50),
+        ):
+            (folder / "memory.swap.max").write_text(f"{limit}\n")
+            (folder / "memory.swap.current").write_text(f"{used}\n")
+        assert self.make_group(cgroup_tree, monkeypatch).read_memory().swap_left_bytes == 600
+        (cgroup_tree / "memory.swap.max").write_text("0\n")
+        assert self.make_group(cgroup_tree, monkeypatch).read_memory().swap_left_bytes == 0
+
+    def test_a_job_that_moves_to_another_group_is_followed(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = self.make_group(cgroup_tree.parent.parent, monkeypatch)
+        assert (group.read_memory().limit_bytes, group.count_oom_kills()) == (9000, 8)
+        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: None if controller else str(cgroup_tree))
+        group.follow(os.getpid())  # nothing has changed by the kernel's word
+        assert group.read_memory().limit_bytes == 9000
+        with subprocess.Popen(["sleep", "60"]) as child:
+            group._membership = b"of another process"
+            group.follow(child.pid)
+            child.kill()
+        assert (group.read_memory().limit_bytes, group.count_oom_kills()) == (5000, 8)
+        (cgroup_tree / "memory.events").write_text("oom_kill 2\n")
+        assert group.count_oom_kills() == 9
+        (cgroup_tree / "memory.events").unlink()  # the group is gone with its last process
+        assert group.count_oom_kills() == 9
+
+    def test_version_1(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes = {"memory.usage_in_bytes": 900, "memory.limit_in_bytes": 1000, "memory.memsw.usage_in_bytes": 950}
+        for name, size in (sizes | {"memory.memsw.limit_in_bytes": 1200}).items():
+            (tmp_path / name).write_text(f"{size}\n")
+        (tmp_path / "memory.stat").write_text("cache 5\ntotal_cache 600\ntotal_active_file 200\ntotal_inactive_file 300\n")
+        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: str(tmp_path) if controller else None)
+        assert cgroup.ControlGroup(os.getpid()).read_memory() == (900, 1000, 500, 150)
+        (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+        assert cgroup.ControlGroup(os.getpid()).read_memory() == (900, -1, -1, -1)
 
     def test_no_limit(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for folder in (cgroup_tree, cgroup_tree.parent, cgroup_tree.parent.parent):
             (folder / "memory.max").write_text("max\n")
-        assert self.make_group(cgroup_tree, monkeypatch).read_memory() == (100, -1)
+        assert self.make_group(cgroup_tree, monkeypatch).read_memory() == (100, -1, -1, -1)
 
     def test_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         group = self.make_group(None, monkeypatch)
-        assert group.read_memory() == (-1, -1)
+        assert group.read_memory() == (-1, -1, -1, -1)
         assert group.count_oom_kills() == -1
 
 

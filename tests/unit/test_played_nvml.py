@@ -18,8 +18,10 @@ from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
+from zerotop_probe.outside.sampling.host_sampler import read_meminfo
 from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
 from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
+from zerotop_probe.recording.tables import GPUS
 from zerotop_probe.recording.writer import Identity
 
 # Each function that the watch for faults calls, and what cannot be seen without it: nothing that is worth a word for some.
@@ -327,6 +329,25 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
     tick(5)
     assert {gpu for _, gpu in rows} == {0, 1}
     thread.finish_sampling(2)
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_hosts(load_nvml: Callable[..., PlayedNvml]) -> None:
+    """As GB10 answers, whose processes NVML lists with their memory."""
+    load_nvml().add("fail nvmlDeviceGetMemoryInfo - 3", f"pid 0 {os.getpid()}")
+    ((device,), host) = discover_gpus()[1], read_meminfo()
+    assert (device.gpu.unified, device.gpu.total_bytes) == (True, host[b"MemTotal"])
+    row = dict(zip([field.name for field in GPUS.fields], device.read_row(1, 0), strict=True))
+    used = row["used_bytes"]
+    assert isinstance(used, int)
+    assert row["total_bytes"] == host[b"MemTotal"]
+    assert abs(used - (host[b"MemTotal"] - host[b"MemAvailable"])) < 1 << 30
+    assert [each[1:3] for each in device.read_process_rows(1, refresh=True)] == [(1 << 30, os.getpid())]
+
+
+@pytest.mark.parametrize("line", ["fail nvmlDeviceGetMemoryInfo - 4", "fail nvmlDeviceGetMemoryInfo - 999", "0.mig 1"])
+def test_other_refusals_are_not_unified_memory(load_nvml: Callable[..., PlayedNvml], line: str) -> None:
+    load_nvml().add(line, *(["fail nvmlDeviceGetMemoryInfo - 3"] if "mig" in line else []))
+    assert not any(device.gpu.unified for device in discover_gpus()[1])
 
 
 def test_without_gpus_nothing_is_watched() -> None:

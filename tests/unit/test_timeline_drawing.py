@@ -104,6 +104,14 @@ def test_narrow_terminals_abbreviate_words() -> None:
     assert not any("coresof" in left for left in lefts)
 
 
+def test_hardware_faults_have_a_lane_where_there_are_some() -> None:
+    look = Look("hardware-bus", 31)
+    rows = look.draw_rows(110, 26)
+    assert rows[1].startswith("GPU faults")
+    assert "Xid 79 on GPU 1" in rows[1]
+    assert not any(row.startswith("GPU faults") for row in Look("hardware-clean", 31).draw_rows(110, 26))
+
+
 def test_what_is_too_slow_to_be_seen_in_the_window_is_named_above_it() -> None:
     look = Look("gpu-leak", 37)
     marks = look.draw_rows(120, 30)[0]

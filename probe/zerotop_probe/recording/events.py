@@ -158,6 +158,8 @@ class EngineDevice(Facts):
     name: str | None  # product name
     total_bytes: int | None  # device memory
     visible: str | None  # its entry in CUDA_VISIBLE_DEVICES; null without one
+    unified: bool | None  # it is integrated: its memory is the host's
+    free_bytes: int | None  # of unified memory, cudaMemGetInfo's figure: less than is available by what the host caches
 
 
 class PipelineStage(Facts):
@@ -590,6 +592,7 @@ class GpuProcess(Event):
     pid: int  # process id as NVML reports it
     program: str | None  # its program and script without their folders and arguments; null if it cannot be read
     user: str | None  # its owner's name, or number; null if it cannot be read
+    of_job: bool | None  # this job has started it, as an inference engine; null in older recordings
 
 
 class ProbeError(ErrorEvent):
@@ -626,6 +629,7 @@ class NodeGpu(Facts):
     name: str  # product name
     total_bytes: int | None  # device memory
     mig_of: str | None  # UUID of the GPU of a MIG instance; null for a whole GPU
+    unified: bool | None  # NVML has no figure of its memory, which is the host's: /proc/meminfo takes its place
 
 
 class NumaNode(Facts):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zerotop_probe.recording.metrics import BYTES, BYTES_PER_S, CORES, NUMBER, SECONDS, SHARE, WATTS, Metric
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 7
+FORMAT_MINOR = 8
 
 UNKNOWN = -1
 
@@ -320,6 +320,8 @@ HOSTS = Table(
         Field("cpu_mhz", "f", "clock of a few cores on average, every five seconds; NaN where the kernel hides it", since=4),
         Field("pad", "I", "0", since=4),
         Field("shared_bytes", "q", "shared memory and files in memory (tmpfs, /dev/shm) of all processes", HIGHEST, since=6),
+        Field("cgroup_cache_bytes", "q", "pages of files among the cgroup's memory; -1 without a limit", since=8),
+        Field("swap_left_bytes", "q", "swap that the host has and the cgroup allows; -1 unknown", LOWEST, since=8),
     ),
     (
         Metric("host_cores", CORES, "cores_used", "cores", trace="cores in use"),

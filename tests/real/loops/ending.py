@@ -1,4 +1,5 @@
-"""A hand-written loop whose rank 1 ends before its time: by a signal, or with an exception in a function."""
+"""A hand-written loop whose rank 1 ends before its time: by a signal, with an exception in a function, or because its tensor
+has another size."""
 
 import atexit
 import os
@@ -23,6 +24,8 @@ def save_or_die(rank, how):
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and how == "exception":
         raise ValueError("no such shape")
+    if how == "sizes":
+        dist.all_reduce(torch.ones(5 if rank == 1 else 3))
 
 
 def main():

@@ -1,7 +1,7 @@
 /* A libnvidia-ml.so.1 that plays back answers, for GPUs that fail at will. $PLAYED_NVML names a file of lines:
 
    gpus 2                             how many there are
-   pid 0 1234                         a process on GPU 0
+   pid 0 1234 5678                    a process on GPU 0, and its bytes: 1 GiB where they are left out
    0.NAME VALUE                       a value of GPU 0; 0.field.3 is a field value, 0.link.17 the state of a link
    event 0 8 79                       an event of GPU 0: its type and data. Each line is delivered once
    hang nvmlDeviceGetNvLinkState 0    that call on GPU 0 does not return while the line is there; "-" as GPU: on any
@@ -90,8 +90,14 @@ int nvmlDeviceGetUUID(Device device, char *text, unsigned size) { snprintf(text,
 int nvmlDeviceGetName(Device device, char *text, unsigned size) { (void)device; snprintf(text, size, "Played H100"); return SUCCESS; }
 
 int nvmlDeviceGetMemoryInfo(Device device, unsigned long long *sizes) {
+    char text[8192], *state, *line;
+    unsigned long long size;
+    int gpu, pid;
     BEGIN("nvmlDeviceGetMemoryInfo", index_of(device))
-    sizes[0] = 80ull << 30, sizes[2] = 2ull << 30, sizes[1] = sizes[0] - sizes[2];
+    sizes[0] = 80ull << 30, sizes[2] = 2ull << 30;
+    for (line = strtok_r(read_script(text, sizeof text), "\n", &state); line; line = strtok_r(NULL, "\n", &state))
+        if (sscanf(line, "pid %d %d %llu", &gpu, &pid, &size) == 3 && gpu == index_of(device)) sizes[2] += size;
+    sizes[1] = sizes[0] - sizes[2];
     return SUCCESS;
 }
 
@@ -134,12 +140,13 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(Device device, unsigned long long 
 int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *found) {
     char text[8192], *state, *line;
     unsigned room = *count;
-    int gpu, pid;
+    unsigned long long size;
+    int gpu, pid, read;
     BEGIN("nvmlDeviceGetComputeRunningProcesses_v3", index_of(device))
     *count = 0;
     for (line = strtok_r(read_script(text, sizeof text), "\n", &state); line; line = strtok_r(NULL, "\n", &state))
-        if (sscanf(line, "pid %d %d", &gpu, &pid) == 2 && gpu == index_of(device)) {
-            if (*count < room) found[*count].pid = (unsigned)pid, found[*count].used = 1ull << 30;
+        if ((read = sscanf(line, "pid %d %d %llu", &gpu, &pid, &size)) >= 2 && gpu == index_of(device)) {
+            if (*count < room) found[*count].pid = (unsigned)pid, found[*count].used = read == 3 ? size : 1ull << 30;
             ++*count;
         }
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;

@@ -206,7 +206,9 @@ def read_devices(device: Any) -> list[dict[str, Any]]:
     elif uuid and not uuid.startswith("GPU-"):
         uuid = "GPU-" + uuid  # as NVML writes it
     facts = {"ordinal": ordinal, "visible": visible or None, "uuid": uuid or None, "name": properties.name}
-    return [{**facts, "total_bytes": properties.total_memory}]
+    is_unified = bool(getattr(properties, "is_integrated", False))
+    free_bytes = torch.cuda.mem_get_info(ordinal)[0] if is_unified else None
+    return [{**facts, "total_bytes": properties.total_memory, "unified": is_unified, "free_bytes": free_bytes}]
 
 
 def read_allocator(device: Any) -> str | None:

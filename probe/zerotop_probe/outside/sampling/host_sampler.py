@@ -57,6 +57,11 @@ def _read_swapped_bytes() -> tuple[int, int]:
     return read, written
 
 
+def _choose_least(*sizes: int) -> int:
+    """Return the least of the known sizes; -1 if none is known."""
+    return min((size for size in sizes if size != UNKNOWN), default=UNKNOWN)
+
+
 class CoreClocks:
     """The clocks of a few cores, evenly spread: reading all of them would take a notable time on a large machine."""
 
@@ -88,12 +93,14 @@ class HostSampler:
         """Records that could not be written."""
         return self._writer.lost
 
-    def take_sample(self, time_ns: int) -> None:
-        """Record the node's current state."""
+    def take_sample(self, time_ns: int, rank_pid: int | None = None) -> None:
+        """Record the node's current state; ``rank_pid``: a rank, whose cgroup counts."""
         memory = read_meminfo()
-        group = self._group.read_memory()
+        if rank_pid is not None:
+            self._group.follow(rank_pid)
         if self._samples % _SAMPLES_PER_CLOCK == 0:
             self._mhz = self._clocks.read_mhz()
+        group = self._group.read_memory()
         self._samples += 1
         swap = memory.get(b"SwapTotal", 0) - memory.get(b"SwapFree", 0)
         self._writer.write(
@@ -111,6 +118,8 @@ class HostSampler:
             self._mhz,
             0,
             memory.get(b"Shmem", UNKNOWN),
+            group.cache_bytes,
+            _choose_least(memory.get(b"SwapFree", UNKNOWN), group.swap_left_bytes),
         )
 
     def _measure_cores(self) -> float:

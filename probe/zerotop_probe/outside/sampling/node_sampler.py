@@ -63,7 +63,8 @@ class JobSampler:
         self._ranks.update_ranks(now=self._rank_ended)
         self._rank_ended = self._processes.take_sample(time_ns, tick, self._ranks.list_members())
         if tick % _TICKS_PER_HOST == 0:
-            self._hosts.take_sample(time_ns)
+            ranks = (member.process.pid for member in self._ranks.list_members() if member.rank >= 0)
+            self._hosts.take_sample(time_ns, next(ranks, None))
 
     def close(self) -> None:
         """Record which ranks have ended; close the files."""
@@ -198,7 +199,8 @@ class NodeSampler:
 
     def _note_gpu_process(self, pid: int) -> None:
         program, user = redact.redact_text(procfs.read_program(pid)), procfs.read_user_name(pid)
-        self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, program=program or None, user=user or None)
+        facts = {"program": program or None, "user": user or None, "of_job": self.ranks.add_actor(pid)}
+        self._writer.write(time.monotonic_ns(), events.GpuProcess, pid=pid, **facts)
 
     def note_error(self, where: str, error: BaseException) -> None:
         """Record that a sampler has failed; the others continue."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pynvml
 
 from zerotop_probe.outside.sampling import pcie
+from zerotop_probe.outside.sampling.host_sampler import read_meminfo
 from zerotop_probe.outside.sampling.pcie import LinkCounter
 from zerotop_probe.recording.tables import GPUS, UNKNOWN
 
@@ -42,6 +43,9 @@ _PERMANENT_ERRORS = (
 )
 
 
+_NOT_SUPPORTED = str(pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
+
+
 # The number of a field value, or that and the number of a link.
 Field = int | tuple[int, int]
 
@@ -56,6 +60,8 @@ class GpuIdentity:
     total_bytes: int
     mig_of: str | None = None
     """For a MIG instance, the UUID of its GPU."""
+    unified: bool = False
+    """It has no memory of its own but shares the host's: NVML has no figure, and /proc/meminfo takes its place."""
 
 
 class GpuDiscovery(NamedTuple):
@@ -96,10 +102,11 @@ class GpuDevice:
         total = self.query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
         uuid = _decode_text(pynvml.nvmlDeviceGetUUID(self.handle))
         name = _decode_text(pynvml.nvmlDeviceGetName(self.handle))
-        size = int(total.total) if total is not None else UNKNOWN
-        self.gpu = GpuIdentity(index, uuid, name, size, whole.gpu.uuid if whole is not None else None)
         mode = self.query_driver("mig", pynvml.nvmlDeviceGetMigMode) if whole is None else None
         self.is_mig = mode is not None and bool(mode[0])
+        is_unified = whole is None and not self.is_mig and self.explain_missing("memory") == _NOT_SUPPORTED
+        size = int(total.total) if total is not None else read_meminfo().get(b"MemTotal", UNKNOWN) if is_unified else UNKNOWN
+        self.gpu = GpuIdentity(index, uuid, name, size, whole.gpu.uuid if whole is not None else None, is_unified)
 
     def find_instances(self, first: int) -> list[GpuDevice]:
         """Return its MIG instances, numbered from ``first``. Raises GpuLost."""
@@ -130,18 +137,17 @@ class GpuDevice:
 
     def read_row(self, time_ns: int, half_tick: int) -> tuple[object, ...]:
         """Return the next row of GPUS. Raises GpuLost."""
-        memory = self.query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
+        self._used_bytes, total_bytes = self._read_memory()
         use = self.query_driver("utilization", pynvml.nvmlDeviceGetUtilizationRates)
         fields = self._read_fields([_POWER_INSTANT, *self._find_due_fields(half_tick)], half_tick)
         if half_tick % _SLOW_PERIOD == 0:
             self._slow_values = self._read_slow()
         temperature, clock, reasons = self._slow_values
-        self._used_bytes = UNKNOWN if memory is None else memory.used
         row = {
             "time_ns": time_ns,
             "gpu": self.gpu.index,
             "used_bytes": self._used_bytes,
-            "total_bytes": UNKNOWN if memory is None else memory.total,
+            "total_bytes": total_bytes,
             "pcie_tx_bytes": self._links[_PCIE_TX].total,
             "pcie_rx_bytes": self._links[_PCIE_RX].total,
             "throttle_reasons": reasons,
@@ -152,6 +158,15 @@ class GpuDevice:
             "sm_clock_mhz": clock,
         }
         return tuple(row[field.name] for field in GPUS.fields)
+
+    def _read_memory(self) -> tuple[int, int]:
+        """Return the memory in use, and all of it."""
+        if self.gpu.unified:
+            host = read_meminfo()
+            total, available = (host.get(name, UNKNOWN) for name in (b"MemTotal", b"MemAvailable"))
+            return (total - available if UNKNOWN not in (total, available) else UNKNOWN), total
+        memory = self.query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
+        return (UNKNOWN, UNKNOWN) if memory is None else (memory.used, memory.total)
 
     def _find_due_fields(self, half_tick: int) -> list[int]:
         if "fields" in self._unsupported:

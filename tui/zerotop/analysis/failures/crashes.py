@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,7 +11,15 @@ from typing import Any
 
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
-from zerotop.analysis.failures.end_causes import LEFT_ALONE, STOPPED, EndCause, choose_cause, choose_shortage
+from zerotop.analysis.failures.end_causes import (
+    CRASHED,
+    LEFT_ALONE,
+    OTHER_SIZE,
+    STOPPED,
+    EndCause,
+    choose_cause,
+    choose_shortage,
+)
 from zerotop.analysis.failures.last_moments import describe_failed_place, read_last_place, read_last_seconds
 from zerotop.analysis.failures.rank_ends import (
     RankEnd,
@@ -45,6 +54,7 @@ _SAMPLED_NS = 200_000_000
 # Host memory that a killed rank took after its last step is worth a sentence from this size on.
 _GROWN_BYTES = 256 << 20
 _FILE = "[ Its last output is in {file}.]"
+_GLOO_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<received>\d+) vs (?P<expected>\d+)")
 
 
 # --- a rank --------------------------------------------------------------------------------------------------------------
@@ -125,7 +135,16 @@ class _Case:
         shortage = choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
         if shortage is not None and self.first.signal_number is None:
             return shortage
-        return choose_cause(self.first, self.kills, self.scheduler), {}
+        cause = choose_cause(self.first, self.kills, self.scheduler)
+        sizes = self.find_sizes() if cause is CRASHED else {}
+        return (OTHER_SIZE, sizes) if sizes else (cause, {})
+
+    def find_sizes(self) -> dict[str, int]:
+        """Return what gloo printed about a tensor of an unexpected size when it ended a process; empty if it did not."""
+        since_ns = self.ended_ns - LAST_MEMORY_NS
+        lines = chain.from_iterable(read_last_lines(self.at))
+        found = (_GLOO_SIZES.search(line.text) for line in lines if line.time_ns >= since_ns)
+        return next(({name: int(size) for name, size in one.groupdict().items()} for one in found if one is not None), {})
 
     @cached_property
     def kills(self) -> int | None:

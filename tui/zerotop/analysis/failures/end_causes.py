@@ -61,9 +61,15 @@ _SENT = _SIGNALLED._replace(
     " audit log names the sender of the next one.",
     fix="auditctl -a always,exit -F arch=b64 -S kill -F a1={number}",
 )
-_CRASHED = _SIGNALLED._replace(
+CRASHED = _SIGNALLED._replace(
     advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
     fix="PYTHONFAULTHANDLER=1",
+)
+OTHER_SIZE = _SIGNALLED._replace(
+    headline="{ended} got {received:,} bytes in a collective where it expected {expected:,}",
+    details=f"The ranks passed tensors of different sizes to one collective, and gloo aborts. {_SIGNALLED.details}",
+    advice="All ranks must pass tensors of one shape. With this variable PyTorch compares them, and prints both shapes.",
+    fix="TORCH_DISTRIBUTED_DEBUG=DETAIL",
 )
 _BUS_ERROR = _SIGNALLED._replace(
     advice="Usually /dev/shm is full: start the container with a larger --shm-size, or set {worker_count} to 0.",
@@ -95,7 +101,7 @@ _EXITED = _VANISHED._replace(
     fix="",
 )
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
-_BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, _CRASHED)
+_BY_SIGNAL: dict[int, EndCause] = dict.fromkeys(_CRASHES, CRASHED)
 _BY_SIGNAL |= {signal.SIGBUS: _BUS_ERROR, signal.SIGTERM: STOPPED}
 
 

@@ -51,8 +51,10 @@ class Collectives(NamedTuple):
 
 
 # Collectives in which all ranks pass tensors of one shape.
-_SAME_SHAPES = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "_allgather_base",
-                "_reduce_scatter_base")  # fmt: skip
+_SAME_SHAPES = (
+    *("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor"),
+    *("_allgather_base", "_all_gather_base", "_reduce_scatter_base"),
+)
 
 
 class Call(NamedTuple):

@@ -54,6 +54,13 @@ def list_gpus(fault: GpuFault) -> list[int]:
     return fault.gpus or [fault.gpu if fault.gpu is not None else -1]
 
 
+def name_fault(fault: GpuFault) -> str:
+    """Return ``Xid 79 on GPU 1``, or ``nvlinks 17 on GPU 0``."""
+    words = "Xid" if fault.kind == "xid" else fault.kind.replace("_", " ")
+    value = f" {fault.value}" if fault.value is not None else ""
+    return f"{words}{value}" + (f" on GPU {fault.gpu}" if fault.gpu is not None else "")
+
+
 def _list_pids(at: At, host: str, time_ns: int) -> dict[int, set[int]]:
     """Return the GPUs on which NVML lists processes of a node, by pid."""
     listed: dict[int, set[int]] = {}

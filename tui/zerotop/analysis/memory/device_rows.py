@@ -7,6 +7,7 @@ from zerotop.analysis.memory.ledger_rows import (
     BEFORE,
     DRIVER,
     FREE,
+    HOST,
     JOB,
     OTHER_RANKS,
     OTHERS,
@@ -17,6 +18,7 @@ from zerotop.analysis.memory.ledger_rows import (
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory
 
 _NVML = "NVML, its last reading"
+_KERNEL = "/proc/meminfo, its last reading"
 _LEFT = "the device less the other rows"
 _MEANWHILE = "NVML and PyTorch samples differ in time: the rows use PyTorch's."
 _NO_FIGURE = "NVML and PyTorch samples differ in time: the rest of the device cannot be divided."
@@ -28,6 +30,8 @@ def build_device_rows(
     """Return rows of ``total - reserved`` bytes. ``allocators_read``: whether a rank's allocator was read."""
     if device is None:
         return [LedgerRow(REST, total - reserved, _LEFT)]
+    if device.host_bytes is not None:
+        return _build_unified_rows(device, total, reserved, device.host_bytes)
     if not allocators_read and device.job_bytes is not None:
         return _build_unread_rows(device, total)
     rows = [LedgerRow(FREE, max(0, total - device.used_bytes), _NVML)]
@@ -40,6 +44,21 @@ def build_device_rows(
         rows += _build_outside_rows(device)
     elif device.job_bytes is None:
         rows.append(LedgerRow(OUTSIDE, max(0, device.used_bytes - reserved), "NVML's device less PyTorch's reserved"))
+    return _fit_rows(rows, total, reserved)
+
+
+def _build_unified_rows(device: DeviceMemory, total: int, reserved: int, host_bytes: int) -> list[LedgerRow]:
+    """Return the rows of the one pool that GPU and host share."""
+    outside = device.outside_bytes or 0
+    rest = device.used_bytes - reserved - outside - device.others_bytes - host_bytes
+    note = "" if rest >= 0 else "Less than the kernel's figure: a part of it is memory of the GPU, which is counted above."
+    rows = [
+        LedgerRow(FREE, total - device.used_bytes, _KERNEL),
+        LedgerRow(HOST, max(0, host_bytes + min(0, rest)), "the kernel's figures of the job's processes", note),
+        LedgerRow(REST, max(0, rest), _LEFT),
+    ]
+    if device.job_bytes is not None:
+        rows += [LedgerRow(OTHERS, device.others_bytes, _NVML), *_build_outside_rows(device)]
     return _fit_rows(rows, total, reserved)
 
 

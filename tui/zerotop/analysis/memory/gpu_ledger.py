@@ -42,8 +42,8 @@ from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memo
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.moments.at import At, find_gpu_name
-from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import locate_allocators, name_memory
 from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import Engine, EngineDevice, Left
@@ -80,6 +80,8 @@ _NO_NVML_NOTE = "NVML was not available: only PyTorch's part of the device is kn
 _RELEASED_NOTE = (
     "This job has released memory since PyTorch's allocator was last read: the division of the rest is not known."
 )
+_UNIFIED_NOTE = "Unified memory: GPU and host share one pool. NVML has no figure of it; /proc/meminfo takes its place."
+_CUDA_FREE = " When the training began cudaMemGetInfo said that {free:bytes} were free, without what the host caches."
 _MIG_NOTE = "This is a MIG instance of a GPU: all figures are the instance's."
 
 
@@ -149,7 +151,7 @@ def build_ledger(
     return GpuLedger(
         host=host,
         index=index,
-        name=find_gpu_name(at, gpu_key) or "GPU",
+        name=name_memory(at, gpu_key),
         ranks=ranks,
         total_bytes=total,
         rows=tuple(rows),
@@ -158,7 +160,14 @@ def build_ledger(
         allocated_bytes=allocated,
         unexplained_largest=_find_largest(holders[:1] if at_peak else holders),
         notes=tuple(notes),
+        is_unified=device is not None and device.is_unified,
     )
+
+
+def _describe_unified(devices: Sequence[EngineDevice]) -> str:
+    """Return a sentence about the source of the figures, and CUDA's own where it is known."""
+    free = next((Text(_CUDA_FREE, {"free": one.free_bytes}) for one in devices if one.free_bytes), "")
+    return f"{_UNIFIED_NOTE}{free}"
 
 
 def _describe_contexts(session: Session, host: str, device: DeviceMemory) -> Text:
@@ -302,7 +311,9 @@ def _find_largest(holders: Sequence[GpuHolder]) -> tuple[int, ...]:
 def _iter_notes(device: DeviceMemory | None, holders: Sequence[GpuHolder], devices: Sequence[EngineDevice]) -> Iterator[str]:
     if holders and device is None:
         yield _NO_NVML_NOTE
-    if holders and device is not None and device.job_bytes is None:
+    if device is not None and device.is_unified:
+        yield _describe_unified(devices)
+    elif holders and device is not None and device.job_bytes is None:
         yield _HIDDEN_LATE_NOTE if device.before_bytes is None else _HIDDEN_NOTE
     inventories = [holder.inventory for holder in holders if holder.inventory is not None]
     if len(inventories) < len(holders):

@@ -11,6 +11,7 @@ FREE, DRIVER, OTHERS, BEFORE, REST = "free", "driver", "other_processes", "befor
 JOB, OUTSIDE, UNALLOCATED = "this_job", "outside_pytorch", "reserved_unallocated"
 ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED = "activations", "cublas_workspaces", "unexplained", "unattributed"
 HELD, OTHER_STREAMS, PRIVATE, OTHER_RANKS = "held", "other_streams", "private_pools", "other_ranks"
+HOST = "host_memory"
 APART, FREED = "read_apart", "freed_since"
 
 LABELS = {
@@ -20,6 +21,7 @@ LABELS = {
     BEFORE: "in use before the job",
     REST: "rest of the device",
     JOB: "allocator not read",
+    HOST: "host memory of this job",
     OUTSIDE: "outside PyTorch",
     UNALLOCATED: "reserved, unallocated",
     **CATEGORY_LABELS,
@@ -72,6 +74,7 @@ class GpuLedger:
     allocated_bytes: int  # likewise; the sum of the rows of ALLOCATED
     unexplained_largest: tuple[int, ...]  # largest blocks of UNEXPLAINED when counted, largest first
     notes: tuple[str, ...]  # sentences about the ledger as a whole
+    is_unified: bool = False  # its memory is the host's: rows of host memory are in the same pool
 
     def sum_bytes(self, *keys: str) -> int:
         """Return the sum of the rows with these keys."""

@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.processes.ranks_and_hosts import find_last_ticks
 from zerotop.session.keys import GpuKey
 from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import read_devices
 from zerotop.session.reader import Session, Source
+from zerotop.session.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 # NVML's readings to search for one around which the allocators did not change: some seconds.
@@ -44,6 +47,13 @@ class DeviceMemory:
     # process id; a part of job_bytes and of outside_bytes.
     by_other_ranks: tuple[tuple[int, int], ...] = ()
     has_given_back: bool = False  # the job uses less than its allocators held at their last, outdated reading
+    host_bytes: int | None = None
+    """Of unified memory, of which the kernel has the figures above: what the job's processes hold as host memory."""
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether GPU and host share one pool."""
+        return self.host_bytes is not None
 
 
 def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source]) -> DeviceMemory | None:
@@ -54,6 +64,8 @@ def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequ
         allocators: the allocator tables with this GPU.
     """
     host, gpu = gpu_key
+    if gpu_key in read_devices(at).unified:
+        return _read_unified_memory(at, gpu_key, pids, allocators)
     readings = _find_latest_source(at, "gpus", host)
     now = _find_gpu_row(readings, gpu, at.cursor_ns) if readings is not None else None
     if readings is None or now is None or int(now["used_bytes"]) == UNKNOWN:
@@ -83,6 +95,29 @@ def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequ
     by_other_ranks = _list_other_ranks(latest, pids, allocators)
     rest = used_then - others - job
     return DeviceMemory(total, used, job_now, others, rest, None, outside, is_exact, by_other_ranks, has_given_back)
+
+
+def _read_unified_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequence[Source]) -> DeviceMemory | None:
+    """Return the host's memory as that of its GPU; None where it was not sampled."""
+    host, gpu = gpu_key
+    readings = _find_latest_source(at, "hosts", host)
+    if readings is None:
+        return None
+    row = readings.until(at.cursor_ns)[-1]
+    total, available = int(row["memory_total_bytes"]), int(row["memory_available_bytes"])
+    if total <= 0 or available < 0:
+        return None
+    listed = _find_latest_source(at, "gpu_processes", host)
+    latest = next(_iter_process_ticks(listed, at.cursor_ns, gpu), None) if listed is not None else None
+    job = _sum_used(latest, pids) if latest is not None else 0
+    others = _sum_used(latest, None) - job if latest is not None else 0
+    outside, is_exact = None, True
+    if job and listed is not None and latest is not None:
+        listed_ns = int(latest["time_ns"][0]) + listed.offset_ns
+        outside, is_exact = _measure_outside([(listed_ns, job)], allocators, at.cursor_ns)
+    ticks = find_last_ticks(at.host_sources("processes", host), at.cursor_ns)
+    held = sum(int(measure_held_bytes(one)) for _, tick in ticks.values() for one in tick if int(one["pid"]) in pids)
+    return DeviceMemory(*(total, total - available, job or None, others, 0, None, outside, is_exact), host_bytes=held)
 
 
 def _list_other_ranks(tick: Any, pids: set[int], allocators: Sequence[Source]) -> tuple[tuple[int, int], ...]:

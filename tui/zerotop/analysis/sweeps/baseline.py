@@ -18,8 +18,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_exp
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.session.keys import identify_process
-from zerotop.session.moments.at import find_gpu_name
-from zerotop.session.moments.devices import locate_allocators
+from zerotop.session.moments.devices import find_gpu_name, locate_allocators
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Rows
 from zerotop.session.steps.step_table import RankSteps, StepTable

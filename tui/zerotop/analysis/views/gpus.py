@@ -13,8 +13,8 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.session.keys import GpuKey
-from zerotop.session.moments.at import At, find_gpu_name
-from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
+from zerotop.session.moments.at import At
+from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
 from zerotop.session.moments.process_exits import read_exits
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
@@ -41,6 +41,12 @@ def read_gpus(at: At) -> tuple[Gpu, ...]:
             rates = _compute_rates(before.get(row["gpu"]), row)
             own_ranks = tuple(sorted(ranks.get(key, ())))
             gpus[key] = _build_gpu(at, key, own_ranks, row, rates, held.get(key, {}), used_by_job.get(key))
+    for key in read_devices(at).unified - gpus.keys():  # NVML is not there at all, as on some Jetsons
+        host_row = at.records("hosts", key[0]).read_last(at.cursor_ns)
+        if host_row is not None and (total := int(host_row["memory_total_bytes"])) > 0:
+            row = {"total_bytes": total, "used_bytes": total - int(host_row["memory_available_bytes"])}
+            unknown = math.nan, math.nan
+            gpus[key] = _build_gpu(at, key, tuple(sorted(ranks.get(key, ()))), row, unknown, held.get(key, {}), None)
     return tuple(gpus[key] for key in sorted(gpus))
 
 
@@ -56,7 +62,7 @@ def _build_gpu(
     return Gpu(
         host=gpu_key[0],
         index=gpu_key[1],
-        name=find_gpu_name(at, gpu_key) or "GPU",
+        name=name_memory(at, gpu_key),
         ranks=ranks,
         total_bytes=int(row["total_bytes"]),
         used_bytes=max(0, int(row["used_bytes"])),

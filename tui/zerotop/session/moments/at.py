@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from zerotop.session.events.event_index import get_event_time
-from zerotop.session.keys import GpuKey, identify_process
+from zerotop.session.keys import identify_process
 from zerotop.session.moments.moment import Moment, at_event
 from zerotop.session.moments.process_exits import find_latest
 from zerotop.session.moments.rank_records import RankRecords
@@ -98,20 +98,10 @@ def _read_reports(at: Moment) -> dict[str, list[Node]]:
     return reports
 
 
-@at_event()
-def _name_gpus(at: Moment) -> dict[GpuKey, str]:
-    return {(node.writer.host, gpu.index): gpu.name for node in at.events_of(Node) for gpu in node.gpus or ()}
-
-
 def find_cores(at: At, host: str) -> int | None:
     """Return how many cores of a node the job may use; None where unknown."""
     node = at.nodes.get(host)
     return node.cores if node is not None else None
-
-
-def find_gpu_name(at: At, key: GpuKey | None) -> str | None:
-    """Return the product name of a GPU; None where unknown."""
-    return _name_gpus(at.whole).get(key) if key is not None else None
 
 
 class Moments:

@@ -24,16 +24,20 @@ class Devices:
         self._numbers_by_uuid: dict[str, dict[str, int]] = {}
         self._mig_instances: dict[tuple[str, str], list[NodeGpu]] = {}
         self._numbers_by_ordinal: dict[tuple[str, int, int], int] = {}
+        self.unified: set[GpuKey] = set()
+        """The GPUs whose memory is the host's, as NVML or CUDA says."""
         for node in nodes:
             for gpu in node.gpus or []:
                 self._numbers_by_uuid.setdefault(node.writer.host, {})[_strip_uuid(gpu.uuid)] = gpu.index
+                self.unified |= {(node.writer.host, gpu.index)} if gpu.unified else set()
                 if gpu.mig_of:
                     self._mig_instances.setdefault((node.writer.host, _strip_uuid(gpu.mig_of)), []).append(gpu)
         # In order of the engines, so that assigned numbers stay.
         for engine in engines:
             for device in engine.devices or []:
                 host, pid, ordinal = engine.writer.host, engine.writer.pid, device.ordinal or 0
-                self._numbers_by_ordinal[host, pid, ordinal] = self._find_number(host, ordinal, device)
+                number = self._numbers_by_ordinal[host, pid, ordinal] = self._find_number(host, ordinal, device)
+                self.unified |= {(host, number)} if device.unified else set()
 
     def find_gpu(self, host: str, pid: int, ordinal: int) -> GpuKey:
         """Return the key of a process's device. A GPU that the sampler does not list gets an unused number."""
@@ -71,6 +75,22 @@ def _strip_uuid(uuid: str | None) -> str:
 def read_devices(at: Moment) -> Devices:
     """Return the devices of all processes."""
     return Devices(at.events_of(Node), at.events_of(Engine))
+
+
+@at_event()
+def _name_gpus(at: Moment) -> dict[GpuKey, str]:
+    return {(node.writer.host, gpu.index): gpu.name for node in at.events_of(Node) for gpu in node.gpus or ()}
+
+
+def find_gpu_name(at: Moment, key: GpuKey | None) -> str | None:
+    """Return the product name of a GPU; None where unknown."""
+    return _name_gpus(at.whole).get(key) if key is not None else None
+
+
+def name_memory(at: Moment, key: GpuKey) -> str:
+    """Return the name of a GPU, and that its memory is the host's where that is so."""
+    name = find_gpu_name(at, key) or "GPU"
+    return f"{name}, unified memory" if key in read_devices(at).unified else name
 
 
 @at_cursor

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.session.samples import Ints, Rows
+from zerotop.session.samples import Floats, Ints, Rows, read_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,16 @@ def measure_used_bytes(rows: Rows) -> Ints:
     total = rows["memory_total_bytes"]
     is_confined = _is_confined(total, rows["cgroup_limit_bytes"])
     return np.maximum(0, np.where(is_confined, rows["cgroup_used_bytes"], total - rows["memory_available_bytes"]))
+
+
+def measure_unreclaimable_bytes(rows: Rows) -> Floats:
+    """Return the part of ``used_bytes`` that the kernel cannot drop; NaN where an older recording does not tell.
+
+    The memory that is available to a whole host leaves that out already.
+    """
+    cache = read_column(rows, "cgroup_cache_bytes")
+    cache = np.where(_is_confined(rows["memory_total_bytes"], rows["cgroup_limit_bytes"]), cache, 0)
+    return np.where(cache >= 0, measure_used_bytes(rows) - cache, np.nan)
 
 
 def measure_limit_bytes(rows: Rows) -> Ints:

@@ -28,6 +28,7 @@ PART_STYLES = {
     on_host.PINNED_SPARE: "memory-reserved",
     of_gpu.OUTSIDE: "memory-other",
     of_gpu.OTHER_RANKS: "memory-other",
+    of_gpu.HOST: "memory-other",
     of_gpu.JOB: "memory-other",
     on_host.FILES: "memory-free",
     on_host.REST: "memory-other",

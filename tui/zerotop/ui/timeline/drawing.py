@@ -18,7 +18,7 @@ from zerotop.ui.drawing.rows import Row, align_ends, fit_row, merge_spans
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize, wrap_text
 from zerotop.ui.timeline.labels import draw_last_row, draw_legend, format_moment
 from zerotop.ui.timeline.lane_charts import draw_charts
-from zerotop.ui.timeline.lanes import LANES_BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, LaneBox
+from zerotop.ui.timeline.lanes import FAULTS, LANES_BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, LaneBox
 from zerotop.ui.timeline.picture import Mark, Picture
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
@@ -67,19 +67,21 @@ def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, wid
     words = [nothing] * canvas.height
     lanes = [place for place in places if place.name in LANES_BY_NAME]
     for place in places:
-        if picture.selected_range is not None and place.name != MARKS:
+        if picture.selected_range is not None and place.name not in (MARKS, FAULTS):
             begin, end = (picture.find_cell(moment) for moment in picture.selected_range)
             canvas.fill_ground(begin, end + 1, "cursor-ground", top=place.top, bottom=place.top + place.height)
         if place.name == RIBBONS:
             words[place.top : place.top + place.height] = _draw_ribbons(picture, place, canvas, width)
         if place.name == MARKS:
             words[place.top] = _draw_marks(picture, canvas.slice_rows(place.top, 1), width)
+        if place.name == FAULTS:
+            words[place.top] = _draw_faults(picture, canvas.slice_rows(place.top, 1), width)
     for place, axis in zip(lanes, draw_charts(canvas, picture, lanes), strict=True):
         left = draw_legend(place.name, picture, axis, place.height, legend_width(width), canvas.glyphs)
         sides = draw_axis_labels(axis, place.height, canvas.glyphs)
         words[place.top : place.top + place.height] = [(*row, *side) for row, side in zip(left, sides, strict=True)]
     # Marks are drawn over the cursor.
-    above = sum(place.height for place in places if place.name == MARKS)
+    above = sum(place.height for place in places if place.name in (MARKS, FAULTS))
     cursor = picture.find_cell(picture.cursor)
     _paint_cursor(canvas.slice_rows(above, canvas.height - above), cursor)
     for place in places:
@@ -195,6 +197,20 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
     count = len(marks)
     words = f"{format_count(count, 'finding')} here" if count else "no findings here" if width >= 110 else ""
     return fit_row(((words, "label"),), chart_begin(width), glyphs)
+
+
+def _draw_faults(picture: Picture, canvas: Canvas, width: int) -> Row:
+    """Draw what NVML reported; of several in a cell the first is named."""
+    by_cell: dict[int, str] = {}
+    for at_ns, text in picture.faults:
+        if 0 <= (cell := picture.find_cell(at_ns)) < picture.cell_count:
+            by_cell.setdefault(cell, text)
+    cells = sorted(by_cell)
+    for cell, end in zip(cells, [*cells, picture.cell_count][1:], strict=True):
+        canvas.write_mark(cell, 0, canvas.glyphs.mark, "alert")
+        if (room := end - cell - 3) >= 6:
+            canvas.write_text(cell + 2, 0, fit_text(sanitize(by_cell[cell], canvas.glyphs), room, canvas.glyphs), "alert")
+    return fit_row((("GPU faults", "label"),), chart_begin(width), canvas.glyphs)
 
 
 def _write_hidden_headline(mark: Mark, picture: Picture, room: int, canvas: Canvas) -> None:

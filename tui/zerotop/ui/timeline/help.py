@@ -51,6 +51,10 @@ TERMS: tuple[tuple[str, str], ...] = (
         "a lists them all.",
     ),
     (
+        "GPU faults",
+        "What NVML reported of any GPU: Xids, memory errors, links that are down. Only there if it reported something.",
+    ),
+    (
         "[ ]",
         "A range of time: [ begins it at the cursor, ] ends it; dragging the mouse does both. The last row then shows\n"
         "its length, steps, time in each phase, and the mean and highest value of each lane. Escape clears it.",

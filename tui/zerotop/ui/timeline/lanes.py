@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from zerotop_probe.recording.metrics import Metric
 from zerotop_probe.recording.tables import METRICS
 
-MARKS, RIBBONS, STEPS, TIME, SUMMARY = "marks", "ribbons", "steps", "time", "summary"
+MARKS, FAULTS, RIBBONS, STEPS, TIME, SUMMARY = "marks", "faults", "ribbons", "steps", "time", "summary"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ def choose_lanes(recorded: Collection[str]) -> list[Lane]:
     return [replace(lane, importance=7) if lane.name == "host memory" else lane for lane in lanes]
 
 
-def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: bool) -> list[LaneBox]:
+def layout_lanes(height: int, recorded: Collection[str], ranks: int, *, marks: bool, faults: bool = False) -> list[LaneBox]:
     """Place all lanes in ``height`` rows. ``ranks``: the largest number of ribbons."""
-    rows = _choose_fixed_rows(height, ranks > 0, marks)
+    rows = _choose_fixed_rows(height, ranks > 0, marks, faults)
     room = height - sum(rows.values())
     kept: list[Lane] = []
     for lane in sorted(choose_lanes(recorded), key=lambda lane: -lane.importance):
@@ -88,9 +88,12 @@ def count_ribbons(boxes: Sequence[LaneBox]) -> int:
     return next((place.height - place.first_rows + 1 for place in boxes if place.name == RIBBONS), 0)
 
 
-def _choose_fixed_rows(height: int, ribbons: bool, marks: bool) -> dict[str, int]:
+def _choose_fixed_rows(height: int, ribbons: bool, marks: bool, faults: bool) -> dict[str, int]:
     """Return the rows of the parts that are not value lanes."""
-    wanted = ((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons), (MARKS, 10, marks))
+    wanted = (
+        *((TIME, 4, True), (RIBBONS, 1, ribbons), (SUMMARY, 7, True), (STEPS, 12, ribbons)),
+        *((MARKS, 10, marks), (FAULTS, 10, faults)),
+    )
     return {name: 1 for name, min_height, exists in wanted if exists and height >= min_height}
 
 
@@ -104,7 +107,7 @@ def _grow_lanes(rows: dict[str, int], lanes: Sequence[Lane], room: int) -> None:
 
 
 def _build_boxes(rows: dict[str, int], tall: int, spaced: bool) -> list[LaneBox]:
-    order = (MARKS, RIBBONS, *(lane.name for lane in LANES), STEPS, TIME, SUMMARY)
+    order = (MARKS, FAULTS, RIBBONS, *(lane.name for lane in LANES), STEPS, TIME, SUMMARY)
     places: list[LaneBox] = []
     top = 0
     for name in order:

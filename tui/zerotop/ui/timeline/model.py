@@ -8,6 +8,7 @@ from typing import TypeGuard
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
@@ -18,6 +19,7 @@ from zerotop.ui.charts import GrowingScales
 from zerotop.ui.timeline.lanes import count_ribbons, layout_lanes
 from zerotop.ui.timeline.picture import Mark, Picture
 from zerotop.ui.timeline.window import PlaybackState, TimelineView
+from zerotop_probe.recording.events import GpuFault
 
 # Reading data for a picture takes about this long; the rest is read for the next picture.
 BUDGET_S = 0.04
@@ -69,7 +71,10 @@ class PictureBuilder:
         recorded = self._timelines.get_lanes(subject).find_recorded_names()
         marks = tuple(_make_mark(finding, origin_ns) for finding in frame.all_findings if _is_marked(finding))
         ranks = self._order_ranks(subject.rank)
-        places = layout_lanes(height, recorded, len(ranks), marks=bool(marks))
+        faults = tuple(
+            (fault.unix_ns - origin_ns, name_fault(fault)) for fault in self._source.session.events_of(GpuFault, end_ns)
+        )
+        places = layout_lanes(height, recorded, len(ranks), marks=bool(marks), faults=bool(faults))
         shown = ranks[: count_ribbons(places)]
         timeline = self._timelines.build_timeline(window, subject, shown, end_ns, budget_s=BUDGET_S)
         self._reset_scales(subject, window)
@@ -84,6 +89,7 @@ class PictureBuilder:
             cursor=now.cursor,
             pointed=pointed,
             marks=marks,
+            faults=faults,
             steps=self._find_steps(timeline, subject),
             pointed_step=self._timelines.find_step_at(subject.rank, origin_ns + pointed),
             selected_range=selected,

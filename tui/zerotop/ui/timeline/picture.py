@@ -34,6 +34,7 @@ class Picture:
     cursor: int
     pointed: int  # the moment of the displayed values: under the mouse, else the cursor
     marks: tuple[Mark, ...]
+    faults: tuple[tuple[int, str], ...]  # (time, words) of each that NVML reported of any GPU
     steps: tuple[tuple[int, int], ...]  # (begin, number) in the window
     pointed_step: int | None  # the step in progress then
     selected_range: tuple[int, int] | None

@@ -31,6 +31,8 @@ from zerotop_probe.recording.writer import EventWriter
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
 # Launchers are sampled too, as rank -1: a plain `python train.py` counts as one until its engine reports.
 _MAX_LAUNCHERS = 4
+# Other processes of the job on GPUs that are sampled, and parents of a process that are followed to the job's root.
+_MAX_ACTORS, _MOST_PARENTS = 16, 16
 # Programs that run below a rank while operators are built.
 # PyTorch's builder of extensions passes their name to the compilers.
 _EXTENSION = re.compile(r"TORCH_EXTENSION_NAME=(\w+)")
@@ -86,6 +88,7 @@ class RankFinder:
         command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
+        self._actors: dict[int, Process] = {}  # others of the job that use its GPUs, such as inference engines
         self._root_ended_s: float | None = None  # when it was noticed
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
@@ -103,7 +106,30 @@ class RankFinder:
     def list_members(self) -> list[SampledMember]:
         """Return the processes to sample: all ranks, and their launchers as rank -1."""
         ranks = [SampledMember(rank.process, rank.rank) for rank in self.rank_by_pid.values()]
-        return ranks + [SampledMember(process, -1) for process in self._launchers if process.pid not in self.rank_by_pid]
+        others = {process.pid: process for process in [*self._launchers, *list(self._actors.values())]}
+        return ranks + [SampledMember(process, -1) for pid, process in others.items() if pid not in self.rank_by_pid]
+
+    def add_actor(self, pid: int) -> bool:
+        """Sample a process that uses a GPU if the job has started it; return whether it has. Any thread may ask."""
+        process = Process.from_pid(pid)
+        if process is None or not self._is_of_job(pid):
+            return False
+        if len(self._actors) < _MAX_ACTORS:
+            self._actors[pid] = process
+        return True
+
+    def _is_of_job(self, pid: int) -> bool:
+        """Whether a process is below the job's root, or has the recording in its environment, as one of Ray's."""
+        if procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
+            return True
+        for _ in range(_MOST_PARENTS):
+            if pid == self._root.pid or pid in self.rank_by_pid:
+                return True
+            stat = procfs.read_stat(pid)
+            if stat is None or stat.parent <= 1:
+                return False
+            pid = stat.parent
+        return False
 
     def list_processes(self) -> list[Process]:
         """Return the processes of the current ranks."""
@@ -141,6 +167,8 @@ class RankFinder:
             return
         self._next_s = now_s + (_FAST_S if now_s < self._fast_until_s else _SLOW_S)
         self._drop_ended()
+        for pid in [pid for pid, process in list(self._actors.items()) if not process.is_alive()]:
+            del self._actors[pid]
         self._find_reported(now_s)
         self._find_below_root(now_s)
         if not self._attached:

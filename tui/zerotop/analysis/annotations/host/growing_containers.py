@@ -46,6 +46,12 @@ class FoundContainer(NamedTuple):
     known_ns: int
 
 
+def find_container(process: Process, known_ns: int) -> GrowingContainer | None:
+    """Return the container of a rank that its probe had found at a time, the last one."""
+    found = [one for one in process.events_of(events.GrowingContainers) if one.containers and one.unix_ns <= known_ns]
+    return _read_container(found[-1]) if found else None
+
+
 def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
     """Return the container that has grown most since ``begin_ns``; None while the probe may still write its event."""
     deadline_ns = known_ns

@@ -11,7 +11,7 @@ from functools import partial
 
 from zerotop.analysis.annotations.host.growing_containers import FoundContainer, await_container
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
@@ -123,6 +123,16 @@ def _is_memory_new(process: Process, rise: Rise) -> bool:
     return len(sizes) < 2 or not sizes[-1] - sizes[0] < shared / 2  # NaN: an older recording
 
 
+def _measure_slope(group: Group, process: Process, rows: Rows) -> float:
+    """Return the bytes a step by which all ranks of the node have grown in these steps of one of them."""
+    grown = 0
+    for other in group.processes_on(process.host):
+        held = other.steps_until(int(rows["end_unix_ns"][-1]))
+        held = held[held["step"] >= rows["step"][0]]["host_held_bytes"]
+        grown += max(0, int(held[-1]) - int(held[0])) if len(held) else 0
+    return max(1.0, grown / max(1, len(rows) - 1))
+
+
 def _find_end(process: Process, rise: Rise) -> int:
     return int(process.steps["end_unix_ns"][rise.end - 1])
 
@@ -149,7 +159,8 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int],
     memory = read_memory(process.recording, process.host, int(rows["end_unix_ns"][-1]))
     node_ranks = len(group.processes_on(process.host))
     free = memory.limit_bytes - memory.used_bytes if memory is not None else None
-    last_step = float(rows["step"][-1]) + max(0, free) / (rise.slope * node_ranks) if free is not None else None
+    node_slope = _measure_slope(group, process, rows)
+    last_step = float(rows["step"][-1]) + max(0, free) / node_slope if free is not None else None
     is_shared = (shared_bytes := _measure_shared(process, rise)) > (rise.high - rise.low) / 2
     evidence = {
         "bytes_per_step": rise.slope,

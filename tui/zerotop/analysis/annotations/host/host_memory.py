@@ -1,6 +1,7 @@
 """Host memory runs short, of the node or of the job's control group, or pages move to swap.
 
-Read from the node's samples. A control group is also charged for file cache, so there the ranks must use much of it.
+Read from the node's samples. A control group is also charged for file cache, which the kernel drops: it does not count, and
+where an older recording does not tell it, the ranks must use much of the limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
 from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
-from zerotop.session.moments.host_memory import measure_limit_bytes, measure_used_bytes
+from zerotop.session.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes, measure_used_bytes
 from zerotop.session.steps.step_memory import measure_held_bytes
 
 _SHORT = FindingKind(
@@ -69,9 +70,10 @@ def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Ann
         return None
     times, limits, used = samples.times, measure_limit_bytes(samples.rows), measure_used_bytes(samples.rows)
     is_confined = limits < samples.rows["memory_total_bytes"]
-    is_short = (limits > 0) & (used >= HOST_FULL_SHARE * limits)
+    kept = measure_unreclaimable_bytes(samples.rows)
+    is_short = (limits > 0) & (np.where(np.isnan(kept), used, kept) >= HOST_FULL_SHARE * limits)
     by_ranks = _sum_rank_bytes(group, host, times) if is_short.any() else np.zeros(len(times), np.int64)
-    is_short &= ~is_confined | (by_ranks >= HOST_FULL_RANKS_SHARE * limits)
+    is_short &= ~is_confined | ~np.isnan(kept) | (by_ranks >= HOST_FULL_RANKS_SHARE * limits)
     begins = find_run_begins(is_short)
     since = times[np.minimum(begins, len(times) - 1)]
     if state.full_since_ns is not None:

@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Proce
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
 from zerotop.analysis.formatting import format_ranks, pluralize
 from zerotop.session.keys import GpuKey
-from zerotop_probe.recording.events import Entered, RankFound
+from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
 
 _BEFORE = FindingKind(
     name="others_on_gpu",
@@ -130,7 +130,9 @@ def _find_arrivals(
     if not len(samples):
         return
     # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
-    is_own = np.isin(samples.rows["pid"], [other.source.pid for other in group.processes_on(host)])
+    own = [other.source.pid for other in group.processes_on(host)]
+    own += [event.pid for event in recording.events_of(GpuProcess) if event.of_job and event.writer.host == host]
+    is_own = np.isin(samples.rows["pid"], own)
     reported: set[int] = process.get_state(set, _ARRIVED.name)
     if not is_own.any() and not reported:
         return

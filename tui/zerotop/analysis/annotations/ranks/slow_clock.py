@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.steps.contests import find_slow_rounds
 from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
 from zerotop.analysis.annotations.support.window import SearchWindow, in_each_attempt
-from zerotop.session.moments.at import find_gpu_name
+from zerotop.session.moments.devices import find_gpu_name
 from zerotop.session.samples import read_column
 
 _KIND = FindingKind(

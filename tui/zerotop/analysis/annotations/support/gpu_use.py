@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop_probe.recording.events import GpuProcess
 
 # A GPU that is busy for a larger share of the time sets the pace itself.
 BUSY_SHARE = 0.85
@@ -38,3 +39,8 @@ def is_paced_by_host(processes: Sequence[Process], begin_ns: int, end_ns: int) -
     """
     uses = [measure_gpu_use(one, begin_ns, end_ns) for one in processes]
     return any(use < BUSY_SHARE for use in uses) and not any(map(offloads, processes))
+
+
+def name_process(event: GpuProcess) -> str:
+    """Return ``process 300 (vllm)``."""
+    return f"process {event.pid}{f' ({event.program})' if event.program else ''}"
