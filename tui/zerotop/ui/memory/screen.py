@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -210,6 +211,9 @@ class MemoryScreen(MonitorScreen):
     ]
 
     main_panel = "ledger"
+
+    def find_post_mortem(self, frame: Frame) -> Failure | None:
+        return frame.failure if frame.failure is not None and frame.failure.memory is not None else None
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -142,6 +143,7 @@ def build_notices(
     tip: str = "",
     *,
     roomy: bool = True,
+    failure: Failure | None = None,
 ) -> list[Notice]:
     """Return the notices, the most urgent first.
 
@@ -151,10 +153,14 @@ def build_notices(
         cause: the finding that explains it.
         tip: what to look at next.
         roomy: gives other findings two rows instead of one.
+        failure: takes the place of the job's end and of findings about it, in one row.
     """
     job = view.job
     result: list[Notice] = []
-    if job.exit_text:
+    if failure is not None:
+        result.append(Notice("!", convert_sizes(failure.what), "alert", max_rows=1, step_text="why: 1"))
+        finding = finding if finding is not None and finding.severity is not Severity.ERROR else None
+    elif job.exit_text:
         style = labels.choose_exit_style(job)
         mark = "!" if style in ("alert", "warn") else ""
         result.append(Notice(mark, job.exit_text, style, needs_all_rows=style == "alert"))
