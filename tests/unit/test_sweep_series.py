@@ -62,7 +62,9 @@ def test_the_line_is_compared_with_the_rule_of_thumb(tmp_path: Path) -> None:
     assert "of activations a token: measured is 1.49 times that" in text
     assert report.counted_bytes is None  # the layers of this shape are not known
     report = report_lines(make_sweep(tmp_path), parse_shape(PRESETS["qwen-0.5b"]))[0]
-    assert "the loss's copies of the logits add up to 3.1 MiB: measured is 0.62 times that" in " ".join(describe_line(report))
+    assert "the loss's copies of the logits add up to 3.1 MiB: measured is 0.62 times that" in " ".join(
+        describe_line(report)
+    )
 
 
 def test_two_points_have_a_line_without_r2(tmp_path: Path) -> None:
