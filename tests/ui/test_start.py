@@ -49,7 +49,7 @@ async def test_all_are_listed_newest_first_with_their_figures(session_root: Path
         (story,) = [line for line in text.splitlines() if line.strip().startswith("story")]
         for word in ("exit 0", "2 opt→CPU", "2.68", "38.2 GPU"):
             assert word in story
-        await wait_until(pilot, lambda: "% GPUs idle 67 %" in start.text())
+        await wait_until(pilot, lambda: "44 % Iterations take 2.68 s" in start.text())
         (oom,) = [line for line in text.splitlines() if line.strip().startswith("z2-oom")]
         assert "OOM (GPU)" in oom
 
