@@ -150,7 +150,8 @@ class TraceCurve(MemoryPanel):
         below = [] if view.trace is not None else draw_estimates(view, width, height - needed, self.glyphs)
         above = needed if below else height
         if look is not None:
-            rows = draw_look(look, hint, width, above, self.glyphs, focused=self.has_focus)
+            peak = view.peaks.owning_peak if view.peaks is not None else None
+            rows = draw_look(look, peak, hint, (width, above), self.glyphs, focused=self.has_focus)
         else:
             rows = draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus)
         return fit_height([*rows, *below], width, height, self.glyphs)
