@@ -173,7 +173,7 @@ def _draw_launches(fold: WaveformFold, end_s: float, gutter: int, width: int, gl
     rows = []
     for word, style, seconds in (
         ("CPU launches", "load", launches.launch_s),
-        ("GPU computes", "series-1", launches.device_s),
+        ("GPU computes", "series-2", launches.device_s),
     ):
         lead = fit_row(((fit_text(word, max(0, gutter - 1), glyphs), "muted"),), gutter, glyphs)
         bar = draw_stacked_bar([(style, seconds)], end_s, width - gutter, glyphs, rest="text")

@@ -185,7 +185,8 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         elif advice:
-            first_line = finding.fix.partition("\n")[0] or finding.advice
+            first_line = finding.fix.partition("\n")[0]
+            first_line = first_line if " " in first_line else finding.advice  # a place alone says not what to do
             notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
