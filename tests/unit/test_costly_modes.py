@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
@@ -58,6 +60,19 @@ def test_anomaly_mode_for_a_part_of_each_step_is_on(modes: DebugModes) -> None:
         seen = take(modes)
     assert seen == []  # still on
     assert [one.is_on for one in take(modes)] == [False]
+
+
+def test_what_a_compiler_switches_while_it_traces_is_not_the_jobs(modes: DebugModes) -> None:
+    traced = []
+
+    def trace(graph: Any, inputs: Any) -> Any:
+        traced.append(graph)
+        return make_boxed_func(graph)
+
+    compiled = torch.compile(torch.nn.Linear(4, 4), backend=aot_autograd(fw_compiler=trace))
+    compiled(torch.ones(2, 4)).sum().backward()
+    assert traced
+    assert take(modes) == []
 
 
 def test_a_profiler_that_records_is_noted(modes: DebugModes) -> None:

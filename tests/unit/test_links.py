@@ -151,3 +151,14 @@ def test_a_rise_that_came_in_one_step_is_told_once() -> None:
         assert drop_superseded([kept, rise]) == (kept, rise)
     jump = make_finding("iteration_shift", 36, before_s=0.2, after_s=0.6)
     assert drop_superseded([jump, rise]) == (jump,)
+
+
+def test_what_each_evaluation_leaves_is_no_growth_of_each_step() -> None:
+    steady = make_finding("memory_creep", 30, bytes_per_step=0.03 * GIB, grown_bytes=9 * GIB)
+    pauses = make_finding("memory_creep", 31, bytes_per_pause=1.5 * GIB, steps_per_pause=30.0)
+    lasting = dataclasses.replace(pauses, begin_ns=steady.begin_ns)
+    assert drop_superseded([steady, lasting]) == (lasting,)
+    more = dataclasses.replace(steady, evidence={"bytes_per_step": 0.2 * GIB})
+    assert drop_superseded([more, lasting]) == (more, lasting)
+    step = make_finding("memory_step", 61, before_bytes=GIB, after_bytes=2 * GIB)
+    assert drop_repeats([lasting, step]) == (lasting, step)  # it has no growth of a step to compare with

@@ -175,8 +175,8 @@ CHANGES = [
 ]
 
 
-def write_change(recording: Recording, at: float, *changes: dict[str, Any]) -> Session:
-    facts = {"step": 5, "last_step": 2, "begin_ns": int((at - 3) * S), "changes": list(changes)}
+def write_change(recording: Recording, at: float, *changes: dict[str, Any], since_s: float = 3) -> Session:
+    facts = {"step": 5, "last_step": 2, "begin_ns": int((at - since_s) * S), "changes": list(changes)}
     recording.write_event(make_identity(0), at, events.TrainingChanged, **facts)
     return recording.open_session()
 
@@ -240,6 +240,16 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
     (finding,) = find_named(session, "iteration_shift")
     assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
     assert finding.confidence >= 0.9
+
+
+def test_a_change_that_is_found_late_explains_what_was_told_before(tmp_path: Path) -> None:
+    recording = record_pace(tmp_path, 0.5, 1.0)
+    session = write_change(recording, 54.0, {"name": "autocast", "before": "bf16", "after": ""}, since_s=32)
+    told = [one for one in find_annotations(session, BEGIN_NS + 50 * S) if one.name == "iteration_shift"]
+    assert ["no other change was recorded" in one.details for one in told] == [True]
+    (finding,) = find_named(session, "iteration_shift")
+    assert "at the same time autocast is off instead of bf16" in finding.details
+    assert finding.known_ns >= BEGIN_NS + 54 * S
 
 
 def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) -> None:

@@ -186,6 +186,26 @@ def test_a_change_is_found_when_steps_become_longer() -> None:
     assert event["last_step"] <= 20 < event["step"]
 
 
+def test_a_change_is_found_soon_although_the_pace_wandered_before() -> None:
+    model = make_model()
+    watched = _Watched(model)
+    for _ in range(6):  # each time it looks, and finds nothing
+        watched.run(20, 0.1)
+        watched.run(20, 0.2)
+    model[0].requires_grad_(False)
+    watched.run(100, 0.1)
+    (event,) = watched.events
+    assert event["step"] - event["last_step"] <= 90  # nine seconds
+
+
+def test_a_part_without_a_configuration_is_no_other_attention() -> None:
+    model = make_model()
+    model.config = SimpleNamespace(_attn_implementation="sdpa")
+    before = read_settings([model], [], "")
+    assert before["attention"] == ["sdpa"]
+    assert list_changes(before, read_settings([model, model[0]], [], "")) == []
+
+
 def test_nothing_is_read_while_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = _Watched(make_model())
     watched.run(3, 0.2)

@@ -53,7 +53,9 @@ def read_settings(modules: Iterable[Any], optimizers: Iterable[Any], autocast: s
     _read_parameters(settings, parts)
     _read_modules(settings, parts)
     settings["compiled"] = sum(type(root).__name__ == "OptimizedModule" for root in roots)
-    settings["attention"] = sorted({str(getattr(getattr(one, "config", None), "_attn_implementation", "")) for one in roots})
+    # A part of a model that is called by itself, as checkpointing does, may have no configuration.
+    kinds = {getattr(getattr(one, "config", None), "_attn_implementation", None) for one in roots}
+    settings["attention"] = sorted(str(kind) for kind in kinds if kind)
     updated = list(optimizers)
     settings["optimizer_objects"] = [id(one) for one in updated]
     settings["optimizers"] = [type(one).__name__ for one in updated]

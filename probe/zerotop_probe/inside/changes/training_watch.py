@@ -35,7 +35,7 @@ _TIME_SHARE, _USUAL, _LAST = 0.08, 8, 2
 # advanced (ns).
 _PART, _RARE_PART, _ADVANCE_NS = 0.15, 0.05, 60_000_000_000
 # Time between two looks without a reason, and after a shift of the time without a change, which doubles each time (ns).
-_RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 60_000_000_000
+_RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 8_000_000_000
 _MOST_CHANGES = 100
 # Looks after a call that changes the training, whatever the budget.
 _MOST_GRANTED = 5
@@ -81,6 +81,7 @@ class TrainingWatch:
         self._durations: deque[float] = deque(maxlen=_USUAL)
         self._counted_bytes = -1  # held after the step at the last count
         self._wants_look = self._wants_count = False
+        self._has_shifted = False  # the time, since the last look
         self._looked_bytes = -1  # the peak of a step at the last look
         self.read_memory: Callable[[], tuple[int, int]] = lambda: (-1, -1)
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
@@ -107,7 +108,7 @@ class TrainingWatch:
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns
         self.wants_autocast = True
-        has_shifted = self._follow_time(time_ns, step)
+        self._has_shifted |= self._follow_time(time_ns, step)
         held, peak = self.read_memory()
         if abs(peak - self._looked_bytes) > max(_PEAK_BYTES, _PEAK_SHARE * peak):
             self._wants_look, self._looked_bytes = True, peak
@@ -116,7 +117,11 @@ class TrainingWatch:
             self._wants_count = self._counted_bytes >= 0
             self._wants_look |= self._wants_count
             self._counted_bytes = self._counted_bytes if self._wants_count else held
-        if self._settings is None or self._lines.has_noted or (has_shifted and time_ns - self._looked_ns >= self._pause_ns):
+        if (
+            self._settings is None
+            or self._lines.has_noted
+            or (self._has_shifted and time_ns - self._looked_ns >= self._pause_ns)
+        ):
             self._wants_look = True
         is_old = time_ns - self._looked_ns >= _RARE_NS
         part = _PART if self._wants_look else _RARE_PART
@@ -153,7 +158,7 @@ class TrainingWatch:
         modules, optimizers = self.list_parts()
         if not modules:
             return
-        begin_ns, self._wants_look, self._lines.has_noted = now(), False, False
+        begin_ns, self._wants_look, self._has_shifted, self._lines.has_noted = now(), False, False, False
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
         self._settings = settings = read_settings(modules, optimizers, self.autocast)
         self._looked_ns, self._looked_step = time_ns, step

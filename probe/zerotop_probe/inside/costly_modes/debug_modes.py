@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
@@ -66,7 +67,7 @@ class DebugModes:
 
     def _note_switch(self, was_on: tuple[int, bool], time_ns: int, flags: int, result: Any) -> None:
         is_on = _is_anomaly_on()
-        if is_on == was_on[1] or not self._changes_left:
+        if is_on == was_on[1] or not self._changes_left or _is_called_by_torch(sys._getframe()):
             return
         self._switched_ns = time_ns
         if is_on:
@@ -103,6 +104,16 @@ class DebugModes:
 
 def _write_nothing(time_ns: int, event: type[events.Event], **facts: Any) -> None:
     pass
+
+
+def _is_called_by_torch(frame: FrameType | None) -> bool:
+    """Whether PyTorch itself switches the mode, as torch.compile does while it traces a model."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("zerotop_probe", _ANOMALY_MODULE)):
+            return module.startswith("torch.")
+        frame = frame.f_back
+    return False
 
 
 def _read_state(time_ns: int, owner: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, bool]:

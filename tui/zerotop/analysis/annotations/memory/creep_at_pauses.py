@@ -32,8 +32,9 @@ _EVALUATIONS = _CHECKPOINTS.with_changes(
     fix="{eval_tensors_fix}",
 )
 _KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}
-# Checkpoints or evaluations in a row with growth.
+# Checkpoints or evaluations in a row with growth, and the least growth as a share of the most.
 CREEP_PAUSES = 4
+_ALIKE_SHARE = 0.2
 
 
 class Pause(NamedTuple):
@@ -79,7 +80,8 @@ def _is_growing(pauses: list[Pause]) -> bool:
     jumps = np.array([pause.after - pause.before for pause in pauses])
     between = np.array([late.before - early.after for early, late in pairwise(pauses)])
     is_known = min(pause.before for pause in pauses) >= 0
-    return bool(is_known and (jumps > 0).all() and jumps.sum() >= CREEP_BYTES and (np.abs(between) < jumps.min() / 2).all())
+    is_alike = jumps.min() > 0 and jumps.min() >= _ALIKE_SHARE * jumps.max()
+    return bool(is_known and is_alike and jumps.sum() >= CREEP_BYTES and (np.abs(between) < jumps.min() / 2).all())
 
 
 def _build_finding(group: Group, phase: str, pauses: list[Pause]) -> Annotation:
@@ -93,6 +95,7 @@ def _build_finding(group: Group, phase: str, pauses: list[Pause]) -> Annotation:
     kind, name = _KINDS[phase]
     evidence = {
         "bytes_per_pause": growth,
+        "steps_per_pause": distance,
         "grown_bytes": last.after - first.before,
         "held_bytes": last.after,
         "last_step": last_step,

@@ -18,6 +18,7 @@ from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
     name="memory_step",
@@ -50,8 +51,18 @@ class _Step(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
     for group in recording.groups:
+        told: list[tuple[_Step, FoundLook]] = group.get_state(list, _KIND.name)
         for step, found in await_each(group, _KIND.name, _find_steps(group), partial(_await_look, group.lead)):
+            told.append((step, found))
             yield _build_finding(group, step, found)
+        # The probe looks for changes of the training now and then.
+        for event in group.lead.read_new_items(group.lead.events_of(TrainingChanged), _KIND.name):
+            for number, (step, found) in enumerate(told):
+                later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
+                texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
+                if texts[0] != texts[1]:
+                    told[number] = step, later
+                    yield _build_finding(group, step, later)
 
 
 def _find_steps(group: Group) -> Iterator[_Step]:

@@ -11,9 +11,10 @@ import numpy as np
 from zerotop.analysis.annotations.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
-from zerotop.analysis.annotations.support.causes.pace_shift import PaceShift, explain_change
+from zerotop.analysis.annotations.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.causes.thread_causes import awaits_threads
+from zerotop.analysis.annotations.support.causes.training_causes import check_training
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     await_lines,
@@ -27,6 +28,7 @@ from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
+from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
     name="iteration_shift",
@@ -84,7 +86,27 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             elif _is_explained(shift, found.line):
                 state.by_cause.append(KnownChange(shift.step, found.known_ns))
                 yield from _report(group, state, shift, found)
+        yield from _explain_again(group, state)
         yield from _end_far(group, state)
+
+
+def _explain_again(group: Group, state: _State) -> Iterator[Annotation]:
+    """Yield changes again for which a change of the training is known by now: the probe looks for these now and then."""
+    for event in group.lead.read_new_items(group.lead.events_of(TrainingChanged), _KIND.name):
+        for number, (shift, found) in enumerate(state.open):
+            told = _explain_by_training(shift, event.unix_ns)
+            if told is not shift:
+                state.open[number] = told, found._replace(known_ns=max(found.known_ns, event.unix_ns))
+                yield _build_finding(*state.open[number])
+
+
+def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
+    """Return the change with a change of the training as its cause, if it had none that is certain."""
+    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
+        return shift
+    change = replace(shift.change, known_ns=known_ns)
+    cause = check_training(change)
+    return shift if cause is None else replace(shift, change=change, cause=cause)
 
 
 def _end_far(group: Group, state: _State) -> Iterator[Annotation]:
@@ -146,12 +168,13 @@ def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[Pac
     shift, steps = pending.shift, group.lead.steps
     first = int(np.searchsorted(steps["step"], shift.step))
     for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
-        pending = pending._replace(judged=count)
+        pending = _Pending(shift, count)
         known_ns = int(steps["end_unix_ns"][first + count - 1])
         if any(other.step > shift.step and other.known_ns <= known_ns for other, _ in state.real):
             return
         if known_ns < shift.change.known_ns:
             continue
+        shift = _explain_by_training(shift, known_ns)
         history, earlier = _select_history(steps[: first + count], state, shift)
         if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True):
             yield replace(shift, change=replace(shift.change, known_ns=known_ns))

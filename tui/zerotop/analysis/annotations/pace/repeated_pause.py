@@ -64,6 +64,8 @@ _FEWEST_COUNTED = 20
 _USUAL_STEPS = 50
 # This many pauses in exactly every n-th iteration are no coincidence, whatever else runs on the machine.
 _REGULAR_PAUSES = 4
+# The share of the slow steps' stacks that show the line, if what other steps did is not known.
+_NAMED_SHARE = 0.5
 # If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
 
@@ -109,7 +111,11 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Anno
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
     is_one_of_several = len(group.processes) > 1
-    finding = _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_one_of_several=is_one_of_several)
+    slow = [one for one in process.events_of(Stacks) if one.why == SLOW and pauses.begin_ns < one.unix_ns <= known_ns]
+    is_usual = pauses.count >= _NAMED_SHARE * len(slow)
+    finding = _measure_pauses(
+        process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, is_one_of_several=is_one_of_several
+    )
     if finding is not None:
         if line is not None:
             note_named_line(group, line, known_ns)
@@ -117,12 +123,19 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Anno
 
 
 def _measure_pauses(
-    process: Process, rows: Rows, line: StackLine | None, known_ns: int, column: str, *, is_one_of_several: bool
+    process: Process,
+    rows: Rows,
+    line: StackLine | None,
+    known_ns: int,
+    column: str,
+    *,
+    is_usual: bool,
+    is_one_of_several: bool,
 ) -> Annotation | None:
     """Return a finding about the pauses in ``rows``; None if they are too few or too short.
 
-    ``column``: the seconds of the phase with the pauses, or "" for the gaps between phases. Without a line they must be
-    regular.
+    ``column``: the seconds of the phase with the pauses, or "" for the gaps between phases. Without a line, or in counted
+    steps where most stacks show another place than this one (``is_usual``), they must be regular.
     """
     between = _estimate_seconds(process, rows, known_ns, column)
     if len(rows) < (_FEWEST_COUNTED if rows["counted"].any() else _FEWEST_PAUSES) or between is None:
@@ -139,7 +152,8 @@ def _measure_pauses(
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
-    if share < PAUSE_SHARE or (not is_regular and (line is None or _may_be_load(process, rows, line))):
+    is_elsewhere = bool(rows["counted"].any()) and not is_usual
+    if share < PAUSE_SHARE or (not is_regular and (line is None or is_elsewhere or _may_be_load(process, rows, line))):
         return None
     period = float(np.median(np.diff(np.flatnonzero(is_pause))))
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
@@ -147,7 +161,17 @@ def _measure_pauses(
     concerned = (process.rank,) if is_one_of_several else None
     values = line_values(line)
     kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
+    if line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
+        kind = kind.with_changes(severity=Severity.INFO)
     return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+
+
+def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> bool:
+    """Whether iterations before ``rows`` paused as often: the loop is made so, as one that collects what it learns from."""
+    before = process.steps[1 : np.searchsorted(process.steps["step"], rows["step"][0])]
+    expected = len(before) / period
+    paused = before["iteration_s"] >= np.median(rows["iteration_s"]) + pause_s / 2
+    return expected < _FEWEST_PAUSES or int(paused.sum()) >= expected / 2
 
 
 def _choose_loading(process: Process, rows: Rows) -> FindingKind:

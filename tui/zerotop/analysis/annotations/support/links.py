@@ -213,7 +213,14 @@ def _grew_with_leak(effect: Annotation, cause: Annotation) -> bool:
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
     grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
-    return cause.evidence["bytes_per_step"] * (effect.step - cause.step + 1) >= grown / 2
+    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step + 1) >= grown / 2
+
+
+def _grew_at_pauses(effect: Annotation, cause: Annotation) -> bool:
+    """Whether growth that looks steady is mostly what stays after each evaluation or checkpoint."""
+    per_pause, distance = (cause.evidence.get(name, 0.0) for name in ("bytes_per_pause", "steps_per_pause"))
+    grown = effect.evidence.get("bytes_per_step", float("inf")) * distance
+    return _is_simultaneous(effect, cause) and per_pause >= grown / 2 > 0
 
 
 def _grew_by_missing(effect: Annotation, cause: Annotation) -> bool:
@@ -312,5 +319,6 @@ _SUPERSEDED = (
     _Link("long_pause", "hung_ranks", _is_simultaneous),
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
+    _Link("memory_creep", "memory_creep", _grew_at_pauses),
     *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )
