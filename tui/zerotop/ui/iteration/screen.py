@@ -61,9 +61,12 @@ class IterationScreen(MonitorScreen):
         ),
         (
             "means, at least",
-            "Means: of sensors that average over more than an iteration, only the mean is known. Where the CPU sets the\n"
-            "pace, bars show how long it launches, and how long the GPU computes of that.\n"
+            "Means: of sensors that average over more than an iteration, only the mean is known.\n"
             "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
+        ),
+        (
+            "CPU launches",
+            "Where the CPU sets the pace: how long it launches the GPU's work, and below, how long kernels run meanwhile.",
         ),
         (
             "CUDA ms, idle",

@@ -55,9 +55,8 @@ class ThreadsScreen(MonitorScreen):
         ),
         (
             "names of threads",
-            "OpenMP team: threads that sleep in an OpenMP library. Python NAME, or the line where it computes: started by\n"
-            "Python code. pool worker: without a name, computing at the same time as others, as OpenMP, BLAS and thread\n"
-            "pools do. unnamed: anything else without a name.",
+            "OpenMP team: sleeps in an OpenMP library. Python NAME, or the line where it computes: started by Python code.\n"
+            "pool worker: nameless, computes at the same time as others, as OpenMP, BLAS and thread pools do.",
         ),
         (
             "others",

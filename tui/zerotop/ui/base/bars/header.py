@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,6 +29,9 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
+
+
+_PLACE = re.compile(r"|\S+:\d+")  # a line of a script, or nothing
 
 
 class Notice(NamedTuple):
@@ -186,7 +190,7 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         elif advice:
             first_line = finding.fix.partition("\n")[0]
-            first_line = first_line if " " in first_line else finding.advice  # a place alone says not what to do
+            first_line = finding.advice if _PLACE.fullmatch(first_line) else first_line  # which says not what to do
             notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
