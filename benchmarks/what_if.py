@@ -27,6 +27,7 @@ from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
 from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.grading import ask_for, is_same_job
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
 from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
@@ -105,12 +106,6 @@ def name_change(one: Baseline, other: Baseline) -> str:
     return "accumulation" if one.work.accumulation != other.work.accumulation else ""
 
 
-def is_same_job(one: Baseline, other: Baseline) -> bool:
-    """Return whether two settings are of one model, library and type of GPU."""
-    keys = [(b.setup.parameters, b.setup.trainable, b.setup.is_loop, b.setup.bytes_each, b.gpu) for b in (one, other)]
-    return keys[0] == keys[1]
-
-
 Key = tuple[object, ...]
 
 
@@ -123,9 +118,7 @@ def describe_setting(base: Baseline) -> Key:
 
 def list_figures(base: Baseline, target: Baseline, is_timed: bool) -> Iterator[tuple[str, Interval, float, float]]:
     """Yield the name, the prediction, the truth and the peer's answer of each figure."""
-    names = ("stage", "offload_optimizer", "offload_parameters", "ranks")
-    setup = replace(base.setup, **{name: getattr(target.setup, name) for name in names})
-    work = replace(target.work, foreach=base.work.foreach)
+    setup, work = ask_for(base, target)
     memory = predict_memory(base, setup, work)
     states = [sum(compute_expected(one).gpu.values()) for one in (base.setup, target.setup)]
     ratio = count_tokens(target) / count_tokens(base)

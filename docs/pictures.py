@@ -45,6 +45,13 @@ PICTURES = (
     Picture("timeline", STORY, "timeline", finding="skipping_ended"),
     Picture("iteration", STORY, "iteration", step=13),
     Picture("memory", RECORDINGS / "gpu-microscope.zerotop", "memory", step=40),
+    Picture(
+        "what-if",
+        RECORDINGS / "z2-offload.zerotop",
+        "memory",
+        keys=("w", "wait:2000", "right", "down", "down", "right"),
+        size=(120, 32),
+    ),
     Picture("validation-jump", RECORDINGS / "z2-offload.zerotop", "timeline", finding="validation_jump"),
     Picture("post-mortem", RECORDINGS / "z2-oom.zerotop", "memory", keys=("end",)),
     Picture("ranks", RECORDINGS / "held-straggler.zerotop", "ranks", keys=("end",)),

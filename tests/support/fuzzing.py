@@ -116,6 +116,8 @@ def _list_commands(path: Path, state: Path, seed: int) -> Iterator[list[str]]:
     yield ["report", session, "-o", str(state / "report.html")]
     yield ["check", session, "--baseline", session, *json]
     yield ["pack", session, "-o", str(state / "again.zerotop")]
+    yield ["what-if", session, "--micro-batch", "2", "--all", *json]
+    yield ["estimate", session, "--grade", *json]
     yield ["replay", session]
     yield ["attach", session]
 

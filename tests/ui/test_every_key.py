@@ -102,6 +102,10 @@ ELSEWHERE: dict[str, str] = {
         (f"sweep.{move}" for move in ("up", "down", "pageup", "pagedown", "first", "last")),
         "test_sweep::test_keys_move_the_cursor",
     ),
+    **dict.fromkeys(
+        (f"what_if.{key}" for key in ("close", "up", "down", "less", "more", "reset", "copy")),
+        "test_what_if_dialog::test_every_key_moves_the_ledger",
+    ),
     "beside.down": "test_iteration_screen::test_another_recordings_iteration_is_chosen_from_a_list",
     "beside.up": "test_iteration_screen::test_another_recordings_iteration_is_chosen_from_a_list",
 }

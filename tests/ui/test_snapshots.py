@@ -11,6 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
+from recordings import open_recording
 from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -18,6 +19,7 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.iteration.screen import IterationScreen
+from zerotop.ui.memory.what_if_dialog import WhatIfDialog
 from zerotop.ui.ranks.screen import RanksScreen
 
 FOUND = 6  # findings of the story
@@ -78,3 +80,20 @@ def test_each_screen(snap_compare: Any, story_source: RecordingSource, name: str
         await pilot.pause()
 
     assert snap_compare(app, terminal_size=size, run_before=wait_until_settled)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_what_if(snap_compare: Any, size: tuple[int, int]) -> None:
+    """The recorded training in stage 3 with twice the rows."""
+    app = ZerotopApp(RecordingSource(open_recording("z2-offload")), glyphs=BLOCKS, title="z2-offload", clock=lambda: 1000.0)
+
+    async def ask(pilot: Pilot[Any]) -> None:
+        app.action_switch("memory")
+        await pilot.pause()
+        app.draw_frame()
+        await pilot.press("w")
+        await wait_until(pilot, lambda: isinstance(app.screen, WhatIfDialog))
+        await pilot.press("right", "down", "down", "right")
+        await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=ask)

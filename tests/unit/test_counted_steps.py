@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from fake_streams import COMPUTING, FakeCuda
 from rank_recordings import Rank
 from zerotop_probe.inside.budget import DetailBudget
-from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.counting import StepCounting, make_counting
 from zerotop_probe.inside.device import stream_waits
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -176,3 +177,37 @@ def test_a_failed_call_is_recorded_although_its_begin_is_unknown() -> None:
         wrapped(None, KeyError())
     assert not counting.is_on
     assert ended == [("token", 8)]
+
+
+@pytest.mark.parametrize("make", [StepCounting, make_counting], ids=["in Python", "in C"])
+def test_a_forward_that_checkpointing_stops_has_not_failed(make: Callable[[], StepCounting]) -> None:
+    torch = pytest.importorskip("torch")
+    checkpoint = pytest.importorskip("torch.utils.checkpoint")
+    counting, ended = make(), []
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, value: Any) -> Any:
+            return self.last(self.first(value).relu()) + 1  # the addition is not computed again
+
+    ends: list[BaseException] = []
+
+    def call(subject: Any, value: Any) -> Any:
+        try:
+            return layer(value)
+        except BaseException as error:
+            ends.append(error)
+            raise
+
+    layer = Layer()
+    wrapped = wrap_function(call, "forward", lambda *_: "token", lambda *end: ended.append(end), CostMeter(), counting)
+    counting.is_on = True
+    value = torch.ones(2, 4, requires_grad=True)
+    checkpoint.checkpoint(partial(wrapped, None), value, use_reentrant=False).sum().backward()
+    assert value.grad is not None
+    assert len(ends) == 1
+    assert counting.is_on
+    assert not ended

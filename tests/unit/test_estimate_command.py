@@ -46,11 +46,47 @@ def read_peak(row: dict[str, Any]) -> float:
 
 def test_the_recommendation_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(tmp_path, "--gpus", "8", "--gpu-memory", "80GB") == 0
-    first, config = capsys.readouterr().out.splitlines()[:2]
+    first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("Stage 1 fits: it needs at most ")
-    assert config == '  "zero_optimization": {"stage": 1}'
+    assert " to spare; the fastest of 11 that fit by rule" in first
+    config = first.partition(': "')[2]
+    assert json.loads('{"' + config + "}") == {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 1}
     assert run_estimate(tmp_path, "--gpus", "1", "--gpu-memory", "24GB", "--seq-length", "60000") == 0
     assert capsys.readouterr().out.startswith("Nothing fits in 22.35 GiB: stage 3 with offload of ")
+
+
+def test_every_combination_is_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--gpus", "4", "--gpu-memory", "80GB", "--host-memory", "150GB", "--all"]
+    assert run_estimate(tmp_path, *asked, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["options"]
+    assert {row["gpus"] for row in rows} == {1, 2, 4}
+    assert len({(row["stage"], row["offload"]) for row in rows}) == 12
+    usable = [row["is_usable"] for row in rows]
+    assert usable == sorted(usable, reverse=True)
+    for row in rows:
+        # The upper ends, of a GPU and of the node.
+        fits_host = row["memory"]["host"]["high"] * row["gpus"] < 0.95 * 150e9
+        assert row["is_usable"] == (row["needed_bytes"] < 80e9 and fits_host)
+    best = rows[0]
+    assert (best["gpus"], best["offload"]) == (4, "none")
+    assert all(
+        row["gpus"] < 4 or row["stage"] >= best["stage"] for row in rows if row["is_usable"] and row["offload"] == "none"
+    )
+    assert run_estimate(tmp_path, *asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"Stage {best['stage']} on 4 GPUs with {best['micro_batch']} rows a micro-batch fits: ")
+    assert sum(line.endswith("does not fit in the host's memory") for line in lines) == sum(
+        row["fits"] and not row["is_usable"] for row in rows
+    )
+
+
+def test_a_hosts_memory_decides_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_estimate(tmp_path, "--gpus", "1", "--gpu-memory", "40GB", "--host-memory", "32GB") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "nvme_optimizer" not in first
+    assert first.startswith("Stage 3 with offload of nvme and optimizer")
+    assert run_estimate(tmp_path, "--gpus", "2", "--gpu-memory", "30GB", "--host-memory", "2GB") == 0
+    assert "of a node's memory, which has 1.86 GiB" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_the_step_decides_short_sequences_and_the_loss_long_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +130,8 @@ def test_every_moment_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--lora-rank", "8", "--lora-targets", "nowhere"], "has no layer called nowhere"),
         (["--framework", "fsdp", "--dtype", "bf16_master"], "are a setting of DeepSpeed"),
         (["--lora-rank", "100000000"], "is more than the hidden size"),
-        (["--framework", "fsdp", "--config", "ds.json"], "give one of them"),
+        (["--stage", "2", "--offload", "params"], "only stage 3 can offload them"),
+        (["--framework", "fsdp", "--stage", "3"], "does not use DeepSpeed, whose settings stage and offload are"),
         (["--seq-length", "0"], "0 is not a positive whole number"),
         (["--micro-batch", "-3"], "-3 is not a positive whole number"),
         (["--seq-length", "1" + 40 * "0"], "is more than any machine trains with"),

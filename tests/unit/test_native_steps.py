@@ -18,6 +18,7 @@ from counted_loop import CountedLoop, Module
 from zerotop_probe.inside import native
 from zerotop_probe.inside.counting import StepCounting, make_counting
 from zerotop_probe.inside.guard import CostMeter, wrap_method
+from zerotop_probe.inside.hooks.loops.optimizer_steps import is_plain_step
 
 pytestmark = pytest.mark.skipif(native.counted_steps is None, reason="it was not compiled")
 
@@ -74,6 +75,30 @@ def test_an_update_that_it_does_not_know_is_left_to_python(
     running_loop.run_update()
     assert [name for name, *_ in running_loop.left] == ["before", "after"]
     assert not running_loop.read_records()
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "is_left"),
+    [
+        ((None,), {}, False),  # as Accelerate calls it
+        ((), {"closure": None}, False),
+        ((print,), {}, True),
+        ((), {"closure": print}, True),
+        ((), {"grad_scaler": None}, True),
+        ((None, None), {}, True),
+    ],
+)
+def test_an_update_without_a_closure_is_counted(
+    running_loop: CountedLoop, given: tuple[Any, ...], named: dict[str, Any], is_left: bool
+) -> None:
+    running_loop.module(1)
+    running_loop.backward("loss")
+    call = running_loop.optimizer, (running_loop.optimizer, *given), named
+    running_loop.before(*call)
+    assert is_plain_step(*call[1:]) is not is_left
+    running_loop.after(*call)
+    assert [name for name, *_ in running_loop.left] == (["before", "after"] if is_left else [])
+    assert len(running_loop.read_records()) == (not is_left)
 
 
 @pytest.mark.parametrize(

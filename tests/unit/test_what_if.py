@@ -93,12 +93,48 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ask(capsys, "z2", "--micro-batch", "8", "--memory", "80GB").splitlines()
     assert lines[0].startswith("Stage 2, 8 x 512 tokens, fits: it needs at most ")
     assert lines[0].endswith(" to spare.")
-    assert lines[1].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
-    assert lines[2].startswith("Time of a step: 0.131 s -> ")
+    assert " fits: it needs at most " in lines[1]
+    assert lines[2].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
+    assert lines[3].startswith("Time of a step: 0.131 s -> ")
     assert "micro-batch 4 -> 8" in lines
     text = ask(capsys, "z2", "--memory", "10GB")
     assert text.startswith("Stage 2, 4 x 512 tokens, does not fit: it needs ")
     assert "as recorded: all figures are measurements" in text
+
+
+def test_the_recommended_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is to be pasted is asked, and answers with the same amount."""
+    for name, options in (("z2", ()), ("x2-fsdp2", ("--memory", "24GB")), ("gpu-z3-all", ("--memory", "16GB"))):
+        sentence, _, command = ask(capsys, name, *options).splitlines()[1].partition(": zerotop what-if ")
+        path, *words = command.split()
+        assert Path(path).stem == name
+        needed = sentence.split("at most ")[1].partition(" of ")[0]
+        verdict = ask(capsys, name, *words, *options).splitlines()[0]
+        assert f"fits: it needs at most {needed} of " in verdict
+
+
+def test_all_combinations_are_ranked(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(ask(capsys, "x4-z3", "--all", "--memory", "16GB", "--json"))["options"]
+    assert {row["gpus"] for row in rows} == {1, 2, 4}
+    assert {row["micro_batch"] for row in rows} >= {1, 2, 4, 8}
+    fits = [row["fits"] for row in rows]
+    assert fits == sorted(fits, reverse=True)
+    # Stage 3 with this offload on four GPUs was recorded, so its speed with other rows is known, and decides.
+    known = [row for row in rows if row["rate"] is not None]
+    assert {(row["stage"], row["offload"], row["gpus"]) for row in known} == {(3, "optimizer", 4)}
+    rates = [row["rate"] for row in known if row["fits"]]
+    assert len(rates) > 2
+    assert rates == sorted(rates, reverse=True)
+    asked = ("--stage", "3", "--offload", "optimizer", "--gpus", "4", "--memory", "16GB")
+    lines = ask(capsys, "x4-z3", "--all", *asked).splitlines()
+    assert " rows a micro-batch fits: it needs at most " in lines[0]
+    assert " tokens/s: zerotop what-if " in lines[0]
+
+
+def test_time_is_not_told_across_stages_that_communicate_differently(capsys: pytest.CaptureFixture[str]) -> None:
+    """On one GPU stage 0 was measured twice as fast as stage 2, and that twice as fast as stage 3 (docs/sweeps.md)."""
+    for stage, known in ((0, False), (1, True), (3, False)):
+        assert ("Time: not known. Stage 0 has no partitions" in ask(capsys, "z2", "--stage", str(stage))) is not known
 
 
 def test_every_row_says_where_it_is_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +171,9 @@ def test_json_has_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ("z2", ["--gpus", "0"], "0 is not a positive whole number"),
         ("z2", ["--seq-length", "-5"], "-5 is not a positive whole number"),
         ("z2", ["--stage", "7"], "invalid choice: 7"),
+        ("z2", ["--memory", "0GB"], "0GB is less than a MiB"),
+        ("cpu-clean", ["--all"], "as on a CPU"),
+        ("x2-fsdp2", ["--all", "--offload", "optimizer"], "trains without DeepSpeed"),
         ("gpu-lora", ["--dtype", "fp32"], "another dtype or optimizer has no formula"),
         ("nowhere", [], "nowhere"),
     ],
@@ -160,6 +199,17 @@ def test_checkpointing_follows_the_layers(capsys: pytest.CaptureFixture[str]) ->
 def test_a_recording_without_steps_is_refused() -> None:
     with pytest.raises(NoBaselineError, match=r"has no step with the memory of its phases|no finished step"):
         read_baseline(Session.open(FOLDER / "z2.zerotop"), until_step=0)
+
+
+def test_damaged_times_are_no_figure() -> None:
+    base = read("z2")
+    assert base.times is not None
+    for damaged in (0.0, -1.0, float("nan")):
+        broken = replace(base, times=replace(base.times, iteration=damaged))
+        assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
+    nothing = replace(base, setup=replace(base.setup, parameters=0))
+    work = replace(base.work, micro_batch=8)
+    assert predict_time(nothing, nothing.setup, work, 1).rows
 
 
 def test_it_needs_no_torch() -> None:

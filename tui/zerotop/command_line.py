@@ -25,7 +25,7 @@ from zerotop.commands.options.report_options import add_report_commands
 from zerotop.commands.options.sweep_options import add_sweep_commands
 
 _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
-_TAKES_COMMAND = ("run", "sweep", "fit")
+_TAKES_COMMAND = ("run", "sweep", "fit", "estimate")
 
 _EPILOG = """
 With no COMMAND, opens the recordings list. SESSION is a name from `zerotop sessions`, the start of one, or a path. Defaults

@@ -134,6 +134,11 @@ class Guard:
             self._meter.errors += 1
 
 
+def is_usual_end(error: BaseException) -> bool:
+    """Whether an exception is no failure: an iterator has ended, or checkpointing has computed enough of a forward again."""
+    return isinstance(error, StopIteration) or type(error).__name__ == "_StopRecomputationError"
+
+
 def is_wrapped(function: Any) -> bool:
     """Return whether this is a wrapper of the probe, or wraps one with functools.wraps."""
     return hasattr(function, _WRAPPER_MARK)
@@ -203,13 +208,12 @@ def wrap_function(  # noqa: C901 as its inner function must be one
             return result
         except BaseException as error:
             try:
-                # The end of an iterator is how a loop is left, not a failure.
                 if place == _COUNTED:
-                    if not isinstance(error, StopIteration):
+                    if not is_usual_end(error):
                         note_failure(self, args, kwargs)
                 elif place == _WITHIN:
                     if token is not None:
-                        guard.run(after, token, now(), 0 if isinstance(error, StopIteration) else FAILED, None)
+                        guard.run(after, token, now(), 0 if is_usual_end(error) else FAILED, None)
                 elif place:
                     guard.settle(error)
             except BaseException as other:

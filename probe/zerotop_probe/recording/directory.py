@@ -17,6 +17,8 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 SESSION_FILE = "session.json"
 STACKS_SETTING = "stacks"
 OUTPUT_SETTING = "output"
+# What was predicted before the job started.
+EXPECTED = "expected"
 # Why the recording is in a temporary folder.
 ELSEWHERE = "elsewhere"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,21 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import estimate_job
+from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimates import (
-    Hardware,
-    OptionEstimate,
-    TrainedModel,
-    build_option,
-    choose_option,
-    estimate_all_rows,
-    estimate_options,
-    list_options,
-)
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.grading import Expectation, collect_figures
+from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
-from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
-from zerotop.commands.common.deepspeed_file import read_deepspeed_config, read_zero_mode
-from zerotop.commands.common.errors import Problem
+from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
+from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
+from zerotop.commands.common.deepspeed_file import read_zero_mode
+from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.estimate_text import explain, format_options, format_own, recommend
+from zerotop.commands.common.estimate_text import explain, format_options, format_own, format_ranking, recommend
+from zerotop.commands.common.grades import print_grades
 from zerotop.commands.common.model_config import read_model_config
-from zerotop.commands.common.other_setting import choose_setting, describe_baseline
+from zerotop.commands.common.training_arguments import TrainingSettings, fill_options, resolve_batch
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
@@ -52,43 +47,63 @@ class ModelCase:
 
 def estimate(options: argparse.Namespace) -> int:
     """Print the tables, or JSON. Return 0."""
+    if options.grade:
+        return print_grades(options)
+    training = fill_options(options)
+    if options.model is None:
+        raise Problem("Name a model, a recording or a sweep; --grade needs none", USAGE)
     _refuse_combinations(options)
     recording = _find_recording(options.model)
     if recording is not None:
-        return _estimate_recording(options, recording)
-    subject = _read_config(options)
-    config = read_deepspeed_config(options.config) if options.config else None
+        return _estimate_recording(options, recording, training)
     hardware = _find_hardware(options)
+    resolve_batch(training.config, options, hardware.gpus * hardware.nodes)
+    subject = _read_config(options, training)
     if options.framework == "none" and hardware.gpus * hardware.nodes > 1:
         raise Problem(
             "Without DeepSpeed, DDP or FSDP a process trains on one GPU: give --gpus 1, or --framework ddp or fsdp"
         )
-    work = _describe_work(options, config or {})
-    rows = estimate_options(subject.model, hardware, subject.shape, work)
-    lines = _describe_subject(subject, hardware, work)
+    work = _describe_work(options, training.config or {}, subject.shape)
+    if options.all:
+        fixed = options.micro_batch is not None
+        rows = rank_model(subject.model, hardware, subject.shape, work, is_batch_fixed=fixed)
+    else:
+        rows = estimate_options(subject.model, hardware, subject.shape, work)
+    rows = _choose_rows(rows, options, training)
+    lines = _describe_subject(subject, hardware, training)
+    lines.insert(1, _describe_batch(options, work))
     facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
-    return _print_options(options, facts, rows, hardware, lines, own)
+    return _print_options(options, facts, rows, hardware, work, lines, own)
 
 
-def _estimate_recording(options: argparse.Namespace, path: Path) -> int:
+def _estimate_recording(options: argparse.Namespace, path: Path, training: TrainingSettings) -> int:
     """Print what each stage and offload mode would need of a recorded training."""
     try:
         base = read_baseline(Session.open(path))
+        base = replace(base, host_bytes=options.host_memory or base.host_bytes)
         # A recording knows its own dtypes and optimizer.
-        setting = choose_setting(base, argparse.Namespace(**vars(options) | {"dtype": None, "optimizer": None}))
-        hardware = Hardware(setting.gpus, setting.nodes, options.gpu_memory or base.gpu_bytes, base.gpu)
+        changes = Changes(
+            micro_batch=options.micro_batch,
+            seq_length=options.seq_length,
+            accumulation=options.gradient_accumulation,
+            gpus=options.gpus,
+            nodes=options.nodes,
+            checkpointing="on" if options.gradient_checkpointing else None,
+        )
+        answer = answer_changes(base, changes, options.gpu_memory)
+        setting, hardware = answer.setting, find_hardware(answer)
         own = estimate_job(setting.setup, nodes=setting.nodes)
-        rows = []
-        for stage, offload in list_options(is_loop=base.setup.is_loop, loop_stage=base.setup.stage):
-            setup = change_setup(setting.setup, stage, offload)
-            memory = predict_memory(base, setup, setting.work)
-            rows.append(build_option(setup, offload, memory, hardware, own))
+        if options.all:
+            rows = rank_recorded(base, changes, options.gpu_memory, all_gpus=True)
+        else:
+            rows = list_recorded(base, changes, options.gpu_memory, own)
     except NoBaselineError as error:
         raise Problem(str(error)) from error
-    lines = [describe_baseline(base), f"micro-batch of {setting.work.tokens:,} tokens on each GPU"]
+    rows = _choose_rows(rows, options, training)
+    lines = [describe_baseline(base), _describe_batch(options, setting.work)]
     facts = {"recording": base.name, "hardware": asdict(hardware), "tokens": setting.work.tokens}
-    return _print_options(options, facts, rows, hardware, lines, own)
+    return _print_options(options, facts, rows, hardware, setting.work, lines, own)
 
 
 def _print_options(
@@ -96,20 +111,22 @@ def _print_options(
     facts: Mapping[str, Any],
     rows: list[OptionEstimate],
     hardware: Hardware,
+    work: Workload,
     about: list[str],
     own: Sequence[Estimate],
 ) -> int:
-    if options.config:
-        rows = _choose_rows(rows, read_deepspeed_config(options.config))
     if options.json:
         content = {
             **facts,
+            "expectation": asdict(_expect(rows[0], hardware, work)) if len(rows) == 1 else None,
+            "recommendation": recommend(rows, hardware),
             "options": [_to_json(row, hardware) for row in rows],
             "deepspeed_estimates": [asdict(row) for row in own],
         }
         print(json.dumps(content, indent=1))
         return 0
-    lines = [*recommend(rows, hardware), *about, "", *format_options(rows, hardware)]
+    table = format_ranking(rows, hardware) if options.all else format_options(rows, hardware)
+    lines = [recommend(rows, hardware), *about, "", *table]
     if options.explain:
         lines += explain(rows, choose_option(rows, hardware))
     if own:
@@ -118,26 +135,50 @@ def _print_options(
     return 0
 
 
+def _expect(row: OptionEstimate, hardware: Hardware, work: Workload) -> Expectation:
+    ranks, batch = row.gpus * hardware.nodes, (row.micro_batch, work.sequence, work.accumulation)
+    return Expectation(row.stage, row.offload, ranks, *batch, collect_figures(row.memory, None))
+
+
 def _find_hardware(options: argparse.Namespace) -> Hardware:
     gpus, gpu_bytes = options.gpus, options.gpu_memory
     if gpus is None or gpu_bytes is None:
         from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes  # it brings NVML
 
         gpus, gpu_bytes = gpus or max(1, count_visible_gpus()), gpu_bytes or read_gpu_bytes()
-    return Hardware(gpus, options.nodes or 1, gpu_bytes, options.gpu or "")
+    return Hardware(gpus, options.nodes or 1, gpu_bytes, options.gpu or "", options.host_memory)
 
 
 def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:
-    return {**asdict(row), "needed_bytes": row.memory.needed, "fits": row.fits(hardware)}
+    return {
+        **asdict(row),
+        "needed_bytes": row.memory.needed,
+        "fits": row.fits(hardware),
+        "is_usable": row.is_usable(hardware),
+    }
 
 
-def _choose_rows(rows: list[OptionEstimate], config: Mapping[str, Any]) -> list[OptionEstimate]:
-    """Return the row of the config's stage and offload mode. Raises Problem if there is none."""
-    stage, *devices = read_zero_mode(config)
-    offload = next((name for name, found in OFFLOAD_DEVICES.items() if found == tuple(devices)), None)
-    chosen = [row for row in rows if (row.stage, row.offload) == (stage, offload)]
+def _choose_rows(
+    rows: list[OptionEstimate], options: argparse.Namespace, training: TrainingSettings
+) -> list[OptionEstimate]:
+    """Return the rows of the stage and offload mode that a config or options ask for. Raises Problem if there is none."""
+    asked = {name: value for name, value in ((STAGE, options.stage), (OFFLOAD, options.offload)) if value is not None}
+    if training.config is not None:
+        if asked:
+            raise Problem(
+                "The DeepSpeed config has a stage and an offload mode of its own: give it, or --stage and --offload"
+            )
+        stage, *devices = read_zero_mode(training.config)
+        offload = next((name for name, found in OFFLOAD_DEVICES.items() if found == tuple(devices)), "")
+        asked = {STAGE: stage, OFFLOAD: offload}
+        reason = f"DeepSpeed does not train with ZeRO stage {stage} and these offload devices: {', '.join(devices)}"
+    elif asked:
+        reason = find_obstacle(asked, {}).rstrip(".") or "DeepSpeed does not train with this stage and offload mode"
+    if asked and rows[0].is_loop:
+        raise Problem("This training does not use DeepSpeed, whose settings stage and offload are")
+    chosen = [row for row in rows if all(getattr(row, name) == value for name, value in asked.items())]
     if not chosen:
-        raise Problem(f"DeepSpeed does not train with ZeRO stage {stage} and these offload devices: {', '.join(devices)}")
+        raise Problem(reason)
     return chosen
 
 
@@ -162,7 +203,7 @@ def _find_recording(name: str) -> Path | None:
         return None
 
 
-def _read_config(options: argparse.Namespace) -> ModelCase:
+def _read_config(options: argparse.Namespace, training: TrainingSettings) -> ModelCase:
     config = read_model_config(options.model)
     shape = parse_shape(config)
     if shape is None:
@@ -188,7 +229,7 @@ def _read_config(options: argparse.Namespace) -> ModelCase:
     model = build_model(shape, parameters, regime)
     if regime.lora_rank and model.trainable == 0:
         raise Problem(f"{options.model} has no layer called {options.lora_targets}, or its layers are not known")
-    return ModelCase(options.model, model, shape)
+    return ModelCase(options.model, replace(model, offloaded_share=training.offloaded_share), shape)
 
 
 def _refuse_combinations(options: argparse.Namespace) -> None:
@@ -198,43 +239,47 @@ def _refuse_combinations(options: argparse.Namespace) -> None:
             raise Problem(f"--{name.replace('_', '-')} {getattr(options, name)} is more than any machine trains with")
     if options.quantization and not options.lora_rank:
         raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
-    if options.config and options.framework != "deepspeed":
-        raise Problem(f"--config is DeepSpeed's, which --framework {options.framework} does not use: give one of them")
     if options.dtype == "bf16_master" and options.framework != "deepspeed":
         raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
     if options.dtype == "mixed" and options.framework != "deepspeed":
         options.dtype = "fp32_weights"  # which loops and FSDP call mixed precision
 
 
-def _describe_work(options: argparse.Namespace, config: Mapping[str, Any]) -> Workload:
-    """Return the settings of a step: from the options, else from DeepSpeed's config, else the defaults."""
-    zero = config.get("zero_optimization") or {}
-    accumulation = options.gradient_accumulation or config.get("gradient_accumulation_steps")
-    bucket = options.bucket or (zero.get("reduce_bucket_size") if isinstance(zero, Mapping) else None)
-    rows = options.micro_batch or config.get("train_micro_batch_size_per_gpu")  # or "auto"
+def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], shape: ModelShape) -> Workload:
+    """Return the settings of a step."""
+    zero = config.get("zero_optimization")
+    # The Trainer fills in the square of the hidden size.
+    is_auto = isinstance(zero, Mapping) and zero.get("reduce_bucket_size") == "auto"
     return Workload(
-        micro_batch=rows if isinstance(rows, int) and rows > 0 else _MICRO_BATCH,
+        micro_batch=options.micro_batch or _MICRO_BATCH,
         sequence=options.seq_length or _SEQ_LENGTH,
-        accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
+        accumulation=options.gradient_accumulation or 1,
         checkpointing="full" if options.gradient_checkpointing else "none",
         loss=options.loss,
         has_score_matrices=options.eager_attention,
         foreach=options.optimizer == "adamw" and not options.fused,
-        bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
+        bucket=options.bucket or (shape.hidden**2 if is_auto else DEFAULT_BUCKET),
     )
 
 
 # --- text ------------------------------------------------------------------------------------------------------------------
 
 
-def _describe_subject(subject: ModelCase, hardware: Hardware, work: Workload) -> list[str]:
+def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
+    if options.all and options.micro_batch is None:
+        return f"rows of {work.sequence:,} tokens" if work.sequence else "rows of any length"
+    return f"micro-batch of {work.tokens:,} tokens on each GPU"
+
+
+def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
     gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
     trained = f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
     lines = [
         f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}{trained}",
-        f"micro-batch of {work.tokens:,} tokens on each GPU",
     ]
+    if training.read:
+        lines.append(f"from the given arguments: {', '.join(training.read)}")
     if subject.shape.counted is None:
         rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)"
         lines.append(f"layers of this family are not known: activations by the {rule}")

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.search import LargestResult, describe_fragmentation
 from zerotop.analysis.sweeps.series import choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points, describe_settings
@@ -18,14 +19,18 @@ from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
+from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import read_gpu_bytes
 from zerotop.commands.sweeping.fit_runner import FitRunner
+from zerotop.commands.sweeping.fit_start import Knowledge
 from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps
 from zerotop.session.sweeps import Plan, Point, Sweep, write_sweep
+
+_SAME_MODEL = 0.01  # of the parameters, in which formulas and a recording of one model differ
 
 
 def fit(options: argparse.Namespace) -> int:
@@ -81,10 +86,30 @@ def _make_runner(sweep: Sweep, series: Sequence[Point], options: argparse.Namesp
         choose_axis(sweep.plan),
         most_runs=options.most_runs,
         gpu_bytes=options.gpu_memory or read_gpu_bytes(),
-        shape=find_shape(sweep.plan.model),
+        known=_find_knowledge(sweep.plan, options.recording),
         on_result=print_result,
     )
     return runner
+
+
+def _find_knowledge(plan: Plan, recording: str | None) -> Knowledge:
+    """Return the model's shape, and what a recording measured. Raises Problem."""
+    shape = find_shape(plan.model)
+    if recording is None:
+        return Knowledge(shape, None)
+    with open_named(recording) as session:
+        try:
+            base = read_baseline(session)
+        except NoBaselineError as error:
+            raise Problem(f"--from {recording}: {error}") from error
+    if (
+        shape is not None
+        and shape.parameters is not None
+        and abs(shape.parameters / base.setup.parameters - 1) > _SAME_MODEL
+    ):
+        sizes = f"{base.setup.parameters / 1e6:,.1f} M parameters, and {plan.model} {shape.parameters / 1e6:,.1f} M"
+        raise Problem(f"--from {recording}: it has {sizes}, so it tells nothing of this model")
+    return Knowledge(shape, base)
 
 
 def _limit_values(plan: Plan, searched: str, most: int | None) -> Plan:

@@ -14,9 +14,17 @@ from zerotop.commands.common.exit_messages import (
     describe_rank_losses,
     write_messages,
 )
+from zerotop.commands.common.expectation import ask_expectation
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.job.job_report import check_place, describe_cost, describe_worst_finding, has_ended, report_job
+from zerotop.commands.job.job_report import (
+    check_place,
+    describe_cost,
+    describe_expectation,
+    describe_worst_finding,
+    has_ended,
+    report_job,
+)
 from zerotop.commands.job.launching import NotRecorded, make_session, run_unrecorded
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
@@ -27,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
     if options.report is not None:
         check_place(options.report)
+    if options.expect is not None:
+        options.expected = ask_expectation(options.expect)
     if options.no_phase_peaks:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.budget is not None:
@@ -52,7 +62,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 
     code = watch_job(session)
     if has_ended(session):
-        write_messages(*describe_missing_probe(session))
+        write_messages(*describe_missing_probe(session), *(describe_expectation(session) if options.expect else []))
         if options.price_per_hour is not None:
             write_messages(*describe_cost(session))
         if options.report is not None:
@@ -79,6 +89,8 @@ def _run_headless(options: argparse.Namespace) -> int:
     messages += describe_missing_probe(session)
     if not end.signal:  # whoever sent one wants an end, not an analysis
         messages += describe_worst_finding(session)
+    if options.expect and not end.signal:
+        messages += describe_expectation(session)
     if options.price_per_hour is not None:
         messages += describe_cost(session)
     write_messages(*messages, describe_place(session))
@@ -98,4 +110,6 @@ def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
     }
     if options.price_per_hour is not None:
         facts["price_per_hour"] = options.price_per_hour.source_text
+    if options.expect is not None:
+        facts[directory.EXPECTED] = options.expected
     return make_session(options.command, options.session, elsewhere=not options.require_recording, **facts)

@@ -64,6 +64,8 @@ class Result:
     step_cores: float | None = None  # cores that all ranks of a node use in the optimizer's step()
     iterations_per_s: float | None = None
     tokens_per_s: float | None = None  # of all ranks together
+    expected_allocated_bytes: int | None = None  # by the estimate that was kept at the launch
+    expected_reserved_bytes: int | None = None
     needed_bytes: int | None = None  # allocated and requested on the GPU when memory ran out: the point needs more than that
     unusable_bytes: int | None = None  # reserved by PyTorch then, but in blocks too small for the request
     slowest_per_s: float | None = None  # iterations per second at the pace of the slowest measured one

@@ -289,12 +289,25 @@ static PyObject *prepend(PyObject *first, PyObject *args) {
     return all;
 }
 
+/* Whether checkpointing has computed enough of a forward again: how it ends that, see guard.is_usual_end(). */
+static int ends_recomputation(PyObject *type) {
+    PyObject *name = type != NULL ? PyObject_GetAttrString(type, "__name__") : NULL;
+    int is_equal = name != NULL && PyUnicode_CompareWithASCIIString(name, "_StopRecomputationError") == 0;
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return is_equal;
+}
+
 /* Tell Python that the original raised. The exception stays set, unless note_failure() raises one of the job, as from a signal
  * handler: then it is the context of that one, as where Python handles one exception while another arrives. */
 static void report_failure(Hook *self, PyObject *subject, PyObject *args, PyObject *kwargs) {
     PyObject *type, *value, *traceback, *result, *empty = NULL;
     if (PyErr_ExceptionMatches(PyExc_StopIteration)) return; /* the end of an iterator is how a loop is left */
     PyErr_Fetch(&type, &value, &traceback);
+    if (ends_recomputation(type)) {
+        PyErr_Restore(type, value, traceback);
+        return;
+    }
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback != NULL) PyException_SetTraceback(value, traceback);
     if (kwargs == NULL) kwargs = empty = PyDict_New();
@@ -390,14 +403,21 @@ static PyObject *call_forward(Hook *self, PyObject *args, PyObject *kwargs) {
     return result;
 }
 
+/* Whether a step of an optimizer was given nothing, or None for its closure, as wrappers of optimizers do. */
+static int is_plain_step(PyObject *given, PyObject *named) {
+    if (!PyTuple_Check(given) || !PyDict_Check(named)) return 0;
+    Py_ssize_t count = PyTuple_Size(given), names = PyDict_Size(named);
+    if (names == 0) return count == 1 || (count == 2 && PyTuple_GetItem(given, 1) == Py_None);
+    return count == 1 && names == 1 && PyDict_GetItemString(named, "closure") == Py_None;
+}
+
 /* Called as hook(optimizer, args, kwargs) before each step of an optimizer. */
 static PyObject *call_before(Hook *self, PyObject *args, PyObject *kwargs) {
     if (!is_ready(self)) return NULL;
     Counting *counting = self->counting;
     if (counting->loop != Py_None && !counting->update_ns && PyTuple_Size(args) == 3) {
-        PyObject *given = PyTuple_GetItem(args, 1), *named = PyTuple_GetItem(args, 2);
-        if (counting->optimizer == (long long)(intptr_t)PyTuple_GetItem(args, 0) && PyTuple_Check(given) &&
-            PyTuple_Size(given) == 1 && PyDict_Check(named) && PyDict_Size(named) == 0) {
+        if (counting->optimizer == (long long)(intptr_t)PyTuple_GetItem(args, 0) &&
+            is_plain_step(PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2))) {
             counting->update_backwards = counting->backwards;
             counting->update_ns = read_clock();
             Py_RETURN_NONE;

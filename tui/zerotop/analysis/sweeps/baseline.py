@@ -87,6 +87,10 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
     name = session.name
     if setup is None:
         raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
+    computes_in = str(engine.autocast or engine.dtype or "")
+    # FSDP and adapters may compute in fewer bits than the dtype of what they train.
+    is_plain = setup.stage != 3 and setup.trainable == setup.parameters
+    setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
     if engine.pipeline is not None:
         raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
     table = StepTable(session)
@@ -140,7 +144,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         nvml=nvml if nvml > reserved else None,
         host_rss=host if host > 0 else None,
         times=max(times, key=lambda one: one.iteration, default=None),
-        computes_in=str(engine.autocast or engine.dtype or ""),
+        computes_in=computes_in,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
     )
 

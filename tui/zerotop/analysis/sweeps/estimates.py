@@ -19,6 +19,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_exp
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
 
 _ADAM_STATE = 8  # bytes for each parameter
+USABLE_HOST = 0.95  # of a node's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Hardware:
     nodes: int = 1
     gpu_bytes: int | None = None  # of one GPU
     gpu: str = ""  # its name
+    host_bytes: int | None = None  # of one node
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class TrainedModel:
     is_sharded: bool = False  # a loop's, by FSDP
     computes_wide: bool = False  # activations are in fp32
     wide_residual: bool = False  # the inputs of layers alone are in fp32
+    offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,17 @@ class OptionEstimate:
     nvme_bytes: int  # of a node
     own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
     memory: JobMemory
+    gpus: int  # of a node
+    micro_batch: int
+    rate: float | None  # of all ranks, each second
+    rate_unit: str  # tokens, or rows where tokens are not counted
+    fits_host: bool | None  # whether a node's memory holds the upper end of its ranks
     is_loop: bool = False  # FSDP in stage 3, else DDP or a single process
+    offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
+
+    def is_usable(self, hardware: Hardware) -> bool:
+        """Whether it fits, as far as is known also in the node's memory."""
+        return self.fits(hardware) is True and self.fits_host is not False
 
     def fits(self, hardware: Hardware) -> bool | None:
         """Whether a GPU's memory holds the upper end of what is needed; None if its size is not known."""
@@ -75,36 +88,56 @@ def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]
 def estimate_options(model: TrainedModel, hardware: Hardware, shape: ModelShape, work: Workload) -> list[OptionEstimate]:
     """Return the estimates of all options."""
     own = () if model.is_loop else estimate_all_rows(model, hardware)
-    options = []
-    for stage, offload in list_options(is_loop=model.is_loop, loop_stage=3 if model.is_sharded else 0):
-        setup = build_setup(model, hardware, stage, offload)
-        memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
-        options.append(build_option(setup, offload, memory, hardware, own))
-    return options
+    modes = list_options(is_loop=model.is_loop, loop_stage=3 if model.is_sharded else 0)
+    return [estimate_option(model, hardware, shape, work, mode, own) for mode in modes]
+
+
+def estimate_option(
+    model: TrainedModel,
+    hardware: Hardware,
+    shape: ModelShape,
+    work: Workload,
+    mode: tuple[int, str],
+    own: Sequence[Estimate],
+) -> OptionEstimate:
+    """Return the estimate of one stage and offload mode."""
+    setup = build_setup(model, hardware, *mode)
+    memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
+    return build_option(setup, mode[1], memory, hardware, own, work)
 
 
 def build_option(
-    setup: EngineSetup, offload: str, memory: JobMemory, hardware: Hardware, own: Sequence[Estimate]
+    setup: EngineSetup,
+    offload: str,
+    memory: JobMemory,
+    hardware: Hardware,
+    own: Sequence[Estimate],
+    work: Workload,
+    seconds: float | None = None,
 ) -> OptionEstimate:
-    """Return an option with the memory of a node, and those of DeepSpeed's estimates that are for it."""
-    expected = compute_expected(setup)
+    """Return an option with the memory of a node, and those of DeepSpeed's estimates that are for it.
+
+    ``seconds``: of a step, where a recording tells.
+    """
+    expected, gpus = compute_expected(setup), hardware.gpus
+    tokens = work.micro_batch * (work.sequence or 1) * work.accumulation * setup.ranks
+    size = hardware.host_bytes
     return OptionEstimate(
         setup.stage,
         offload,
         gpu_bytes=sum(expected.gpu.values()),
-        host_bytes=round(memory.host.likely) * hardware.gpus,
-        nvme_bytes=sum(expected.nvme.values()) * hardware.gpus,
+        host_bytes=round(memory.host.likely) * gpus,
+        nvme_bytes=sum(expected.nvme.values()) * gpus,
         own_estimates=tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload),
         memory=memory,
+        gpus=gpus,
+        micro_batch=work.micro_batch,
+        rate=tokens / seconds if seconds else None,
+        rate_unit="tokens/s" if work.sequence else "rows/s",
+        fits_host=memory.host.high * gpus < USABLE_HOST * size if size and memory.host.high else None,
         is_loop=setup.is_loop,
+        offloaded_share=setup.offloaded_share,
     )
-
-
-def choose_option(options: Sequence[OptionEstimate], hardware: Hardware) -> OptionEstimate | None:
-    """Return the fastest option that fits: without offload first, then the lowest stage, which communicates least."""
-    fitting = [option for option in options if option.fits(hardware)]
-    order = list(OFFLOAD_DEVICES)
-    return min(fitting, key=lambda option: (order.index(option.offload), option.stage), default=None)
 
 
 def estimate_all_rows(model: TrainedModel, hardware: Hardware) -> Sequence[Estimate]:
@@ -122,7 +155,7 @@ def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: st
         stage=stage,
         offload_optimizer=optimizer,
         offload_parameters=parameters,
-        offloaded_share=1.0,
+        offloaded_share=model.offloaded_share,
         bytes_each=model.bytes_each,
         ranks=hardware.gpus * hardware.nodes,
         parameters=model.parameters,

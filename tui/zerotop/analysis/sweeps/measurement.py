@@ -17,6 +17,7 @@ from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.sweeps.grading import read_expectation
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
@@ -45,9 +46,17 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
         "reserved_peak_bytes": _find_highest(ranks, "reserved_peak_bytes"),
         "nvml_peak_bytes": _find_highest(ranks, "nvml_process_bytes"),
         "host_peak_bytes": _sum_host_peaks(ranks),
+        **_read_expected(session),
         "step_cores": _measure_step_cores(session, ranks, measured),
         **pace,
     }
+
+
+def _read_expected(session: Session) -> dict[str, int]:
+    """Return the fields with the prediction that was kept at the launch."""
+    expected = read_expectation(session)
+    figures = expected.figures if expected is not None else {}
+    return {f"expected_{name}_bytes": round(figures[name][1]) for name in ("allocated", "reserved") if name in figures}
 
 
 def measure_shortage(session: Session) -> dict[str, int]:

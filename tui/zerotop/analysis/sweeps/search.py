@@ -1,9 +1,9 @@
 """The search for the largest value that fits, in few runs: along a line of memory over the value, else by halves.
 
-Before the first measurement the line comes from the formulas. A run that fits moves it, a second one replaces it. A run that
-fails gives two numbers. The bytes that were allocated and requested when memory ran out are a lower bound for its value: if
-the line says less, it is wrong. The bytes that PyTorch had reserved in blocks too small for the request are missing to
-larger values in proportion, and are added to the line.
+Before the first measurement the line comes from the formulas, or from what-if of a recording. A run that fits moves it, a
+second one replaces it. A run that fails gives two numbers. The bytes that were allocated and requested when memory ran out
+are a lower bound for its value: if the line says less, it is wrong. The bytes that PyTorch had reserved in blocks too small
+for the request are missing to larger values in proportion, and are added to the line.
 """
 
 from __future__ import annotations
@@ -87,11 +87,13 @@ class LargestSearch:
     Attributes:
         limit_bytes: memory available to PyTorch on one GPU; None if unknown, then the search only halves.
         formula: memory by the formulas, before anything is measured.
+        unusable_slope: bytes for each unit that are expected in blocks too small to use, until a run fails or two fit.
     """
 
     values: Sequence[int]
     limit_bytes: float | None = None
     formula: Line | None = None
+    unusable_slope: float = 0.0
     largest_fitting: int = -1  # index; -1 while none is known to fit
     smallest_failing: int = -1  # index; -1 while none is known to fail
     _measured: dict[int, float] = field(default_factory=dict)  # bytes by value
@@ -153,7 +155,9 @@ class LargestSearch:
     def _measure_unusable(self) -> float:
         """Return the bytes that fragmentation took for each unit, in the smallest value that failed."""
         value = min(self._shortages, default=None)
-        return 0.0 if value is None else self._shortages[value].unusable_bytes / value
+        if value is None:
+            return self.unusable_slope if len(self._measured) < 2 else 0.0
+        return self._shortages[value].unusable_bytes / value
 
     def _raise_line(self, line: Line | None) -> Line | None:
         """Return a line that says no less than failed runs had and requested, through the largest value that fits."""
@@ -177,12 +181,13 @@ class LargestSearch:
         return self.values[index]
 
     def _choose_index(self, low: int, high: int) -> int:
-        """Return the index that is predicted, or the middle one after two tries that did not rule out half of the values."""
+        """Return the index that is predicted, or the middle one after tries that did not rule out half of the values."""
         if 2 * (high - low + 1) <= self._width or not self._width:
             self._width, self._tries = high - low + 1, 0
         self._tries += 1
         middle, predicted, line = (low + high) // 2, self.predict_largest(), self.line
-        if predicted is None or self._tries > 2:
+        most_tries = 3 if self.fit is not None else 2
+        if predicted is None or self._tries > most_tries:
             return middle
         wanted = bisect_right(self.values, predicted) - 1
         has_failed = self.smallest_failing >= 0

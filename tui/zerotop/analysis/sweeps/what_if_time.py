@@ -56,7 +56,7 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
 
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
     """Return why the recording does not tell the time, as a sentence; "" if it does."""
-    if base.times is None:
+    if base.times is None or not base.times.iteration > 0:
         return "The recording has too few steps with the times of their phases: record ten or more."
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
@@ -66,8 +66,8 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
         )
     if setup.ranks != base.setup.ranks:
         return "Communication among another number of GPUs was not measured: record a few steps with them."
-    if setup.stage != base.setup.stage and 3 in (setup.stage, base.setup.stage) and setup.ranks > 1:
-        return "Stage 3 gathers parameters, which other stages do not: record a few steps with it."
+    if setup.stage != base.setup.stage and {setup.stage, base.setup.stage} != {1, 2}:
+        return "Stage 0 has no partitions and stage 3 gathers parameters, which other stages do not: record a few steps."
     if work.checkpointing != base.work.checkpointing and _find_peak(base) is None:
         return f"The arithmetic of {base.gpu or 'this GPU'} has no known peak, from which recomputation could be told."
     return ""
@@ -110,7 +110,7 @@ def _scale(base: Baseline, each: float, launch: float, before: float, after: flo
     A phase that takes the GPU longer than the host's launches follows its arithmetic, down to the launches. In another one
     the GPU waits for launches, and its arithmetic takes a part of the time.
     """
-    ratio = after / before
+    ratio = after / before if before else 1.0
     if ratio == 1:
         return [each] * 3, "measured for each micro-batch"
     if each > _BUSY * launch:

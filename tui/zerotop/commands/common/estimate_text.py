@@ -4,47 +4,106 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.memory.expected.beyond_allocated import Interval
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, choose_option
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate
+from zerotop.analysis.sweeps.ranking import choose_option
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 from zerotop.analysis.text_tables import align_columns
 
 
-def recommend(rows: Sequence[OptionEstimate], hardware: Hardware) -> list[str]:
-    """Return the recommendation, and the config to paste."""
+def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str = "") -> str:
+    """Return one line: the fastest that fits, how much it spares, and the config or command to paste."""
     least = min(rows, key=lambda row: row.memory.needed)
-    name, needed = name_option(least), format_bytes(least.memory.needed)
     if hardware.gpu_bytes is None:
-        return [f"The least memory: {name}, at most {needed} of each GPU. Give --gpu-memory for a verdict."]
-    size = format_bytes(hardware.gpu_bytes)
+        needed = format_bytes(least.memory.needed)
+        return f"The least memory: {name_option(least)}, at most {needed} of each GPU. Give --gpu-memory for a verdict."
     chosen = choose_option(rows, hardware)
     if chosen is None:
-        advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
-        return [f"Nothing fits in {size}: {name} may need {needed} of each GPU; {advice}."]
-    name = name_option(chosen)
+        return _advise(rows, hardware)
+    fitting = sum(row.is_usable(hardware) for row in rows)
     spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
+    name = name_option(chosen, rows)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
-    return [
-        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of {size},"
-        f" {spare} to spare{host}.",
-        *([] if chosen.is_loop else [_format_config(chosen)]),
+    others = f"the fastest of {fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
+    parts = [
+        f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of"
+        f" {format_bytes(hardware.gpu_bytes)}, {spare} to spare{host}",
+        f"{others}{_format_rate(chosen) if fitting > 1 else ''}",
     ]
+    paste = command or ("" if chosen.is_loop else format_config(chosen))
+    return "; ".join(filter(None, parts)) + (f": {paste}" if paste else ".")
 
 
-def name_option(row: OptionEstimate) -> str:
+def _advise(rows: Sequence[OptionEstimate], hardware: Hardware) -> str:
+    size = format_bytes(hardware.gpu_bytes or 0)
+    in_gpu = [row for row in rows if row.fits(hardware)]
+    if in_gpu:
+        least = min(in_gpu, key=lambda row: row.host_bytes)
+        has = format_bytes(hardware.host_bytes or 0)
+        needed = format_bytes(least.memory.host.high * least.gpus)
+        return (
+            f"Nothing fits: {name_option(least, rows)} fits in {size}, but may need {needed} of a node's memory, which has"
+            f" {has}; fewer ranks on a node or offload to NVMe need less."
+        )
+    least = min(rows, key=lambda row: row.memory.needed)
+    advice = "more GPUs, a smaller micro-batch, --gradient-checkpointing or a fused loss need less"
+    needed = format_bytes(least.memory.needed)
+    return f"Nothing fits in {size}: {name_option(least, rows)} may need {needed} of each GPU; {advice}."
+
+
+def name_option(row: OptionEstimate, rows: Sequence[OptionEstimate] = ()) -> str:
+    """Return ``stage 2 with offload of optimizer``, with rows and GPUs where ``rows`` differ in them."""
+    name = f"stage {row.stage}"
     if row.is_loop:
-        return "FSDP" if row.stage == 3 else "the whole model on each GPU"
-    return f"stage {row.stage}" + (f" with offload of {row.offload.replace('_', ' and ')}" if row.offload != "none" else "")
+        name = "FSDP" if row.stage == 3 else "the whole model on each GPU"
+    elif row.offload != "none":
+        name += f" with offload of {row.offload.replace('_', ' and ')}"
+    if len({one.gpus for one in rows}) > 1:
+        name += f" on {format_count(row.gpus, 'GPU')}"
+    if len({one.micro_batch for one in rows}) > 1:
+        name += f" with {format_count(row.micro_batch, 'row')} a micro-batch"
+    return name
 
 
-def _format_config(row: OptionEstimate) -> str:
+_RULE = "no offload, most GPUs, lowest stage, largest micro-batch"
+
+
+def _format_rate(row: OptionEstimate) -> str:
+    return f", {row.rate:,.0f} {row.rate_unit}" if row.rate is not None else " by rule, as no run tells its speed"
+
+
+def format_config(row: OptionEstimate) -> str:
+    """Return the parts of a DeepSpeed config."""
     optimizer, parameters = OFFLOAD_DEVICES[row.offload]
     parts = [f'"stage": {row.stage}']
-    parts += [f'"offload_optimizer": {{"device": "{optimizer}"}}'] if optimizer != "none" else []
+    ratio = f', "ratio": {row.offloaded_share:g}' if row.offloaded_share < 1 else ""
+    parts += [f'"offload_optimizer": {{"device": "{optimizer}"{ratio}}}'] if optimizer != "none" else []
     parts += [f'"offload_param": {{"device": "{parameters}"}}'] if parameters != "none" else []
-    return f'  "zero_optimization": {{{", ".join(parts)}}}'
+    return f'"zero_optimization": {{{", ".join(parts)}}}, "train_micro_batch_size_per_gpu": {row.micro_batch}'
+
+
+def format_ranking(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterator[str]:
+    """Yield the table of all combinations in their order."""
+    heads = ("", "GPUs", "stage", "offload", "micro-batch", "at most needed", "to spare", "host/node", "speed", "")
+    cells: list[tuple[str, ...]] = [heads]
+    for number, row in enumerate(rows, 1):
+        spare = format_bytes(hardware.gpu_bytes - row.memory.needed) if hardware.gpu_bytes else ""
+        rate = f"{row.rate:,.0f} {row.rate_unit}" if row.rate is not None else "-"
+        setting = (str(number), str(row.gpus), str(row.stage), row.offload, f"{row.micro_batch:,}")
+        verdict = _judge(row, hardware)
+        cells.append((*setting, format_bytes(row.memory.needed), spare, format_bytes(row.host_bytes), rate, verdict))
+    yield from align_columns(cells, ">>><>>>>><")
+    yield f"Order: those that fit, by rule ({_RULE}), and by speed where the"
+    yield "recording tells it of both. Each setting is listed up to its first micro-batch that does not fit."
+
+
+def _judge(row: OptionEstimate, hardware: Hardware) -> str:
+    fits = row.fits(hardware)
+    if fits and row.fits_host is False:
+        return "does not fit in the host's memory"
+    return {True: "fits", False: "does not fit", None: ""}[fits]
 
 
 def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterator[str]:
@@ -52,7 +111,7 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
     cells = [("stage", "offload", "allocated/GPU", "decided by", "reserved", "at most needed", "host/node", "NVMe/node", "")]
     for row in rows:
         memory = row.memory
-        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
+        verdict = _judge(row, hardware)
         sizes = (format_bytes(memory.reserved.likely), format_bytes(memory.needed), format_bytes(row.host_bytes))
         nvme = format_bytes(row.nvme_bytes) if row.nvme_bytes else "-"
         first = (str(row.stage), row.offload, format_bytes(memory.allocated.likely), memory.moments[0].name)

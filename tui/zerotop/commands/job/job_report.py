@@ -70,6 +70,25 @@ def describe_worst_finding(session: str) -> list[str]:
     return [f"{worst.finding.headline}.{place} To see {count}: zerotop findings {shlex.quote(session)}"]
 
 
+def describe_expectation(session: str) -> list[str]:
+    """Return a sentence about the errors of the prediction that was kept with ``--expect``, or why there are none."""
+    from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
+    from zerotop.analysis.sweeps.grading import describe_errors, grade_kept, read_expectation
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        opened = Session.open(Path(session))
+        kept = read_expectation(opened)
+        if kept is None:
+            return []
+        grade = grade_kept(read_baseline(opened), kept)
+    except (NoBaselineError, SessionError) as error:
+        return [f"The prediction cannot be compared with the run: {str(error).rstrip('.')}."]
+    if grade.refusal:
+        return [f"The prediction was of another setting: {grade.refusal}."]
+    return [f"Predicted less measured: {describe_errors(grade)} ({kept.question})."]
+
+
 def describe_cost(session: str) -> list[str]:
     """Return a sentence about the cost of the job; none if the recording cannot be read."""
     from zerotop.analysis.views.recording_source import RecordingSource

@@ -32,7 +32,7 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--session DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
@@ -55,6 +55,11 @@ def _add_start(add_command: AddCommand) -> None:
         help="largest share of the training time that watching may take; short steps get less detail for it [0.3]",
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
+    run.add_argument(
+        "--expect",
+        metavar="QUESTION",
+        help='keep a prediction beside what is measured, as "what-if brisk-otter --stage 3"; see estimate --grade',
+    )
     add_price(run)
     run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it
 

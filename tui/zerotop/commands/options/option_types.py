@@ -36,6 +36,14 @@ def parse_size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def parse_memory(text: str) -> int:
+    """Return the memory of a device or node in bytes."""
+    size = parse_size(text)
+    if size < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text} is less than a MiB, which is no memory to train in")
+    return size
+
+
 def parse_max_size(text: str) -> int:
     """Return the largest size of a recording in bytes."""
     size = parse_size(text)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import AddCommand
-from zerotop.commands.options.option_types import parse_count, parse_natural, parse_price, parse_size
+from zerotop.commands.options.option_types import parse_count, parse_memory, parse_natural, parse_price
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 
 _DTYPES = ("mixed", "pure", "bf16_master", "fp32_weights", "fp32")
 _OPTIMIZERS = ("adamw", "adamw8bit", "lion", "muon", "sgd", "adafactor")
+
+_OFFLOADS = ("none", "optimizer", "params", "optimizer_params", "nvme_optimizer", "nvme_params", "nvme_optimizer_params")
 
 
 def add_sweep_commands(add_command: AddCommand) -> None:
@@ -47,22 +49,32 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     _add_training_options(fit)
     fit.add_argument("--headless", action="store_true", help="without the screen; print a line for each run")
     fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="most runs, over all series [40]")
-    fit.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]")
+    fit.add_argument(
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+    )
+    fit.add_argument(
+        "--from", dest="recording", metavar="RECORDING", help="a run of this training to start from, as what-if"
+    )
     estimate = add_command(
         "estimate",
         "estimate memory for every stage and offload mode",
         "zerotop estimate llama-8b --gpus 8 --gpu-memory 80GB --seq-length 2048",
         "zerotop estimate brisk-otter --nodes 2",
+        "zerotop estimate llama-8b --config ds.json --gpus 4 --gpu-memory 80GB",
+        "zerotop estimate llama-8b -- torchrun --nproc_per_node 4 train.py --bf16 --deepspeed ds.json",
     )
     estimate.add_argument(
-        "model", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
+        "model", nargs="?", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
     )
     estimate.add_argument(
         "--gpus", type=parse_count, metavar="N", help="GPUs of each node [those of the recording, or here]"
     )
     estimate.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes [1]")
     estimate.add_argument(
-        "--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+        "--gpu-memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+    )
+    estimate.add_argument(
+        "--host-memory", type=parse_memory, metavar="SIZE", help="of one node [as recorded, or not judged]"
     )
     estimate.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row [as recorded, or 512]")
     estimate.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU [as recorded, or 1]")
@@ -70,7 +82,13 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     estimate.add_argument("--gradient-accumulation", type=parse_count, metavar="N", help="micro-batches per step [1]")
     add_regime_options(estimate)
     estimate.add_argument("--explain", action="store_true", help="each row of the sums, with its formula")
-    estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config: print its stage and offload mode alone")
+    estimate.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="this ZeRO stage alone")
+    estimate.add_argument("--offload", choices=_OFFLOADS, help="this offload mode alone")
+    estimate.add_argument(
+        "--grade", action="store_true", help="the errors over all recordings here, or those in the folder MODEL"
+    )
+    estimate.add_argument("--all", action="store_true", help="rank every stage, offload, micro-batch and number of GPUs")
+    estimate.add_argument("--config", metavar="FILE", help="DeepSpeed config, or arguments of the Trainer in JSON or YAML")
     estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
     estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
 
@@ -86,38 +104,32 @@ def _add_what_if(add_command: AddCommand) -> None:
     )
     command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
     command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
-    offloads = ("none", "optimizer", "params", "optimizer_params")
-    nvme = ("nvme_optimizer", "nvme_params", "nvme_optimizer_params")
-    command.add_argument("--offload", choices=(*offloads, *nvme), help="what is offloaded")
+    command.add_argument("--offload", choices=_OFFLOADS, help="what is offloaded")
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
-    command.add_argument(
-        "--accumulation", dest="gradient_accumulation", type=parse_count, metavar="N", help="micro-batches per step"
-    )
+    command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")
     command.add_argument("--gpus", type=parse_count, metavar="N", help="GPUs of each node")
     command.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes")
     command.add_argument("--checkpointing", choices=("on", "off"), help="activations are recomputed")
     command.add_argument("--optimizer", choices=_OPTIMIZERS, help="another optimizer")
     command.add_argument("--dtype", choices=_DTYPES, help="of weights and states")
-    command.add_argument("--memory", dest="gpu_memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--memory", dest="gpu_memory", type=parse_memory, metavar="SIZE", help="of one GPU, such as 80GB")
+    command.add_argument("--all", action="store_true", help="rank every combination of what is not given")
     command.add_argument("--explain", action="store_true", help="each row of the sums, with its formula or measurement")
     command.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
-    command.set_defaults(gradient_checkpointing=False)
 
 
 def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
-    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), default="deepspeed", help="[deepspeed]")
-    regime.add_argument(
-        "--dtype", choices=_DTYPES, default="mixed", help="of weights and states [mixed: 16 bits, fp32 master]"
-    )
-    regime.add_argument("--optimizer", choices=_OPTIMIZERS, default="adamw", help="[adamw]")
+    regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="[deepspeed]")
+    regime.add_argument("--dtype", choices=_DTYPES, help="of weights and states [mixed: 16 bits, fp32 master]")
+    regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="[adamw]")
     regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
     regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="of the frozen layers")
-    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), default="logits", help="[logits]")
+    regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), help="[logits]")
     regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
     regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
     regime.add_argument("--gpu", metavar="NAME", help="type, for the context: H100, H200 or A100")

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from zerotop.analysis.memory.expected.model_shape import ModelShape
-from zerotop.analysis.memory.expected.zero_model import compute_expected
-from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
-from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage
-from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
+from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, SearchShortage
+from zerotop.commands.sweeping.fit_start import Knowledge, find_start
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, write_sweep
+from zerotop.session.reader import Session, SessionError
+from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, find_point_session, write_sweep
 
 # What a process takes besides PyTorch's memory, until one has been measured: CUDA's context and libraries.
 _OTHER_BYTES = 1 << 30
-# Of the demo's training script, where they are not given.
-_DEFAULTS = {SEQ_LENGTH: 256, MICRO_BATCH: 4}
 
 
 class FitRunner(PointRunner):
@@ -34,7 +31,7 @@ class FitRunner(PointRunner):
         *,
         most_runs: int,
         gpu_bytes: int | None,
-        shape: ModelShape | None,
+        known: Knowledge,
         on_result: Callable[[Point], None] = lambda point: None,
     ) -> None:
         """``series``: the combinations of the other settings, impossible ones with a result; ``searched``: the setting to
@@ -49,14 +46,13 @@ class FitRunner(PointRunner):
         self._series = series
         self._gpu_bytes = gpu_bytes
         self._other_bytes = _OTHER_BYTES
-        self._shape = shape
+        self._knowledge = known
         self._on_result = on_result
         self._known = {
             self._make_key(point.settings): point.result
             for point in sweep.points
             if point.result is not None and point.result.outcome in (OK, OUT_OF_MEMORY)
         }
-        self._slope: float | None = None  # bytes for each unit of the searched setting, of the series before
 
     def estimate_left_s(self) -> float | None:
         """Return None: how many runs a search takes is known at its end."""
@@ -74,7 +70,8 @@ class FitRunner(PointRunner):
         """Search one series. Raises Interrupted, and OSError if nothing can be written."""
         values = sorted({int(value) for value in self.sweep.plan.settings[self.searched]})
         limit = None if self._gpu_bytes is None else float(self._gpu_bytes - self._other_bytes)
-        search = LargestSearch(values, limit, self._compute_line(settings))
+        search = LargestSearch(values, limit)
+        self._find_start(search, settings)
         before, done = self.results, self.runs
         result = LargestResult(settings, None, None, False, search.predict_largest(), None, 0)
         try:
@@ -92,8 +89,6 @@ class FitRunner(PointRunner):
         finally:
             result = _add_knowledge(result, search)
             self.results = (*before, result)
-        fit = search.fit
-        self._slope = fit.slope if fit is not None and fit.slope > 0 else self._slope
 
     def _try_value(self, search: LargestSearch, result: LargestResult, value: int) -> LargestResult:
         """Run one value; return the updated result of the series."""
@@ -112,6 +107,8 @@ class FitRunner(PointRunner):
         if self._gpu_bytes is not None and tried.nvml_peak_bytes and tried.reserved_peak_bytes:
             self._other_bytes = max(0, tried.nvml_peak_bytes - tried.reserved_peak_bytes)
             search.limit_bytes = float(self._gpu_bytes - self._other_bytes)
+        self._learn(tried)
+        self._find_start(search, result.settings)
         is_largest = value == search.values[search.largest_fitting]
         return replace(result, largest=value, allocated_bytes=tried.allocated_peak_bytes) if is_largest else result
 
@@ -147,20 +144,21 @@ class FitRunner(PointRunner):
         would_fit = tried.needed_bytes <= self._gpu_bytes - self._other_bytes
         return tried.unusable_bytes if would_fit else None
 
-    def _compute_line(self, settings: Mapping[str, Value]) -> Line | None:
-        """Return memory over the searched value by the formulas, with the slope of the series before; None without model."""
-        shape = self._shape
-        if shape is None or shape.parameters is None:
-            return None
-        model = TrainedModel(shape.parameters, shape.parameters, shape.largest_layer)
-        hardware = Hardware(gpus=int(settings.get(GPUS, 1)))
-        setup = build_setup(model, hardware, int(settings.get(STAGE, 2)), str(settings.get(OFFLOAD, "none")))
-        slope = self._slope
-        if slope is None:
-            other = MICRO_BATCH if self.searched == SEQ_LENGTH else SEQ_LENGTH
-            each = shape.count_activations(recompute=settings.get(CHECKPOINTING) == "on").total
-            slope = each * int(settings.get(other, _DEFAULTS[other]))
-        return Line(slope, sum(compute_expected(setup).gpu.values()))
+    def _find_start(self, search: LargestSearch, settings: Mapping[str, Value]) -> None:
+        """Predict memory by what-if from the last run or the given recording; without one by the formulas."""
+        predict = self._knowledge.predict
+        start = find_start(predict, settings, self.searched, search.values, search.limit_bytes) if predict else None
+        if start is not None:
+            search.formula, search.unusable_slope = start
+
+    def _learn(self, result: Result) -> None:
+        """Start what-if from a run, if its recording tells enough."""
+        path = find_point_session(self.sweep.path, result)
+        try:
+            if path is not None:
+                self._knowledge = self._knowledge._replace(base=read_baseline(Session.open(path)))
+        except (NoBaselineError, SessionError):
+            return  # what was known before stays
 
 
 def _add_knowledge(result: LargestResult, search: LargestSearch) -> LargestResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +19,18 @@ from zerotop.analysis.sweeps.settings import (
     MICRO_BATCH,
     SEQ_LENGTH,
 )
+from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.job.training_machine import build_environment, count_visible_gpus, find_free_port
 from zerotop.commands.sweeping.deepspeed_config import build_config
 from zerotop.commands.sweeping.placeholders import DEEPSPEED, PORT, STEPS, expand_command, find_placeholders
 from zerotop.demo import SCRIPT_PATH
 from zerotop.session.atomic_write import write_text_file
-from zerotop.session.sweeps import CONFIGS_FOLDER, Plan, Point
+from zerotop.session.sweeps import CONFIGS_FOLDER, Plan, Point, Value
+
+DEFAULTS: dict[str, Value] = {GPUS: 1, SEQ_LENGTH: 256, MICRO_BATCH: 4}
+"""Of the demo's training script, where they are not given."""
+
+_ASKED = (GPUS, SEQ_LENGTH, MICRO_BATCH, ACCUMULATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class PointJob:
     command: list[str]
     environment: dict[str, str | None]
     port: int
+    question: str = ""  # for the prediction that is kept beside the measurement
 
 
 def prepare_job(folder: Path, plan: Plan, point: Point, gpus: Sequence[str] = ()) -> PointJob:
@@ -52,8 +60,19 @@ def prepare_job(folder: Path, plan: Plan, point: Point, gpus: Sequence[str] = ()
         if DEEPSPEED in find_placeholders(plan.command):
             values[DEEPSPEED] = str(_write_config(folder, plan, point))
         return PointJob(expand_command(plan.command, values), environment, port)
-    command = _build_training_command(plan, point, _write_config(folder, plan, point), port)
-    return PointJob(command, {**build_environment(count_visible_gpus()), **environment}, port)
+    config = _write_config(folder, plan, point)
+    command = _build_training_command(plan, point, config, port)
+    gpus_here = count_visible_gpus()
+    question = _ask_estimate(plan, point, config) if gpus_here and find_shape(plan.model) is not None else ""
+    return PointJob(command, {**build_environment(gpus_here), **environment}, port, question)
+
+
+def _ask_estimate(plan: Plan, point: Point, config: Path) -> str:
+    """Return the question for the memory of the demo's training at a point."""
+    settings = DEFAULTS | dict(point.settings)
+    words = [word for name in _ASKED if name in settings for word in (f"--{name.replace('_', '-')}", str(settings[name]))]
+    words += ["--gradient-checkpointing"] if settings.get(CHECKPOINTING) == "on" else []
+    return shlex.join(["estimate", plan.model, "--config", str(config.absolute()), *words])
 
 
 def _write_config(folder: Path, plan: Plan, point: Point) -> Path:

@@ -102,9 +102,9 @@ def _run_job(
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     session = attempt.session
     environment = {**own_python.build_environment(), **job.environment}
-    command = own_python.build_command(
-        "zerotop.cli", "run", "--headless", "--require-recording", "--session", str(session), "--", *job.command
-    )
+    expect = ["--expect", job.question] if job.question else []
+    options = ["--headless", "--require-recording", "--session", str(session), *expect]
+    command = own_python.build_command("zerotop.cli", "run", *options, "--", *job.command)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,

@@ -80,6 +80,11 @@ TERMS: tuple[tuple[str, str], ...] = (
         "and when memory creeps. Blocks that backward allocates have no line.",
     ),
     (
+        "what if",
+        "The recorded training at another stage, offload, batch, length or number of GPUs: measured, plus what the\n"
+        "formulas say differs. The same as zerotop what-if, which --explain gives each row its formula.",
+    ),
+    (
         "cache flushes",
         "Allocations that succeeded only after PyTorch freed its cache; each one stalls the GPU.\n"
         "Reduce the micro-batch size, or set expandable_segments:True.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
@@ -20,6 +21,13 @@ class MemoryModel:
         """Return the memory at the frame's cursor, for the chosen rank."""
         self.last_view = read_memory_view(self._session.at(frame.view.cursor_ns), frame.rank)
         return self.last_view
+
+    def read_baseline(self) -> Baseline | str:
+        """Return what the recording measured of its last setting, or why what-if cannot start from it."""
+        try:
+            return read_baseline(self._session)
+        except NoBaselineError as error:
+            return f"{error}."
 
     def shows_host(self, view: MemoryView) -> bool:
         """Whether to show the host's memory; by default only without GPUs."""

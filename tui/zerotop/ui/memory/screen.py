@@ -11,6 +11,7 @@ from textual.binding import BindingType
 
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import Gpu, LiveView
+from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.bars.footer_keys import bind
@@ -35,6 +36,7 @@ from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
 from zerotop.ui.memory.memory_history import describe_history, draw_history
 from zerotop.ui.memory.model import MemoryModel, can_request_trace, describe_hint
+from zerotop.ui.memory.what_if_dialog import WhatIfDialog
 
 _HISTORY_WIDTH = 64  # cells of a chart under the ledger from which on there are two
 
@@ -208,6 +210,7 @@ class MemoryScreen(MonitorScreen):
         bind("x", "app.look", "memory.look", "Microscope", "Record every allocation of the next step", 7),
         bind("b", "below", "memory.below", "Peaks", "Show the panels for which there is no room, or the ledger again", 7),
         bind("H", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
+        bind("w", "what_if", "memory.what_if", "What if", "The memory and time of this training at other settings", 6),
         *rank_bindings("memory.rank.before", "memory.rank.next", importance=5),
     ]
 
@@ -259,3 +262,13 @@ class MemoryScreen(MonitorScreen):
     def action_host(self) -> None:
         """Switch between the GPU's memory and the host's."""
         self.request_redraw(self.model.toggle_host)
+
+    def action_what_if(self) -> None:
+        """Ask what the training on screen would need at other settings."""
+        self.request_redraw(self.model.read_baseline, self._open_what_if)
+
+    def _open_what_if(self, base: Baseline | str) -> None:
+        if isinstance(base, str):
+            self.notify(base, title="What if", severity="warning", markup=False)
+        else:
+            self.app.push_screen(WhatIfDialog(base, self.glyphs))

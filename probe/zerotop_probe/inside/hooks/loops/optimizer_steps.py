@@ -22,6 +22,13 @@ from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
 _STEP = PHASE_CODE["step"]
 
 
+def is_plain_step(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step was given nothing but the optimizer, or None for its closure, as wrappers of optimizers do."""
+    if not kwargs:
+        return len(args) == 1 or (len(args) == 2 and args[1] is None)
+    return len(args) == len(kwargs) == 1 and kwargs.get("closure", kwargs) is None
+
+
 class OptimizerStepHooks:
     """Hooks on all optimizers and scalers of one process."""
 
@@ -66,8 +73,7 @@ class OptimizerStepHooks:
                     counting.loop is not None
                     and counting.optimizer == id(optimizer)
                     and not counting.update_ns
-                    and len(args) == 1
-                    and not kwargs
+                    and is_plain_step(args, kwargs)
                 ):
                     counting.update_backwards = counting.backwards
                     counting.update_ns = now()
@@ -102,9 +108,8 @@ class OptimizerStepHooks:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
-                if self._counting.loop is None or not self._begin_counted(
-                    begin_ns, optimizer, len(args) > 1 or bool(kwargs)
-                ):
+                is_unusual = not is_plain_step(args, kwargs)
+                if self._counting.loop is None or not self._begin_counted(begin_ns, optimizer, is_unusual):
                     self._begin_step(begin_ns, optimizer, args, kwargs)
             except BaseException as error:
                 self.step = None
@@ -141,8 +146,7 @@ class OptimizerStepHooks:
             and recorder.is_quick
             and not recorder.stack
             and self.step is None
-            and len(args) == 1
-            and not kwargs
+            and is_plain_step(args, kwargs)
             and get_ident() == self._probe.training_thread
         ):
             self.step = quick = StepInProgress(optimizer)

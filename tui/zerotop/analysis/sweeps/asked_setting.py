@@ -1,0 +1,151 @@
+"""Another setting of a recorded training: the changes that were asked for, checked, and the answer of the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zerotop.analysis.memory.expected.beyond_allocated import JobMemory
+from zerotop.analysis.memory.expected.peak_moments import Workload
+from zerotop.analysis.memory.expected.zero_model import EngineSetup
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
+from zerotop.analysis.sweeps.estimates import USABLE_HOST
+from zerotop.analysis.sweeps.regimes import size_states
+from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_obstacle
+from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
+from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
+
+_MOST = 10**11  # tokens, rows, GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is asked to differ from a recorded setting; None: as recorded. Named as the options of ``what-if``."""
+
+    stage: int | None = None
+    offload: str | None = None  # one of OFFLOAD_DEVICES
+    micro_batch: int | None = None
+    seq_length: int | None = None
+    accumulation: int | None = None
+    gpus: int | None = None  # on a node
+    nodes: int | None = None
+    checkpointing: str | None = None  # on or off
+    optimizer: str | None = None  # of OPTIMIZERS
+    dtype: str | None = None  # of DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A training as the formulas know it, and where it runs."""
+
+    setup: EngineSetup
+    work: Workload
+    gpus: int  # on a node
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfAnswer:
+    """A recorded setting and the asked one."""
+
+    base: Baseline
+    setting: Setting
+    gpu_bytes: int | None
+    recorded: JobMemory
+    memory: JobMemory
+    time: TimePrediction
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a GPU holds the upper end of what is needed; None if its size is not known."""
+        return None if self.gpu_bytes is None else self.memory.needed < self.gpu_bytes
+
+    @property
+    def host_needed(self) -> float | None:
+        """The upper end of the memory that the ranks of a node need in all."""
+        return self.memory.host.high * self.setting.gpus if self.base.host_rss is not None else None
+
+    @property
+    def fits_host(self) -> bool | None:
+        """Whether a node like the recorded one holds that."""
+        if self.host_needed is None or self.base.host_bytes is None:
+            return None
+        return self.host_needed < USABLE_HOST * self.base.host_bytes
+
+
+def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = None) -> WhatIfAnswer:
+    """Return the memory and time of a changed setting. Raises NoBaselineError.
+
+    ``gpu_bytes``: of another GPU than the recorded one.
+    """
+    setting = choose_setting(base, changes)
+    return WhatIfAnswer(
+        base=base,
+        setting=setting,
+        gpu_bytes=gpu_bytes or base.gpu_bytes,
+        recorded=predict_memory(base, base.setup, base.work),
+        memory=predict_memory(base, setting.setup, setting.work),
+        time=predict_time(base, setting.setup, setting.work, setting.nodes),
+    )
+
+
+def choose_setting(base: Baseline, changes: Changes) -> Setting:
+    """Return the recorded setting with the changes. Raises NoBaselineError for what cannot be."""
+    gpus, nodes = changes.gpus or base.gpus, changes.nodes or base.nodes
+    for name, value in (("gpus", gpus), ("nodes", nodes)):
+        if value > _MOST:
+            raise NoBaselineError(f"--{name} {value} is more than any machine trains with")
+    if gpus * nodes != base.setup.ranks:
+        if base.gpus * base.nodes != base.setup.ranks:
+            raise NoBaselineError(
+                f"{base.name} does not train one replica on each GPU, so another number of GPUs has no formula"
+            )
+        if base.setup.is_loop and base.setup.stage == 3 and 1 in (gpus * nodes, base.setup.ranks):
+            raise NoBaselineError(
+                "FSDP gathers nothing on one GPU: give two or more, or `zerotop estimate MODEL --framework none`"
+            )
+    setup = replace(base.setup, ranks=gpus * nodes)
+    setup = _change_states(base, setup, changes.dtype, changes.optimizer)
+    setup = _change_zero(base, setup, changes.stage, changes.offload)
+    return Setting(setup, _change_work(base, changes), gpus, nodes)
+
+
+def _change_zero(base: Baseline, setup: EngineSetup, stage: int | None, offload: str | None) -> EngineSetup:
+    if stage is None and offload is None:
+        return setup
+    if setup.is_loop:
+        raise NoBaselineError(f"{base.name} trains without DeepSpeed, whose settings --stage and --offload are")
+    mode = offload or name_offload(setup)
+    chosen = setup.stage if stage is None else stage
+    obstacle = find_obstacle({STAGE: chosen, OFFLOAD: mode}, {}) if mode else "Give --offload: its devices have no name"
+    if obstacle:
+        raise NoBaselineError(obstacle.rstrip("."))
+    return change_setup(setup, chosen, mode)
+
+
+def _change_states(base: Baseline, setup: EngineSetup, dtype: str | None, optimizer: str | None) -> EngineSetup:
+    if dtype is None and optimizer is None:
+        return setup
+    if setup.is_loop or setup.trainable < setup.parameters:
+        raise NoBaselineError(
+            f"{base.name} trains without DeepSpeed, or only a part of its parameters: its states are measured, and another"
+            " dtype or optimizer has no formula. `zerotop estimate MODEL` takes them"
+        )
+    recorded = "fp32" if setup.bytes_each == 4 else "mixed"
+    weight, state, master = size_states(dtype or recorded, optimizer or "adamw")
+    state = state if optimizer is not None or setup.state_each is None else setup.state_each
+    computes_wide = (dtype or recorded) == "fp32"
+    return replace(setup, bytes_each=weight, state_each=state, master_each=master, computes_wide=computes_wide)
+
+
+def _change_work(base: Baseline, changes: Changes) -> Workload:
+    work, length = base.work, changes.seq_length
+    if length and not work.sequence:
+        raise NoBaselineError(
+            f"{base.name} counts rows, not tokens, so another length has no formula: --micro-batch has one"
+        )
+    rows, accumulation = changes.micro_batch or work.micro_batch, changes.accumulation or work.accumulation
+    for name, value in (("seq-length", length or 0), ("micro-batch", rows), ("accumulation", accumulation)):
+        if value > _MOST:
+            raise NoBaselineError(f"--{name} {value} is more than any machine trains with")
+    kept = {"on": "full", "off": "none", None: work.checkpointing}[changes.checkpointing]
+    return replace(work, micro_batch=rows, sequence=length or work.sequence, accumulation=accumulation, checkpointing=kept)

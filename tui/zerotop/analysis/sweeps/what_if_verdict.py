@@ -1,0 +1,129 @@
+"""The sentences and the ledger of another setting: what fits, the host's memory, the time, what changes row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
+from zerotop.analysis.sweeps.baseline import Baseline
+from zerotop.analysis.sweeps.what_if import name_offload
+
+_SUMS = {
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "context": "outside PyTorch",
+    "device": "NVML, the process",
+    "host": "host memory of a rank",
+}
+_SMALLEST = 1 << 20  # bytes of a row that is listed
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerChange:
+    """One row: bytes as recorded and at the asked setting, with the interval where it has one."""
+
+    name: str
+    before: float
+    after: float
+    low: float
+    high: float
+    formula: str
+    is_sum: bool = False
+
+
+def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
+    """Yield the rows of the moment that decides, then allocated, reserved, context, device and host memory."""
+    moment = answer.memory.moments[0]
+    before = next((one for one in answer.recorded.moments if one.name == moment.name), None)
+    old = {row.name: row.bytes for row in before.rows} if before is not None else {}
+    new = {row.name: row.bytes for row in moment.rows}
+    formulas = {row.name: row.formula for one in (before, moment) if one is not None for row in one.rows}
+    for name in dict.fromkeys([*old, *new]):
+        first, then = old.get(name, 0.0), new.get(name, 0.0)
+        if max(abs(first), abs(then)) >= _SMALLEST:
+            yield LedgerChange(name, first, then, then, then, formulas[name])
+    for name, title in _SUMS.items():
+        recorded, part = getattr(answer.recorded, name).likely, getattr(answer.memory, name)
+        yield LedgerChange(title, recorded, part.likely, part.low, part.high, part.formula, is_sum=True)
+
+
+def name_setting(setting: Setting) -> str:
+    """Return ``stage 3 with offload of optimizer, 4 x 512 tokens``."""
+    setup, work = setting.setup, setting.work
+    rows = f"{work.micro_batch:,} x {work.sequence:,} tokens" if work.sequence else f"{work.micro_batch:,} rows"
+    if setup.is_loop:
+        return rows
+    offload = name_offload(setup)
+    with_offload = f" with offload of {offload.replace('_', ' and ')}" if offload != "none" else ""
+    return f"stage {setup.stage}{with_offload}, {rows}"
+
+
+def judge_gpu(answer: WhatIfAnswer) -> Text:
+    """Return whether a GPU holds the upper end of the setting."""
+    name, needed, size = name_setting(answer.setting), answer.memory.needed, answer.gpu_bytes
+    values = {"name": name[0].upper() + name[1:], "needed": needed, "size": size, "spare": abs((size or 0) - needed)}
+    if size is None:
+        return Text("{name}: it needs at most {needed:bytes} of each GPU. Give --memory for a verdict.", values)
+    if answer.fits:
+        sentence = "{name}, fits: it needs at most {needed:bytes} of {size:bytes}, {spare:bytes} to spare."
+    elif answer.memory.allocated.low + answer.memory.context.low < size:
+        sentence = "{name}, does not fit: it may need {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+    else:
+        sentence = "{name}, does not fit: it needs {needed:bytes} of {size:bytes}, {spare:bytes} too much."
+    return Text(sentence, values)
+
+
+def judge_host(answer: WhatIfAnswer) -> Text:
+    """Return whether a node like the recorded one holds the upper end of all ranks."""
+    base = answer.base
+    if answer.host_needed is None:
+        return Text("Host memory: not known, as the recording has no samples of its processes.")
+    before, after = (base.host_rss or 0) * base.gpus, answer.memory.host.likely * answer.setting.gpus
+    ends = {
+        None: "; the node's memory was not recorded.",
+        True: ", fits (it has {size:bytes}).",
+        False: ", does not fit: the kernel would kill a rank (it has {size:bytes}).",
+    }
+    sentence = "Host memory of a node: {before:bytes} -> {after:bytes}" + ends[answer.fits_host]
+    return Text(sentence, {"before": before, "after": after, "size": base.host_bytes})
+
+
+def describe_time(answer: WhatIfAnswer) -> str:
+    """Return the time of a step before and after, or why it is not known."""
+    if not answer.time.rows:
+        return f"Time: not known. {answer.time.reason}"
+    low, likely, high = answer.time.seconds
+    before = sum(row.before for row in answer.time.rows)
+    between = f" ({low:.3g} to {high:.3g})" if high > 1.001 * low else ""
+    text = f"Time of a step: {before:.3g} s -> {likely:.3g} s{between}"
+    if answer.setting.work.sequence:
+        tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
+        text += f", {tokens / likely:,.0f} tokens/s"
+    return f"{text}."
+
+
+def describe_changes(answer: WhatIfAnswer) -> str:
+    """Return what differs from the recorded setting."""
+    base, setup, work = answer.base, answer.setting.setup, answer.setting.work
+    pairs = (
+        ("stage", base.setup.stage, setup.stage),
+        ("offload", name_offload(base.setup), name_offload(setup)),
+        ("GPUs", base.setup.ranks, setup.ranks),
+        ("micro-batch", base.work.micro_batch, work.micro_batch),
+        ("length", base.work.sequence, work.sequence),
+        ("accumulation", base.work.accumulation, work.accumulation),
+        ("checkpointing", base.work.checkpointing, work.checkpointing),
+        ("bytes of a weight", base.setup.bytes_each, setup.bytes_each),
+        ("bytes of its state", base.setup.state_each, setup.state_each),
+    )
+    changes = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
+    return ", ".join(changes) if changes else "as recorded: all figures are measurements"
+
+
+def describe_baseline(base: Baseline) -> str:
+    """Return a line about what was recorded."""
+    size = f", {format_bytes(base.gpu_bytes)} each" if base.gpu_bytes else ""
+    gpus = f"{base.nodes} x {base.gpus} {base.gpu or 'GPU'}{'s' if base.gpus > 1 else ''}{size}"
+    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}"
