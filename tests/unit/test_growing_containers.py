@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from copy import copy
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from zerotop_probe.inside.growing_containers import container_finder
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
 from zerotop_probe.inside.growing_containers.containers import find_growing, measure_lengths
 from zerotop_probe.inside.growing_containers.host_watch import HostReading, HostWatch
-from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import find_places
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.stacks.paths import PathNames
 
@@ -48,6 +50,10 @@ class Store:
     def __init__(self) -> None:
         self.items: list[Any] = list(range(10))
         self.by_step: dict[int, Any] = {0: list(range(10))}
+
+
+def find_place(value: Any, frame: FrameType | None, paths: PathNames) -> OwnerPlace | None:
+    return find_places([value], frame, paths).get(id(value))
 
 
 class Unruly(type):
@@ -87,7 +93,7 @@ def test_what_was_added_is_measured(container: Any, entries: list[Any], size: in
     container = copy(container)
     before = measure_lengths()
     (container.update if type(container) is set else container.extend)(entries)
-    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    (growth,) = [one for one in find_growing(before) if one.container is container]
     assert (growth.length, growth.added) == (8 + len(entries), len(entries))
     assert not growth.keeps_graph
     if size is not None:
@@ -101,7 +107,7 @@ def test_the_newest_values_of_dicts_count(container: Any) -> None:
     container.update((step, [step]) for step in range(8))
     before = measure_lengths()
     container.update((step, [bytes(MIB)]) for step in range(8, 12))
-    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    (growth,) = [one for one in find_growing(before) if one.container is container]
     assert growth.added_bytes == pytest.approx(4 * MIB, rel=0.01)
 
 
@@ -110,7 +116,7 @@ def test_a_graph_that_is_kept_is_seen() -> None:
     scores = [{"loss": (weights * step).sum()} for step in range(4)]
     before = measure_lengths()
     scores.extend({"loss": (weights * step).sum()} for step in range(4))
-    (growth,) = [one for one in find_growing(before, 4) if one.container is scores]
+    (growth,) = [one for one in find_growing(before) if one.container is scores]
     assert growth.keeps_graph
 
 
@@ -118,7 +124,7 @@ def test_what_two_entries_hold_counts_once() -> None:
     shared, kept = torch.zeros(1 << 18), list(range(8))
     before = measure_lengths()
     kept.extend((step, shared, shared[: 1 << 10]) for step in range(10))  # type: ignore[misc]
-    (growth,) = [one for one in find_growing(before, 4) if one.container is kept]
+    (growth,) = [one for one in find_growing(before) if one.container is kept]
     assert growth.added_bytes == pytest.approx(MIB, rel=0.01)
 
 
@@ -128,7 +134,7 @@ def test_nothing_is_kept_alive() -> None:
     references = [weakref.ref(one[0]) for one in kept]
     before = measure_lengths()
     kept.extend([holder()] for _ in range(8))
-    find_growing(before, 4)
+    find_growing(before)
     find_place(kept, sys._getframe(), PATHS)
     del kept
     gc.collect()

@@ -119,6 +119,15 @@ def test_files_have_short_names(file: str, name: str, is_own: bool) -> None:
     assert PathNames("/work", ["/src", "/work", "/"]).name_file(file) == (name, is_own)
 
 
+def test_libraries_in_a_folder_of_the_job_are_not_its_own(tmp_path: Path) -> None:
+    """As ``pip install --target`` leaves them; a checkout of the job's own packages has no ``dist-info``."""
+    (tmp_path / "libraries" / "deepspeed-0.19.dist-info").mkdir(parents=True)
+    (tmp_path / "packages").mkdir()
+    names = PathNames(str(tmp_path / "job"), [str(tmp_path / "libraries"), str(tmp_path / "packages")])
+    assert names.name_file(f"{tmp_path}/libraries/deepspeed/engine.py") == ("deepspeed/engine.py", False)
+    assert names.name_file(f"{tmp_path}/packages/models/gpt.py") == ("models/gpt.py", True)
+
+
 def test_a_deep_stack_keeps_the_jobs_frames() -> None:
     def read_at_depth(depth: int) -> Any:
         return read_at_depth(depth - 1) if depth else StackReader(PathNames("/elsewhere", [])).read_stack(sys._getframe())

@@ -17,7 +17,8 @@ from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.annotations.pace import repeated_pause
 from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
-from zerotop.analysis.code_line import find_own
+from zerotop.analysis.annotations.support.lines.stack_lines import is_training
+from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
@@ -120,7 +121,7 @@ def test_a_call_that_waits_for_an_idle_gpu_is_the_cause(tmp_path: Path) -> None:
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [ITEM], where="between phases"), "iteration_shift")
     assert shift.headline.endswith("from step 20 on: train.py:90")
-    assert "train.py:90 in main (calls item, which waits for the GPU)." in shift.details
+    assert "train.py:90 in main (calls item)." in shift.details
     longer = find_named(recordings.open_recording("hand-fp32"), "iteration_shift")
     assert "plants3.py" not in f"{longer.headline} {longer.details} {longer.advice} {longer.fix}"
     assert "The GPU works 56 ms longer: 40 ms in the backward phase, 19 ms in the forward phase" in longer.details
@@ -476,3 +477,48 @@ def test_a_lock_is_known_only_where_the_line_itself_waits_for_it(callees: tuple[
     """A queue, too, waits with a lock, which no other thread holds."""
     known = find_known_call(callees)
     assert (known is not None and "holds the lock" in known.advice) == is_lock
+
+
+@pytest.mark.parametrize(
+    ("callees", "is_part"),
+    [
+        (("square",), True),
+        (("torch.nn.functional.linear",), True),
+        (("gzip.GzipFile.write", "gzip.GzipFile._write_raw", "compress"), False),
+        (("numpy._core.fromnumeric.sort", "sort"), False),
+        (("einops.einops.rearrange", "reshape"), True),
+        (("astype",), False),
+        (("encode",), False),
+        (("mean",), True),  # of a tensor, or of an array: unknown
+    ],
+)
+def test_methods_of_host_libraries_are_no_training(callees: tuple[str, ...], is_part: bool) -> None:
+    assert is_training(callees, "unknown phase") == is_part
+
+
+def test_an_own_line_comes_before_those_of_a_library_beside_it() -> None:
+    """As with DeepSpeed in a folder on PYTHONPATH, which looks like the job's own code."""
+    save, engine, script = (
+        SampledFrame({"file": file, "line": line, "function": function, "own": True})
+        for file, line, function in (
+            ("deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py", 32, "TorchCheckpointEngine.save"),
+            ("deepspeed/runtime/engine.py", 4935, "DeepSpeedEngine.save_checkpoint"),
+            ("train.py", 108, "main"),
+        )
+    )
+    frames = [save, engine, script]
+    own = find_own(frames, SampledStack({"frames": [0, 1, 2], "count": 1}))
+    assert own is not None
+    assert (own.file, own.line) == ("train.py", 108)
+    assert own.callees[0] == "deepspeed.runtime.engine.DeepSpeedEngine.save_checkpoint"
+    alone = find_own(frames, SampledStack({"frames": [0, 1], "count": 1}))
+    assert alone is not None
+    assert alone.line == 32
+
+
+def test_wrappers_are_named_as_the_script_calls_them() -> None:
+    scheduler = "torch.optim.LRScheduler.__init__.<locals>.patch_track_step_called.<locals>.wrap_step.<locals>.wrapper"
+    assert CodeLine("train.py", 3, "main", (scheduler, "torch.optim.Adam.step")).text.endswith(
+        "(calls torch.optim.Optimizer.step)"
+    )
+    assert CodeLine("train.py", 3, "main", ("tools.timed.<locals>.wrapper",)).text == "train.py:3 in main"

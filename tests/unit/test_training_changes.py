@@ -308,6 +308,15 @@ def test_a_leak_names_the_list_that_keeps_views(tmp_path: Path) -> None:
     assert finding.fix == "seen[:] = [one.clone() for one in seen]"
 
 
+def test_a_list_with_graphs_is_named_although_its_own_tensors_are_small(tmp_path: Path) -> None:
+    """As the norms of gradients with their graphs: the probe does not count a large graph to its end."""
+    small = HELD_LIST | {"name": "norms", "bytes": 20 * 512, "keeps_graph": True, "shape": [], "view_of": None}
+    (finding,) = find_named(record_leak(tmp_path, held=small), "memory_creep")
+    assert finding.headline.startswith("norms keeps ")
+    assert "The list norms in main() (train.py) keeps 20 tensors, with the graphs" in finding.details
+    assert "train.py:97 adds to it" in finding.details
+
+
 @pytest.mark.parametrize("held", [None, HELD_LIST | {"bytes": gib_to_bytes(0.5)}, HELD_LIST | {"count": 1}])
 def test_a_holder_of_little_is_not_blamed(held: dict[str, Any] | None, tmp_path: Path) -> None:
     (finding,) = find_named(record_leak(tmp_path, held=held), "memory_creep")

@@ -17,7 +17,13 @@ from zerotop_probe.inside.device.allocator_snapshot import list_used_blocks, sum
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
-from zerotop_probe.inside.stacks.code_positions import choose_place, find_additions, find_calls_without, find_uses
+from zerotop_probe.inside.stacks.code_positions import (
+    Variable,
+    choose_place,
+    find_additions,
+    find_calls_without,
+    find_uses,
+)
 from zerotop_probe.inside.stacks.paths import PathNames
 
 torch = pytest.importorskip("torch")
@@ -143,7 +149,9 @@ def test_lines_that_set_an_attribute_or_key(script: PathNames) -> None:
 
 
 def test_lines_that_add_to_a_list_or_load_without_a_place(script: PathNames) -> None:
-    assert [place.line for place in find_additions("outputs", None, script)] == [8]
+    outputs = Variable("outputs", "attribute", "Net", "train.py")
+    assert [place.line for place in find_additions(outputs, None, script)] == [8]
+    assert find_additions(outputs._replace(scope="local", owner="freeze"), None, script) == [], "another one of that name"
     assert [place.line for place in find_calls_without("load", "map_location", None, script)] == [20]
 
 
@@ -272,8 +280,6 @@ def test_the_list_that_keeps_views_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         whole = torch.zeros(8, 64, 100)
         kept_views.append(whole[:, -1].detach())
     blocks = {one.untyped_storage().data_ptr(): 8 * 64 * 100 * 4 for one in kept_views}
-    tensors = [(one, one.untyped_storage().data_ptr()) for one in kept_views]
-    monkeypatch.setattr(held_tensors, "_list_tensors", lambda unclaimed: tensors)
     names = PathNames(str(Path(__file__).parent), [])
     monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: names))
     found = held_tensors.describe_held(blocks, sys._getframe())

@@ -486,6 +486,9 @@ class GrownContainer(Facts):
     added_bytes: int | None  # estimate of the host memory that the added entries hold
     entry: str | None  # type of the newest entry
     keeps_graph: bool | None  # whether entries are tensors in host memory with the graph that computed them
+    added_file: str | None  # file of the only line that adds to it; absent if unknown
+    added_line: int | None  # its line
+    added_function: str | None  # its function
 
 
 class GrowingContainers(Event):

@@ -15,6 +15,15 @@ from zerotop_probe.recording.events import CodePlace, SampledFrame, SampledStack
 _EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
 # Of a longer path a headline has only the end.
 _LONGEST_PLACE = 20
+# Folders of libraries that train, which may lie beside a job's code.
+_LIBRARY_FOLDERS = ("torch/", "deepspeed/", "accelerate/", "transformers/", "trl/", "peft/", "lightning/")
+# PyTorch's functions around those that are called: what a script calls with each.
+_WRAPPERS = {
+    "torch.optim.Optimizer.profile_hook_step.<locals>.wrapper": "torch.optim.Optimizer.step",
+    "torch.optim.LRScheduler.__init__.<locals>.patch_track_step_called.<locals>.wrap_step.<locals>.wrapper": (
+        "torch.optim.Optimizer.step"
+    ),
+}
 # Modules of torch that its users name.
 _NAMED_MODULES = ("functional",)
 
@@ -52,8 +61,9 @@ class CodeLine:
 
     @property
     def called(self) -> str:
-        """The called function that a sentence names; empty if there is none."""
-        return next((name for name in self.callees if "<locals>" not in name), self.callees[0]) if self.callees else ""
+        """The called function that a sentence names, as scripts write it; empty if there is none."""
+        names = (_WRAPPERS.get(name, name) for name in self.callees)
+        return next((name for name in names if "<locals>" not in name), "")
 
 
 class OwnFrame(NamedTuple):
@@ -90,11 +100,14 @@ def find_own(frames: Sequence[SampledFrame], stack: SampledStack, *, outside_mod
     if outside_model:
         calls = [depth for depth, number in enumerate(numbers) if 0 <= number < len(frames) and _calls_model(frames[number])]
         numbers, callees = (numbers[calls[-1] + 1 :], []) if calls else (numbers, callees)
+    known = [frames[number] for number in numbers if 0 <= number < len(frames)]
+    # A library that the job imports from a folder of its own counts only where none of the job's own lines called it.
+    skipped = _LIBRARY_FOLDERS if any(one.own and not one.file.startswith(_LIBRARY_FOLDERS) for one in known) else ()
     for depth, number in enumerate(numbers):
         if not 0 <= number < len(frames):
             return None
         frame = frames[number]
-        if frame.own:
+        if frame.own and not frame.file.startswith(skipped):
             is_hook = _is_hook([frames[one] for one in numbers[depth:] if 0 <= one < len(frames)])
             own = OwnFrame(frame.file, frame.line, frame.function, tuple(callees), is_hook)
             is_clean = all(name.isprintable() for name in (own.file, own.function, *callees))

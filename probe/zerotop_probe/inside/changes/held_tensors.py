@@ -1,27 +1,24 @@
-"""Name what keeps device memory that belongs to no model or optimizer: variables and lists with tensors, and views in them.
-
-A search visits all objects of the process, as the look for growing containers does: rarely, and never in a step.
-"""
+"""Name what keeps device memory that belongs to no model or optimizer: variables that lead to tensors, and views in them."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Mapping
-from itertools import islice
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
-from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
-from zerotop_probe.inside.stacks.code_positions import find_additions
+from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import ReachableValues
+from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.interruptions import suppress_own
 
-# Holders that are named, the tensors of one that are named each, and objects that are searched for its name.
-_MOST_NAMED = 4
-_MOST_REFERRERS = 200
+# Holders of the most bytes that are named, and those of tensors with graphs, if there are so many in one.
+_MOST_NAMED, _MOST_GRAPHS, _SOME_GRAPHS = 4, 2, 3
 # A view keeps more than its own if its block is this many times as large.
 _VIEW_FACTOR = 2
+# Nodes of graphs that are looked into, and the time for that (ns).
+_MOST_NODES, _MOST_NS, _CLOCK_EVERY = 20_000, 20_000_000, 64
 
 
 def describe_held(unclaimed: Mapping[int, int], frame: FrameType | None) -> list[dict[str, Any]]:
@@ -31,89 +28,116 @@ def describe_held(unclaimed: Mapping[int, int], frame: FrameType | None) -> list
         unclaimed: address -> size of blocks in no category.
         frame: the innermost of the thread that trains.
     """
-    tensors = _list_tensors(unclaimed)
-    if not tensors:
-        return []
-    paths, holders = PathNames.for_this_process(), _group_by_holder(tensors)
-    largest = sorted(holders, key=lambda one: _sum_blocks(one[1], unclaimed), reverse=True)
-    described: dict[OwnerPlace, dict[str, Any]] = {}
-    for holder, kept in islice(largest, 2 * _MOST_NAMED):
-        place = find_place(holder, frame, paths)
-        if place is not None and place not in described and len(described) < _MOST_NAMED:
-            described[place] = _describe_holder(place, holder, kept, unclaimed, frame, paths)
-    return list(described.values())
+    paths = PathNames.for_this_process()
+    holders = sorted(_find_holders(unclaimed, frame, paths), key=lambda one: one.sum_blocks(unclaimed), reverse=True)
+    graphs = _Graphs(unclaimed)
+    for holder in holders:
+        graphs.follow(holder)
+    holders.sort(key=lambda one: one.sum_blocks(unclaimed), reverse=True)
+    claimed: set[int] = set()
+    described = []
+    with_graphs = [one for one in holders if one.graphs >= _SOME_GRAPHS and one not in holders[:_MOST_NAMED]]
+    for holder in (*holders[:_MOST_NAMED], *with_graphs[:_MOST_GRAPHS]):
+        holder.drop_blocks(claimed)
+        claimed |= holder.addresses
+        if holder.tensors:
+            described.append(_describe_holder(holder, unclaimed, frame, paths))
+    return described
 
 
-def _list_tensors(unclaimed: Mapping[int, int]) -> list[tuple[Any, int]]:
-    """Return the tensors in these blocks, each with its block's address. Subclasses may run code of the job: left out."""
+class _Holder:
+    """A variable or attribute, with the tensors that it leads to."""
+
+    def __init__(self, place: OwnerPlace, value: Any) -> None:
+        self.place = place
+        self.kind = type(value).__name__
+        self.tensors: dict[int, tuple[Any, int]] = {}  # by id(), with the addresses of their blocks
+        self.graphs = 0  # tensors that keep the blocks of the graph that computed them
+        self.graph_blocks: set[int] = set()
+
+    @property
+    def addresses(self) -> set[int]:
+        return self.graph_blocks | {address for _, address in self.tensors.values()}
+
+    def sum_blocks(self, unclaimed: Mapping[int, int]) -> int:
+        return sum(unclaimed[address] for address in self.addresses)
+
+    def drop_blocks(self, claimed: set[int]) -> None:
+        """Leave out what another holder has."""
+        self.tensors = {key: one for key, one in self.tensors.items() if one[1] not in claimed}
+        self.graph_blocks -= claimed
+
+
+def _find_holders(unclaimed: Mapping[int, int], frame: FrameType | None, paths: PathNames) -> list[_Holder]:
+    """Return the variables that lead to tensors in these blocks. Subclasses of tensors may run code of the job: left out."""
     torch = sys.modules["torch"]
-    kinds = {id(torch.Tensor), id(torch.nn.Parameter)}
-    found = []
-    for one in [one for one in gc.get_objects() if id(type(one)) in kinds]:
+    holders: dict[OwnerPlace, _Holder] = {}
+    for tensor, place, root, _ in ReachableValues(frame, paths).visit((torch.Tensor, torch.nn.Parameter)):
         with suppress_own(Exception):  # one without a storage, as within a transformation of a function
-            if (
-                one.is_cuda
-                and one.layout is torch.strided
-                and (address := int(one.untyped_storage().data_ptr())) in unclaimed
-            ):
-                found.append((one, address))
-    return found
+            if place is None or tensor.layout is not torch.strided:
+                continue
+            address = int(tensor.untyped_storage().data_ptr())
+            if address in unclaimed:
+                holders.setdefault(place, _Holder(place, root)).tensors[id(tensor)] = tensor, address
+    return list(holders.values())
 
 
-def _group_by_holder(tensors: list[tuple[Any, int]]) -> list[tuple[Any, list[tuple[Any, int]]]]:
-    """Return the objects that refer to the tensors, with the tensors; a tensor in a variable stands for itself."""
-    known = {id(tensor): (tensor, address) for tensor, address in tensors}
-    own = {id(tensors), id(known)}
-    pairs = {id(pair) for pair in (*tensors, *known.values())}
-    groups: list[tuple[Any, list[tuple[Any, int]]]] = []
-    for holder in islice(gc.get_referrers(*(tensor for tensor, _ in tensors)), _MOST_REFERRERS):
-        kind = type(holder)
-        if id(holder) in own or isinstance(holder, FrameType):
-            continue
-        if kind is list or kind is tuple or kind is set:
-            values = list(holder)
-        elif isinstance(holder, dict):
-            values = list(dict.values(holder))
-        else:
-            continue
-        kept = [known[id(value)] for value in values if id(value) in known]
-        if not kept or id(holder) in pairs:
-            continue
-        if _is_scope(holder):
-            groups += [(tensor, [(tensor, address)]) for tensor, address in kept]
-        else:
-            groups.append((holder, kept))
-    grouped = {id(tensor) for _, kept in groups for tensor, _ in kept}
-    return groups + [(tensor, [(tensor, address)]) for tensor, address in tensors if id(tensor) not in grouped]
+class _Graphs:
+    """Finds the blocks that graphs keep for a backward."""
 
+    def __init__(self, unclaimed: Mapping[int, int]) -> None:
+        self._unclaimed = unclaimed
+        self._nodes: dict[int, Any] = {}  # seen ones, kept so that their id() is not used again
+        self._saved_names: dict[type, list[str]] = {}
+        self._deadline_ns = now() + _MOST_NS
 
-def _is_scope(holder: Any) -> bool:
-    """Whether a dict holds the variables of a module."""
-    name = holder.get("__name__") if type(holder) is dict else None
-    module = sys.modules.get(name) if type(name) is str else None
-    return isinstance(module, ModuleType) and vars(module) is holder
+    def follow(self, holder: _Holder) -> None:
+        for tensor, _ in holder.tensors.values():
+            node = tensor.grad_fn
+            if node is not None and id(node) not in self._nodes:
+                blocks, is_alive = self._read_graph(node)
+                holder.graph_blocks |= blocks
+                holder.graphs += is_alive
 
+    def _read_graph(self, root: Any) -> tuple[set[int], bool]:
+        """Return the blocks of a graph, as far as there is time; and whether it keeps any, which no backward has freed."""
+        blocks: set[int] = set()
+        waiting, is_alive = [root], False
+        while waiting:
+            node = waiting.pop()
+            is_clock = len(self._nodes) % _CLOCK_EVERY == 0
+            if len(self._nodes) >= _MOST_NODES or (is_clock and now() > self._deadline_ns):
+                break
+            self._nodes[id(node)] = node
+            for name in self._list_saved(type(node), node):
+                value: Any = getattr(getattr(node, name), "data", None)
+                is_alive |= value is not None
+                if type(value) is sys.modules["torch"].Tensor:
+                    with suppress_own(Exception):
+                        address = int(value.untyped_storage().data_ptr())
+                        blocks |= {address} & self._unclaimed.keys()
+            waiting += [one for one, _ in node.next_functions if one is not None and id(one) not in self._nodes]
+        return blocks, is_alive
 
-def _sum_blocks(kept: list[tuple[Any, int]], unclaimed: Mapping[int, int]) -> int:
-    return sum(unclaimed[address] for address in {address for _, address in kept})
+    def _list_saved(self, kind: type, node: Any) -> list[str]:
+        """Return the names of a node's saved tensors that are no lists; those of functions written in Python are unknown."""
+        if kind not in self._saved_names:
+            names = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+            self._saved_names[kind] = [name for name in names if not isinstance(getattr(node, name), (tuple, list))]
+        return self._saved_names[kind]
 
 
 def _describe_holder(
-    place: OwnerPlace,
-    holder: Any,
-    kept: list[tuple[Any, int]],
-    unclaimed: Mapping[int, int],
-    frame: FrameType | None,
-    paths: PathNames,
+    holder: _Holder, unclaimed: Mapping[int, int], frame: FrameType | None, paths: PathNames
 ) -> dict[str, Any]:
-    tensor, address = max(kept, key=lambda one: unclaimed[one[1]])
-    facts = {**place._asdict(), "kind": type(holder).__name__, "count": len(kept)}
-    facts |= {"bytes": _sum_blocks(kept, unclaimed), "keeps_graph": any(one.grad_fn is not None for one, _ in kept)}
+    tensor, address = max(holder.tensors.values(), key=lambda one: unclaimed[one[1]])
+    facts = {**holder.place._asdict(), "kind": holder.kind, "count": len(holder.tensors)}
+    facts |= {"bytes": holder.sum_blocks(unclaimed), "keeps_graph": bool(holder.graphs)}
     own_bytes, block_bytes = int(tensor.numel()) * int(tensor.element_size()), unclaimed[address]
     facts |= {"shape": list(tensor.shape), "block_bytes": block_bytes}
     if block_bytes >= _VIEW_FACTOR * max(1, own_bytes):
         facts["view_of"] = _find_base_shape(tensor)
-    places = find_additions(place.name, frame, paths)
+    places = holder.place.find_additions(frame, paths) if len(holder.tensors) > 1 else []
     if len(places) == 1:
         facts |= {"added_file": places[0].file, "added_line": places[0].line, "added_function": places[0].function}
     return facts

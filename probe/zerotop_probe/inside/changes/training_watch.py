@@ -34,6 +34,8 @@ _TIME_SHARE, _USUAL, _LAST = 0.08, 8, 2
 # The part of the budget that looks may use, the part that those without a reason may use, and the time for which it is
 # advanced (ns).
 _PART, _RARE_PART, _ADVANCE_NS = 0.15, 0.05, 60_000_000_000
+# The part with which tensors are counted again because memory changes: looks may have used theirs up.
+_COUNT_PART = 0.3
 # Time between two looks without a reason, and after a shift of the time without a change, which doubles each time (ns).
 _RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 8_000_000_000
 _MOST_CHANGES = 100
@@ -43,7 +45,8 @@ _MOST_GRANTED = 5
 _LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
 # Time between two counts because of memory, which doubles each time while it keeps changing (ns).
 _COUNT_PAUSE_NS = 500_000_000
-_WORKSPACES = (33_554_432, 8_519_680)  # of cuBLAS
+# Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
+_WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -131,7 +134,7 @@ class TrainingWatch:
             self._look(time_ns, step)
         since_ns = time_ns - self._counted_ns
         wants_count = self._wants_count and since_ns >= self._count_pause_ns
-        part = _PART if wants_count else _RARE_PART
+        part = _COUNT_PART if wants_count else _RARE_PART
         if self._counted_ns == 0:
             self._counted_ns = time_ns
         elif (wants_count or since_ns >= 2 * _RARE_NS) and self._fits(self._count_ns, part, time_ns):
@@ -208,7 +211,8 @@ class TrainingWatch:
 
     def find_held(self, unclaimed: dict[int, int]) -> list[dict[str, Any]] | None:
         """Name the holders of blocks in no category if these hold much more, or less, than at the last search."""
-        held, time_ns = sum(size for size in unclaimed.values() if size not in _WORKSPACES), now()
+        workspaces = [size for size in unclaimed.values() if size in _WORKSPACES][:_MOST_WORKSPACES]
+        held, time_ns = sum(unclaimed.values()) - sum(workspaces), now()
         is_due = time_ns - self._held_ns >= self._held_pause_ns
         if not self._names_lines or not is_due or abs(held - self._held_bytes) < max(_LEAST_HELD, 0.1 * self._held_bytes):
             return None

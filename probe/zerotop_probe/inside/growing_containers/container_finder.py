@@ -19,8 +19,10 @@ from zerotop_probe.inside.growing_containers.host_watch import (
     is_too_late,
     read_held_bytes,
 )
-from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace
+from zerotop_probe.inside.growing_containers.reachable_values import find_places
 from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
 
@@ -31,7 +33,7 @@ NAME = "growing containers"
 # graphs of tensors. Of each name one counts.
 _MOST_NAMED = 3
 _LEAST_SHARE = 0.2
-# Entries that are added in each step, at least.
+# Entries with graphs that are added in each step, at least: a few of them hold no memory of note. Of others, one may.
 _LEAST_RATE = 0.5
 
 
@@ -79,18 +81,26 @@ class ContainerFinder:
         steps, grown_bytes = end.step - begin.step, end.held_bytes - begin.held_bytes
         named: dict[OwnerPlace, ContainerGrowth] = {}
         frame, paths = sys._getframe(), PathNames.for_this_process()
-        for growth in find_growing(lengths, max(1, round(_LEAST_RATE * steps)))[: 2 * _MOST_NAMED]:
-            matters = growth.keeps_graph or growth.added_bytes >= _LEAST_SHARE * grown_bytes
-            place = find_place(growth.container, frame, paths) if matters and len(named) < _MOST_NAMED else None
+        lines: dict[OwnerPlace, list[OwnPlace]] = {}
+        growing = find_growing(lengths)
+        matters = [
+            one
+            for one in growing
+            if (one.keeps_graph and one.added >= _LEAST_RATE * steps) or one.added_bytes >= _LEAST_SHARE * grown_bytes
+        ]
+        places = find_places([one.container for one in matters], frame, paths)
+        for growth in matters:
+            place = places.get(id(growth.container)) if len(named) < _MOST_NAMED else None
             if place is not None and place not in named:
                 named[place] = growth
+                lines[place] = place.find_additions(frame, paths) if place.own else []
         del frame
         self._cost_ns += self._note_cost(end.time_ns)
         self._watch.end_look(self._cost_ns)
         if named:
             facts: dict[str, Any] = {"first_step": begin.step, "last_step": end.step, "begin_ns": begin.time_ns}
             facts |= {"end_ns": end.time_ns, "grown_bytes": grown_bytes, "seconds": self._cost_ns / 1e9}
-            containers = [_describe_container(place, growth) for place, growth in named.items()]
+            containers = [_describe_container(place, growth, lines[place]) for place, growth in named.items()]
             self._write_event(now(), events.GrowingContainers, containers=containers, **facts)
 
     def _note_cost(self, since_ns: int) -> int:
@@ -100,7 +110,9 @@ class ContainerFinder:
         return spent_ns
 
 
-def _describe_container(place: OwnerPlace, growth: ContainerGrowth) -> dict[str, Any]:
+def _describe_container(place: OwnerPlace, growth: ContainerGrowth, lines: list[OwnPlace]) -> dict[str, Any]:
     facts = {"kind": type(growth.container).__name__, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
+    if len(lines) == 1:
+        facts |= {"added_file": lines[0].file, "added_line": lines[0].line, "added_function": lines[0].function}
     return {**place._asdict(), **facts}

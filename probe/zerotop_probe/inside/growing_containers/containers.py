@@ -16,9 +16,9 @@ from zerotop_probe.recording.interruptions import suppress_own
 
 _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 _KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict)))
-# Shorter containers are left out. Of the others the newest entries are measured, up to this number; of a list within an
-# entry up to this number of values, and up to this number in all.
-_LEAST_LENGTH = 4
+# Containers that are measured: those with most new entries. Shorter ones are left out. Of the others the newest entries are
+# measured, up to this number; of a list within an entry up to this number of values, and up to this number in all.
+_MOST_MEASURED, _LEAST_LENGTH = 100, 4
 _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
 _MOST_VALUES = 5000
@@ -40,14 +40,17 @@ def measure_lengths() -> dict[int, int]:
     return {id(one): len(one) for one in _list_containers()}
 
 
-def find_growing(before: Mapping[int, int], least: int) -> list[ContainerGrowth]:
-    """Return the containers with at least this many new entries, largest content of new entries first."""
-    growing = []
+def find_growing(before: Mapping[int, int]) -> list[ContainerGrowth]:
+    """Return the containers with most new entries, largest content of new entries first."""
+    longer: list[tuple[int, Any]] = []
     for one in _list_containers():
         added = len(one) - before.get(id(one), len(one))
-        if added >= least and one is not before:
-            with suppress_own(RuntimeError):  # another thread changes it
-                growing.append(_measure_growth(one, added))
+        if added > 0 and one is not before and one is not longer:
+            longer.append((added, one))
+    growing = []
+    for added, one in sorted(longer, key=lambda pair: pair[0], reverse=True)[:_MOST_MEASURED]:
+        with suppress_own(RuntimeError):  # another thread changes it
+            growing.append(_measure_growth(one, added))
     return sorted(growing, key=lambda growth: (growth.keeps_graph, growth.added_bytes), reverse=True)
 
 

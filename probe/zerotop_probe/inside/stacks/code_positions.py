@@ -22,7 +22,17 @@ _NEAR = 3
 _MOST_ARGUMENTS = 40
 _ATTRIBUTES = ("STORE_ATTR", "LOAD_ATTR", "LOAD_METHOD")
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME")
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
 _ADDING = frozenset(("append", "appendleft", "extend", "add", "insert", "update", "setdefault"))
+
+
+class Variable(NamedTuple):
+    """What a container is called. ``scope``: local, global or attribute; ``owner``: the function, module or class."""
+
+    name: str
+    scope: str
+    owner: str
+    file: str
 
 
 class CodePosition(NamedTuple):
@@ -39,17 +49,58 @@ def find_uses(names: Collection[str], frame: FrameType | None, paths: PathNames)
     return list(_iter_uses({name for name in names if not name.endswith("()")}, functions, frame, paths))
 
 
-def find_additions(container: str, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
-    """Return where the job's own code adds to a list, dict or set of this name."""
-    places = []
+def find_additions(variable: Variable, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
+    """Return where the job's own code adds to the list, dict or set in a variable."""
+    places, name = [], variable.name
     for code, file in _iter_codes(frame, paths):
-        steps = list(dis.get_instructions(code))
-        for step, after in zip(steps, steps[1:]):
-            named = step.argval == container or (isinstance(step.argval, tuple) and container in step.argval[-1:])
-            is_load = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST"
-            if is_load and named and after.opname in _ATTRIBUTES and after.argval in _ADDING:
+        if name not in (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars):
+            continue
+        kinds = _list_accesses(variable, code, file)
+        steps = list(dis.get_instructions(code)) if kinds else []
+        for index, step in enumerate(steps[:-1]):
+            if step.opname == "STORE_SUBSCR":
+                loaded = _find_value_before(steps, index, 1)
+                is_addition = loaded is not None and _accesses(loaded, "LOAD_", name, kinds)
+            elif step.argrepr == "+=" or step.opname == "INPLACE_ADD":
+                is_addition = any(_accesses(one, "STORE_", name, kinds) for one in steps[index + 1 : index + 3])
+            else:
+                after = steps[index + 1]
+                is_call = after.opname in _ATTRIBUTES and after.argval in _ADDING
+                is_addition = is_call and _accesses(step, "LOAD_", name, kinds)
+            if is_addition:
                 places.append(_make_place(code, file, step.offset))
     return list(dict.fromkeys(places))
+
+
+def _list_accesses(variable: Variable, code: CodeType, file: str) -> tuple[str, ...]:
+    """Return the ends of the names of instructions that mean this variable in some code; none where another one is meant."""
+    name, scope, owner = variable.name, variable.scope, variable.owner
+    if scope == "attribute":
+        return ("ATTR", "METHOD")
+    if scope == "global":
+        return ("ATTR", "METHOD", "GLOBAL", "NAME") if file == variable.file else ("ATTR", "METHOD")
+    title = getattr(code, "co_qualname", "")  # from Python 3.11 on
+    if name in code.co_freevars:
+        is_meant = not title or title.startswith(f"{owner}.<locals>.")
+    else:
+        is_meant = title == owner if title else code.co_name == owner.rpartition(".")[2]
+    return ("FAST", "DEREF", "CHECK", "BORROW", "CLOSURE", "FAST_LOAD_FAST") if is_meant and file == variable.file else ()
+
+
+def _accesses(step: Any, kind: str, name: str, ends: tuple[str, ...]) -> bool:
+    """Whether an instruction loads, or stores, a variable of this name, as its last value."""
+    is_kind = step.opname.startswith(kind) and step.opname.endswith(ends)
+    return is_kind and (step.argval == name or (isinstance(step.argval, tuple) and name in step.argval[-1:]))
+
+
+def _find_value_before(steps: list[Any], index: int, count: int) -> Any | None:
+    """Return the instruction that pushed the value below ``count`` others; None if the code branches in between."""
+    while count > 0:
+        index -= 1
+        if index < 1 or steps[index].opcode in _JUMPS:
+            return None
+        count -= dis.stack_effect(steps[index].opcode, steps[index].arg)
+    return steps[index - 1] if count == 0 else None
 
 
 def find_calls_without(function: str, argument: str, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
@@ -133,7 +184,7 @@ def _iter_codes(frame: FrameType | None, paths: PathNames) -> Iterator[tuple[Cod
         seen.add(id(code))
         file = paths.name_file(code.co_filename)
         if file is not None and file.is_own:
-            waiting += [one for one in code.co_consts if isinstance(one, CodeType)]
+            waiting[:0] = [one for one in code.co_consts if isinstance(one, CodeType)]
             yield code, file.text
 
 

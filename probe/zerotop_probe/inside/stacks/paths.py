@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from functools import cache
 from types import FrameType
 from typing import NamedTuple
 
@@ -68,9 +69,18 @@ class PathNames:
             return FileName(path[len(self._folder) :], True)
         for root in self._roots:
             if path.startswith(root):
-                return FileName(path[len(root) :], True)
+                return FileName(path[len(root) :], not _holds_installed(root))
         parent, name = os.path.split(path)
         return FileName(os.path.join(os.path.basename(parent), name), _GENERATED not in path)
+
+
+@cache
+def _holds_installed(folder: str) -> bool:
+    """Whether libraries were installed into a folder, as by ``pip install --target``."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _find_unnamed() -> str:

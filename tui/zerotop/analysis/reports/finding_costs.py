@@ -17,7 +17,7 @@ from zerotop.session.samples import Rows
 
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
-GROWING = ("memory_creep", "host_growth")
+GROWING = ("memory_creep", "host_growth", "loader_growth")
 """Findings about memory that grows until it runs out."""
 
 

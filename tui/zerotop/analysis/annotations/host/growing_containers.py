@@ -10,7 +10,10 @@ from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-_DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
+_DETAILS = (
+    " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}"
+    "[: {added} adds to it]."
+)
 
 
 # How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
@@ -61,7 +64,8 @@ def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundCont
 
 def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
     largest = found.containers[0]
-    if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind)):
+    line = f"{largest.added_file}:{largest.added_line}" if largest.added_file and largest.added_line else None
+    if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind, line or "")):
         return None
     name, text, keeps_graph = largest.name, _describe_container(largest), bool(largest.keeps_graph)
     is_list = largest.kind == "list" and not largest.levels
@@ -74,6 +78,7 @@ def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
         "length": largest.length,
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
+        "added": line,
     }
     fix = ""
     if keeps_graph and is_list:

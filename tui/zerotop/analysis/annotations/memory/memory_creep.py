@@ -52,9 +52,12 @@ _HELD_KIND = _KIND.with_changes(
     advice="Keep numbers, or copies on the host, in {holder}; or clear it.",
     fix="{clearing}",
 )
+_GRAPH_KIND = _HELD_KIND.with_changes(
+    advice="Keep numbers in {holder}: .item(), or .detach() where tensors are needed, lets the graphs go.",
+)
 _VIEW_KIND = _HELD_KIND.with_changes(
     details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
-    advice="Keep a copy of the view: .clone() lets the block go.",
+    advice="Keep a copy of the view: {copying} lets the block go.",
     fix="{cloning}",
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
@@ -175,9 +178,13 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
         allocated = event.allocated_bytes
         if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.held or allocated is None:
             continue
-        grown = allocated - int(stretch.held[0])
-        holder = max(read_held(event.held), key=lambda one: one.bytes, default=None)
-        if holder is not None and holder.count >= _LEAST_HELD and holder.bytes >= _LINE_SHARE * grown:
+        grown, several = allocated - int(stretch.held[0]), [one for one in read_held(event.held) if one.count >= _LEAST_HELD]
+        holder = max(several, key=lambda one: one.bytes, default=None)
+        if holder is None or holder.bytes < _LINE_SHARE * grown:
+            # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
+            with_graphs = [one for one in several if one.keeps_graph]
+            holder = with_graphs[0] if len(with_graphs) == 1 else None
+        if holder is not None:
             return holder, event.unix_ns
     return None, 0
 
@@ -231,10 +238,11 @@ def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKi
     # An attribute is named by its class: what the script calls the object is unknown.
     variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
     is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
-    values["cloning"] = f"{variable}[:] = [one.clone() for one in {variable}]" if is_list else ""
+    values["copying"] = ".detach().clone()" if holder.keeps_graph else ".clone()"
+    values["cloning"] = f"{variable}[:] = [one{values['copying']} for one in {variable}]" if is_list else ""
     values["clearing"] = f"{variable}.clear()" if is_list else ""
     if not holder.view_of:
-        return _HELD_KIND, values
+        return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values
     view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
     return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
 

@@ -25,8 +25,10 @@ from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, UNSE
 from zerotop.analysis.annotations.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
+from zerotop.session.events.event_files import select_events
 from zerotop.session.reader import Event
 from zerotop_probe.recording.event_values import SILENT
+from zerotop_probe.recording.events import Tensors
 
 _KIND = FindingKind(
     name="long_pause",
@@ -90,12 +92,20 @@ class _Pause(NamedTuple):
         begin_ns, end_ns = int(self.rows["begin_unix_ns"][0]), int(self.rows["end_unix_ns"][-1])
         return Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
 
+    @property
+    def is_by_probe(self) -> bool:
+        """Whether an older probe took most of it, to search for the holders of tensors."""
+        delay = self.find_delay()
+        counts = select_events(self.process.events_of(Tensors), delay.begin_ns, delay.end_ns)
+        return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
+
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
     for group in recording.groups:
         for pause, found in await_lines(group, _KIND.name, _find_pauses(group), _Pause.find_delay):
-            if found.line is None or not is_named(group, found.line, found.known_ns):
+            is_new = found.line is None or not is_named(group, found.line, found.known_ns)
+            if is_new and not pause.is_by_probe:
                 yield _build_finding(pause, found)
         yield from _find_unfinished(group)
 

@@ -66,6 +66,8 @@ _USUAL_STEPS = 50
 _REGULAR_PAUSES = 4
 # The share of the slow steps' stacks that show the line, if what other steps did is not known.
 _NAMED_SHARE = 0.5
+# Pauses at one line are alike: each has at least this share of the longest one.
+_REGULAR_ALIKE, _ALIKE = 1 / 2, 1 / 8
 # If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
 
@@ -144,10 +146,10 @@ def _measure_pauses(
     usual = float(np.median(between))
     longer = between - usual
     is_pause = longer >= max(_LONGER_SECONDS, _LONGER_SHARE * iteration, _LONGER_TIMES * usual)
-    regular = np.flatnonzero(longer >= longer.max() / 2)
+    regular = np.flatnonzero(longer >= longer.max() * _REGULAR_ALIKE)
     is_regular = len(regular) >= _REGULAR_PAUSES and len(set(np.diff(regular))) == 1
-    if is_regular:  # what else takes longer is chance
-        is_pause &= longer >= longer.max() / 2
+    # What else takes longer is chance, or another pause.
+    is_pause &= longer >= longer.max() * (_REGULAR_ALIKE if is_regular else _ALIKE)
     pauses = int(is_pause.sum())
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None

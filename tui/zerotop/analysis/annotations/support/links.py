@@ -20,7 +20,7 @@ _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
 # Findings about a state that continues. If it is a cause, it was measured again later.
-_LASTING = ("others_arrived", "swapping", "host_growth", "nvlink_faults", "pcie_link")
+_LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
 _NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
@@ -299,8 +299,10 @@ _LINKS = (
     _Link("out_of_memory", "others_on_gpu", _others_took_missing),
     _Link("allocator_retries", "fragmentation", _begins_before),
     _Link("host_memory_short", "host_growth", _begins_before),
+    _Link("host_memory_short", "loader_growth", _begins_before),
     _Link("swapping", "host_memory_short", _begins_before),
     _Link("swapping", "host_growth", _begins_before),
+    _Link("swapping", "loader_growth", _begins_before),
     _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),

@@ -181,7 +181,10 @@ class PaceShift:
     @property
     def is_gpu_idle(self) -> bool:
         """Whether the GPU is known to have no more work than before, so that a call that waits for it waits for itself."""
-        return bool(self.device_parts) and not _explains(sum(self.device_parts.values()), self.added_s, _IDLE_SHARE)
+        if self.device_parts:
+            return not _explains(sum(self.device_parts.values()), self.added_s, _IDLE_SHARE)
+        before, after = self.gpu_uses  # a comparison with NaN, for unknown, is false
+        return after * self.after_s - before * self.before_s < _IDLE_SHARE * self.added_s
 
     def has_recorded_cause(self, earlier: PaceShift | None) -> bool:
         """Whether something was recorded that explains the change, and not just varies what explained an earlier one."""

@@ -19,6 +19,7 @@ PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "s
 """The place of stacks for each column of steps, and for the rest of the iteration."""
 
 _ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
+_COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
 _NAMED_LINES = "named lines"
 
@@ -58,9 +59,10 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
     """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
     known = line.known_call
+    advice = known.advice if known is not None else _ADVICE
     return kind.with_changes(
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
-        advice=known.advice if known is not None else _ADVICE,
+        advice=_COPY_ADVICE if known is not None and known.waits_for_gpu and line.is_gpu_idle else advice,
         fix=known.fix if known is not None else "{location}",
     )
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import io
+import re
+import sys
+import zlib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
@@ -26,6 +32,30 @@ _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "li
 # What scripts call themselves, besides training: reading and gathering parameters, gradients and states.
 _ACCESS = ("deepspeed.utils.", "deepspeed.runtime.zero.partition_parameters.")
 _COMPUTING = ("forward", "backward", "step", UNSEEN)
+# A method, of which only the name is known, is no tensor's within these libraries, or if only these types have it.
+_HOST_LIBRARIES = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "PIL", "sklearn", "skimage", "librosa", "nltk"}
+_HOST_TYPES = (str, bytes, list, dict, set, io.BytesIO, type(re.compile("")), type(zlib.compressobj()), np.ndarray)
+_TENSOR_METHODS = {
+    *("add", "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "flatten"),
+    *(
+        "index",
+        "item",
+        "max",
+        "mean",
+        "min",
+        "nonzero",
+        "prod",
+        "put",
+        "ravel",
+        "repeat",
+        "reshape",
+        "resize",
+        "round",
+        "size",
+    ),
+    *("sort", "split", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "values", "var", "view"),
+}
+_HOST_METHODS = frozenset(name for kind in _HOST_TYPES for name in dir(kind)) - _TENSOR_METHODS
 _LOADERS = "torch.utils.data."
 # Files of libraries whose functions run phases: a stack with one of them is in a phase.
 _PHASE_FILES = (
@@ -52,6 +82,7 @@ class StackLine(CodeLine):
 
     seconds: float  # that its samples stand for
     share: float  # of all samples of the place
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
 
     @property
     def known_call(self) -> KnownCall | None:
@@ -65,7 +96,7 @@ class StackLine(CodeLine):
         if known is None or known.title:
             return first if known is None else known.title
         if known.waits_for_gpu:
-            return f"{self.callees[-1]}, which waits for the GPU"
+            return self.callees[-1] if self.is_gpu_idle else f"{self.callees[-1]}, which waits for the GPU"
         called = next(name for name in self.callees if find_known_call([name]) is known)
         return called if called == first else f"{first}, which calls {called}"
 
@@ -119,7 +150,7 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
         return None
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
-    return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
+    return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
 
 
 def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
@@ -223,10 +254,16 @@ def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
     return any(
         name.startswith(_LIBRARIES)
         or (is_computing and name.startswith("torch."))
-        or (is_computing and "." not in name and name not in vars(builtins))  # a method, perhaps of a tensor
+        or (is_computing and _is_by_tensor(name, before))
         or (where in ("data", UNSEEN) and name.startswith(_LOADERS))
-        for name in callees
+        for before, name in zip(("", *callees), callees, strict=False)
     )
+
+
+def _is_by_tensor(name: str, caller: str) -> bool:
+    """Whether a function called by another one may be a method of a tensor."""
+    is_method = "." not in name and name not in vars(builtins) and name not in _HOST_METHODS
+    return is_method and caller.partition(".")[0] not in _HOST_LIBRARIES
 
 
 def _choose_line(seconds: dict[tuple[str, int, str], float], total: float) -> tuple[tuple[str, int, str], float]:

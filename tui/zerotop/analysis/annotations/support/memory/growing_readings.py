@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Ints, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Ints, Process, Rows
+from zerotop.analysis.annotations.support.memory.level_rises import LevelRises
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -88,17 +89,28 @@ class GrowthStretch(NamedTuple):
     @property
     def is_by_batches(self) -> bool:
         """Whether larger batches may be the reason, of which some is still alive after a step."""
-        known = [self.rows[name] for name in ("tokens", "rows") if (self.rows[name] > 0).all()]
-        if not known:
+        sizes = self._known_sizes
+        if sizes is None or self.follows_sizes:
             return True
-        sizes, steps, held = (np.asarray(one, np.float64) for one in (known[0], self.rows["step"], self.held[1:]))
         if not np.ptp(sizes):
             return False
-        if abs(float(np.corrcoef(sizes, steps)[0, 1])) > _MOST_ALIKE:
-            return True
+        steps, held = (np.asarray(one, np.float64) for one in (self.rows["step"], self.held[1:]))
         terms = np.stack([np.ones(len(steps)), sizes, steps], axis=1)
         grown = float(np.linalg.lstsq(terms, held)[0][2]) * np.ptp(steps)
         return bool(grown < _OWN_SHARE * self.slope * np.ptp(steps))
+
+    @property
+    def _known_sizes(self) -> Floats | None:
+        known = [self.rows[name] for name in ("tokens", "rows") if (self.rows[name] > 0).all()]
+        return np.asarray(known[0], np.float64) if known else None
+
+    @property
+    def follows_sizes(self) -> bool:
+        """Whether batches are known to grow with the steps themselves."""
+        sizes = self._known_sizes
+        if sizes is None or not np.ptp(sizes):
+            return False
+        return abs(float(np.corrcoef(sizes, self.rows["step"])[0, 1])) > _MOST_ALIKE
 
     @property
     def last_step(self) -> int | None:
@@ -212,6 +224,11 @@ def read_stretches(process: Process) -> list[GrowthStretch]:
         for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).is_creep):
             stretches.append(readings.select_rise(process, begin, end))
         state.steps_read += len(steps)
+    levels = process.get_state(LevelRises).read_new(readings.held)
+    if levels is not None:
+        rise = readings.select_stretch(process, *levels)
+        if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.follows_sizes:
+            stretches.append(rise)
     for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
         rise = readings.select_stretch(process, trend.begin, trend.end)
         if (np.diff(rise.held) < 0).any() and rise.keeps_pace and not rise.is_by_batches:

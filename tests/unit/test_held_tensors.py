@@ -1,0 +1,95 @@
+"""Names of what keeps device memory: here of tensors on the host, whose blocks stand for those of a GPU."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from zerotop_probe.inside.changes.held_tensors import describe_held
+
+
+class Trainer:
+    tails: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self) -> None:
+        self.features: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+
+    def keep_views(self) -> list[dict[str, Any]]:
+        for _ in range(5):
+            output = torch.randn(8, 16, 100)
+            self.tails.append(output[:, -1])
+        return describe_held(list_blocks(*self.tails), sys._getframe())
+
+    def keep_pairs(self) -> list[dict[str, Any]]:
+        for step in range(5):
+            self.features[step % 10 + 2] = (torch.randn(50), torch.randn(50))
+        return describe_held(list_blocks(*[one for pair in self.features.values() for one in pair]), sys._getframe())
+
+    def keep_by_hook(self) -> list[dict[str, Any]]:
+        seen: list[torch.Tensor] = []
+
+        def note(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            seen.append(output)
+
+        handle = self.model[0].register_forward_hook(note)
+        for _ in range(3):
+            self.model(torch.randn(4, 8))
+        blocks = list_blocks(*seen)
+        del seen[3:]
+        found = find_from_hook(self.model, blocks)
+        handle.remove()
+        return found
+
+
+def find_from_hook(model: torch.nn.Module, blocks: dict[int, int]) -> list[dict[str, Any]]:
+    """Search where only the hook's own variable leads to the list."""
+    frame = sys._getframe()
+    return describe_held(blocks, frame)
+
+
+def list_blocks(*tensors: torch.Tensor) -> dict[int, int]:
+    storages = [one.untyped_storage() for one in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def test_a_list_of_views_that_is_an_attribute_of_a_class_is_named_with_its_line() -> None:
+    (held,) = [one for one in Trainer().keep_views() if one["kind"] == "list"]
+    assert (held["name"], held["scope"], held["owner"], held["count"]) == ("tails", "attribute", "Trainer", 5)
+    assert held["view_of"] == [8, 16, 100]
+    assert held["bytes"] == 5 * 4 * 8 * 16 * 100
+    assert held["added_function"] == "Trainer.keep_views"
+
+
+def test_tensors_in_pairs_of_a_dict_are_counted_together_and_its_subscript_is_the_line() -> None:
+    held = Trainer().keep_pairs()[0]
+    assert (held["name"], held["kind"], held["count"], held["bytes"]) == ("features", "dict", 10, 10 * 200)
+    assert held["added_function"] == "Trainer.keep_pairs"
+
+
+def test_a_list_of_a_hook_is_found_through_its_function() -> None:
+    held = Trainer().keep_by_hook()[0]
+    assert (held["name"], held["kind"], held["count"]) == ("seen", "list", 3)
+    assert held["added_function"] == "Trainer.keep_by_hook.<locals>.note"
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_blocks_of_a_graph_count_for_the_list_of_losses_until_a_backward_frees_them(is_freed: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(50, 50))
+    losses = []
+    blocks: dict[int, int] = {}
+    for _ in range(4):
+        hidden = torch.tanh(torch.randn(30, 50) @ weight)
+        blocks |= list_blocks(hidden)
+        losses.append(hidden.square().mean())
+        del hidden
+        if is_freed:
+            losses[-1].backward()
+    blocks |= list_blocks(*losses)
+    held = next(one for one in describe_held(blocks, sys._getframe()) if one["name"] == "losses")
+    assert held["keeps_graph"] == (not is_freed)
+    assert held["bytes"] == 4 * 4 + (0 if is_freed else 4 * 30 * 50 * 4)
+    assert held["count"] == 4
