@@ -145,5 +145,7 @@ def simulate_result(allocator: str, length: int) -> Result:
         host_peak_bytes=int(4.4 * GIB),
         step_cores=1.2,
         iterations_per_s=1 / iteration_s,
+        slowest_per_s=0.9 / iteration_s,
+        fastest_per_s=1.05 / iteration_s,
         tokens_per_s=tokens / iteration_s,
     )

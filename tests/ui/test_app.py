@@ -264,7 +264,7 @@ async def test_each_of_two_keys_in_an_entry_can_be_clicked() -> None:
 
 async def test_help_explains_every_key_and_term() -> None:
     seen = Watch(offload_story(), 75.0)
-    async with seen.app.run_test(size=(120, 160)) as pilot:
+    async with seen.app.run_test(size=(120, 220)) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
         text = seen.text()

@@ -422,9 +422,31 @@ async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytes
 
 
 async def test_sensors_slower_than_an_iteration_are_a_line_and_leave_room_for_the_steps() -> None:
-    async with open_app(recordings.open_recording("gpu-counted-pause"), size=(120, 50)) as seen:
+    async with open_app(recordings.open_recording("hand-clean2"), size=(120, 50)) as seen:
         text = seen.read_text()
         (means,) = (line for line in text.splitlines() if line.startswith(" means "))
-        assert "CPU 1.00 of 16, D2H 11.6 MB/s, H2D 73.9 MB/s  (these sensors are slower than an iteration)" in means
-        assert "CPU/16" not in text
+        assert "GPU 36.5 %, CPU 1.00 of 64, power 241 W, D2H 17.7 MB/s, H2D 0.12 GB/s" in means
+        assert "CPU/64" not in text
         assert {"waves", "steps", "phases"} <= set(seen.app.shown_screen.own_boxes)
+
+
+async def test_where_the_cpu_sets_the_pace_launches_are_beside_what_the_gpu_computes() -> None:
+    async with open_app(recordings.open_recording("hand-clean2"), size=(120, 50)) as seen:
+        text = seen.read_text()
+        assert "The CPU sets the pace: 33.2 ms of 35.0 ms to launch 12.8 ms of GPU work" in text
+        bars = {line.split()[0]: line.count("▇") for line in text.splitlines() if line.startswith((" CPU l", " GPU c"))}
+        assert bars["CPU"] == pytest.approx(bars["GPU"] * 33.2 / 12.8, rel=0.1)
+    async with open_app(recordings.open_recording("hand-fp32"), size=(120, 50)) as seen:
+        assert "CPU launches" not in seen.read_text()  # the GPU is busy
+
+
+async def test_a_change_that_only_counted_steps_tell_begins_another_fold() -> None:
+    async with open_app(recordings.open_recording("gpu-counted-pause"), size=(120, 50)) as seen:
+        assert "Iteration 145 ms · median of 3, steps 27–49" in seen.read_text()
+
+
+async def test_the_rank_that_the_others_wait_for_is_shown_first() -> None:
+    async with open_app(recordings.open_recording("held-straggler"), size=(120, 50)) as seen:
+        assert "steps 12–35 · rank 0 ─" in seen.read_text()
+        await seen.pilot.press("e")
+        await wait_until(seen.pilot, lambda: "· 2 ranks ─" in seen.read_text())

@@ -66,7 +66,7 @@ async def test_the_ledger_of_a_gpu() -> None:
         for words in ("parameters", "0.92", "at peak", "Peak: backward, 12.65 GiB in step 1", "Peak by phase"):
             assert words in text
         assert "allocator  0 cache flushes" in text
-        assert "None recorded" in text
+        assert "No trace of every allocation" in text
 
 
 @pytest.mark.parametrize("name", ["cpu-straggler", "gpu-leak"])
@@ -238,10 +238,13 @@ async def test_a_death_is_shown_on_every_screen(name: str, what: str, size: tupl
     app = ZerotopApp(RecordingSource(session), None, title=name)
     async with app.run_test(size=size) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
-        for number in "14":
+        for number in "145":
             text = await screen.press_keys(number)
             assert what in text
-            assert "→ " in text
+            # The post-mortem is on Live, and on Memory where memory was short; others have a line.
+            is_whole = number == "1" or (number == "4" and name == "z2-oom")
+            titles = [line for line in text.splitlines() if line.strip().startswith(("Out of memory", "Killed"))]
+            assert bool(titles) == is_whole
         app.viewer.go_to_seconds(2)
         app.draw_frame()
         await pilot.pause()

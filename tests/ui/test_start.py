@@ -47,11 +47,11 @@ async def test_all_are_listed_newest_first_with_their_figures(session_root: Path
         text = start.text()
         assert "3 recordings" in text
         (story,) = [line for line in text.splitlines() if line.strip().startswith("story")]
-        for word in ("exit 0", "Llama 8.03B", "2 opt→CPU", "14", "2.68", "38.2 GPU"):
+        for word in ("exit 0", "2 opt→CPU", "2.68", "38.2 GPU"):
             assert word in story
+        await wait_until(pilot, lambda: "44 % Iterations take 2.68 s" in start.text())
         (oom,) = [line for line in text.splitlines() if line.strip().startswith("z2-oom")]
         assert "OOM (GPU)" in oom
-        assert "4/12" in oom
 
 
 async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:

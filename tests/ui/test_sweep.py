@@ -90,7 +90,7 @@ def test_the_chosen_point_says_why_it_failed() -> None:
 
 def test_the_line_of_the_chosen_series_and_the_cost() -> None:
     text = " ".join(" ".join(row_text(row) for row in draw_sweep(make_model(16), 160, 45, BLOCKS)).split())
-    assert "3,100.0 kB x tokens" in text
+    assert "3.0 MiB a token on top of" in text
     assert "flat at 9.30 GiB up to 1,900 tokens a micro-batch" in text
     assert "16 of 16 points done $3.35" in text
 

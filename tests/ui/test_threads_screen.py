@@ -61,7 +61,7 @@ async def test_threads_of_a_name_are_opened_and_closed() -> None:
     app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await open_threads(app, pilot)
-        (group,) = [line for line in read_rows(app) if "× python3" in line]
+        (group,) = [line for line in read_rows(app) if "× pool worker" in line]
         assert "▸" in group
         await pilot.press("enter")
         assert sum("    python3 " in line for line in read_rows(app)) > 5
@@ -112,7 +112,9 @@ async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_it
         await open_threads(app, pilot, 1.0)
         (axis,) = [line for line in read_rows(app) if "30 s" in line and "40 s" in line]
         assert axis.index("10 s") < 0.4 * 300
-        assert any("last 72 s" in line for line in read_rows(app))  # the first 3 s are before the process began
+        # Without the first 3 s, before the process began, and what came after the last step.
+        last = next(line for line in read_rows(app) if " last " in line).split(" last ")[1].split()
+        assert 50 < int(last[0]) < 72
 
 
 async def test_the_chart_begins_where_the_process_was_sampled_first() -> None:
@@ -135,10 +137,13 @@ async def test_cores_and_runnable_threads_of_each_phase_are_beside_the_chart() -
         assert used + 20 < runnable  # the others wait
 
 
-async def test_a_process_that_has_ended_uses_no_cores() -> None:
+async def test_the_end_shows_the_last_step_and_a_moment_after_it_processes_that_have_ended() -> None:
     app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await open_threads(app, pilot, 1.0)
+        assert any("Ranks at step 13" in line for line in read_rows(app))
+        assert float(read_title(app).split("Rank 0 ")[1].split()[0]) > 10
+        await open_threads(app, pilot, 0.999)
         assert not any(" cores used, " in line for line in read_rows(app))
         assert any(line.lstrip().startswith("Rank 0 ended") for line in read_rows(app))
 
@@ -154,7 +159,7 @@ async def test_the_numbers_are_copied() -> None:
         screen = await open_threads(app, pilot)
         await pilot.press("y")
         heading, *rows = app.clipboard.split("\n")
-        assert heading.split("\t")[:4] == ["rank", "tid", "name", "cores"]
+        assert heading.split("\t")[:4] == ["rank", "tid", "kind", "name"]
         told = screen.query_one(ThreadList)._shown_threads
         assert told is not None
         assert len(rows) == sum(len(group.threads) for group in told.groups) > 10

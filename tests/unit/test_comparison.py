@@ -147,3 +147,11 @@ def test_one_session_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["compare", str(recordings.find_packed_file("z2")), str(tmp_path)]) == 1
     assert "holds no recording" in capsys.readouterr().err
+
+
+def test_phases_are_of_one_rank_so_that_they_add_up() -> None:
+    """Rank 0 delays rank 1: in one the time is between the phases, in the other in step()."""
+    session = recordings.open_recording("held-straggler")
+    rows = {measure.name: measure.values[0] for measure in compare_sessions([session, session]).measures}
+    parts = [rows[name] for name in rows if name.startswith("  ")]
+    assert sum(part for part in parts if isinstance(part, float)) == pytest.approx(rows["iteration"], rel=0.1)

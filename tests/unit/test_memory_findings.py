@@ -238,7 +238,7 @@ def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
     look = read_memory_view(session.at(session.end_ns)).look
     assert look is not None
     assert count_look_rows(look) == 6
-    drawn = ["".join(text for text, _ in row).rstrip() for row in draw_look(look, "A hint.", 60, 6, BLOCKS)]
+    drawn = ["".join(text for text, _ in row).rstrip() for row in draw_look(look, None, "A hint.", (60, 6), BLOCKS)]
     assert drawn[0].startswith("Peak memory of step 3, by line, GiB ")
     assert [line.strip()[:34] for line in drawn[1:4]] == [
         "2.00 ■ train.py:120 in main (loss_",

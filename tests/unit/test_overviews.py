@@ -174,3 +174,21 @@ def test_packing_keeps_the_overview(session_root: Path, tmp_path: Path) -> None:
         pack_folder(Directory(session), stream)
     (found,) = Overviews(session_root, None, nobody_runs).read_all()
     assert found.overview == replace(build_overview(quick_read.open_glimpse(session)), name="again")
+
+
+def test_the_finding_that_costs_most_is_searched_afterwards_and_kept(session_root: Path, tmp_path: Path) -> None:
+    recordings.unpack_to_folder("story", session_root)
+    recordings.unpack_to_folder("cpu-clean", session_root)
+    overviews = Overviews(session_root, tmp_path / "cache.json", nobody_runs)
+    before = overviews.read_all()
+    assert {recording.overview.worst for recording in before if recording.overview is not None} == {None}
+    while overviews.judge_next() is not None:
+        pass
+    overviews.save_cache()
+    again = Overviews(session_root, tmp_path / "cache.json", nobody_runs).read_all()
+    found = {recording.path.stem: recording.overview for recording in again}
+    assert (story := found["story"]) is not None
+    assert (clean := found["cpu-clean"]) is not None
+    assert (story.worst or "").startswith("Iterations take 2.68 s")
+    assert 0.4 < story.worst_share < 0.5
+    assert (clean.worst, math.isnan(clean.worst_share)) == ("", True)

@@ -58,11 +58,13 @@ def test_the_line_is_compared_with_the_rule_of_thumb(tmp_path: Path) -> None:
     assert report.heuristic_bytes == pytest.approx(SHAPE.estimate_activations(1024))
     text = " ".join(describe_line(report))
     assert "allocator default: Allocated memory is flat at 10.00 GiB up to 2,048 tokens a micro-batch." in text
-    assert "2,000.0 kB x tokens + 6.19 GiB" in text
-    assert "a is 1.49 times that" in text
+    assert "1.9 MiB a token on top of 6.19 GiB" in text
+    assert "of activations a token: measured is 1.49 times that" in text
     assert report.counted_bytes is None  # the layers of this shape are not known
     report = report_lines(make_sweep(tmp_path), parse_shape(PRESETS["qwen-0.5b"]))[0]
-    assert "the loss's copies of the logits gives 3,208.0 kB: a is 0.62 times that" in " ".join(describe_line(report))
+    assert "the loss's copies of the logits add up to 3.1 MiB: measured is 0.62 times that" in " ".join(
+        describe_line(report)
+    )
 
 
 def test_two_points_have_a_line_without_r2(tmp_path: Path) -> None:
@@ -71,4 +73,4 @@ def test_two_points_have_a_line_without_r2(tmp_path: Path) -> None:
     plan = replace(sweep.plan, settings={**sweep.plan.settings, "seq_length": [1024, 2048]})
     report = report_lines(Sweep(tmp_path, plan, tuple(points)))[0]
     (text,) = describe_line(report)
-    assert text.endswith("kB x tokens + 6.19 GiB (through only 2 points).")
+    assert text.endswith("MiB a token on top of 6.19 GiB (through only 2 points).")

@@ -14,24 +14,24 @@ from hypothesis import strategies as st
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.processes.cores import format_cores, parse_cores
+from zerotop.analysis.processes.thread_kinds import MAIN, OPENMP, POOL, UNNAMED
 from zerotop.analysis.ranks.affinity import Affinities
-from zerotop.analysis.ranks.threads import MAIN_NAME, RankThreads, ThreadTable, describe_crowding
+from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.events import Affinity, Event, Node
+from zerotop_probe.recording.events import Affinity, Event, Node, ThreadNames
 from zerotop_probe.recording.writer import EventWriter
 
 SAMPLER = make_identity(-1)
 CELLS = 20
 
 
-def make_thread(
-    at: float, tid: int, cores: float, *, name: bytes = b"python3", pid: int = 100, core: int = 0, wait: float = 0
-) -> Any:
-    fields = {"pid": pid, "tid": tid, "cores_used": cores, "processor": core, "name": name, "wait_ns": int(wait * S)}
-    return make_record(tables.THREADS, time_ns=int(at * S), **fields)
+def make_thread(at: float, tid: int, cores: float, *, name: bytes = b"python3", pid: int = 100, **columns: float) -> Any:
+    fields = {"pid": pid, "tid": tid, "cores_used": cores, "name": name, "processor": columns.get("core", 0)}
+    counters = {f"{name}_ns": int(columns.get(name, 0) * S) for name in ("wait", "cpu")}
+    return make_record(tables.THREADS, time_ns=int(at * S), **fields, **counters)
 
 
 def make_process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int = 100, waiting: float = 0.0) -> Any:
@@ -65,8 +65,8 @@ def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tm
     rows += [make_thread(at / 2, 104, 0.1, name=b"worker-2") for at in range(1, 20)]
     threads = read_threads(record_threads(tmp_path, *rows), 9.6)
     assert [(group.name, [one.tid for one in group.threads]) for group in threads.groups] == [
-        ("python3", [101, 102]),
-        (MAIN_NAME, [100]),
+        (POOL, [101, 102]),
+        (MAIN, [100]),
         ("worker*", [103, 104]),
     ]
     assert threads.groups[0].cores_used == pytest.approx(1.7)
@@ -207,3 +207,32 @@ def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
 def test_what_is_no_set_of_cores_is_none() -> None:
     assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == parse_cores("\N{SUPERSCRIPT TWO}") == frozenset()
     assert len(parse_cores("0-99999999999")) < 1 << 17
+
+
+def test_threads_are_named_by_what_they_are(tmp_path: Path) -> None:
+    names = {
+        100: b"python3",
+        101: b"pt_autograd_0",
+        102: b"NCCL Progress",
+        103: b"python3",
+        104: b"python3",
+        105: b"python3",
+    }
+    rows = [make_thread(at / 2, tid, 0.1, name=name) for at in range(1, 20) for tid, name in names.items()]
+    session = record_threads(tmp_path, *rows)
+    writer = EventWriter(str(tmp_path), SAMPLER)
+    writer.write(1 * S, ThreadNames, pid=100, python={"103": "refresher"})
+    writer.write(1 * S, ThreadNames, pid=100, libraries={"104": "libgomp.so.1"})
+    writer.write(1 * S, ThreadNames, pid=200, libraries={"105": "libgomp.so.1"})
+    writer.close()
+    session.refresh()
+    kinds = {thread.tid: thread.kind for group in read_threads(session, 9.6).groups for thread in group.threads}
+    assert kinds == {100: MAIN, 101: "autograd", 102: "NCCL", 103: "Python refresher", 104: OPENMP, 105: UNNAMED}
+
+
+def test_a_thread_is_counted_while_it_is_not_among_the_busiest(tmp_path: Path) -> None:
+    """Its counter has grown meanwhile."""
+    rows = [make_thread(at, 101, 0.5, cpu=cpu) for at, cpu in ((1.0, 0.5), (9.0, 4.5))]
+    rows += [make_thread(at / 2, 102, 0.1, cpu=at / 20) for at in range(1, 20)]
+    threads = read_threads(record_threads(tmp_path, *rows), 9.1)
+    assert {one.tid: round(one.cores_used, 2) for group in threads.groups for one in group.threads} == {101: 0.5, 102: 0.1}

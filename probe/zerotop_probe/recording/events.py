@@ -452,10 +452,19 @@ class Stacks(StackEvent):
     allocations: int | None
 
 
+class ThreadNames(Event):
+    """What threads of a rank are that the kernel shows under the name of their program. Written again for further ones."""
+
+    pid: int | None  # process id of the rank
+    python: dict[int, str] | None  # by thread id: names of threads that Python code has started; from the rank itself
+    libraries: dict[int, str] | None  # by thread id: the OpenMP library in which threads sleep; from the sampler
+
+
 class BusyThread(StackEvent):
     """Another Python thread of the rank began to use a core: Python runs one thread at a time. At most ten in all."""
 
     thread: str  # its name
+    tid: int | None  # the kernel's id of it
     begin_ns: int  # when it was last seen to use less, CLOCK_MONOTONIC
     busy_ns: int  # when it was first seen to be busy
     end_ns: int  # the last sample

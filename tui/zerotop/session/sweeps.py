@@ -68,6 +68,8 @@ class Result:
     expected_reserved_bytes: int | None = None
     needed_bytes: int | None = None  # allocated and requested on the GPU when memory ran out: the point needs more than that
     unusable_bytes: int | None = None  # reserved by PyTorch then, but in blocks too small for the request
+    slowest_per_s: float | None = None  # iterations per second at the pace of the slowest measured one
+    fastest_per_s: float | None = None  # likewise of the fastest one
 
     @property
     def machine_seconds(self) -> float:

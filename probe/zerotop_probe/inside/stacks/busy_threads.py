@@ -1,11 +1,14 @@
 """Find Python threads of the job that begin to use a core: they and the training thread take turns with Python's lock.
 
+The names of all Python threads are recorded too, because the kernel shows them under the name of the program.
+
 While there are none, their processor time is read every 0.7 s, and nothing else. A thread that begins to compute is sampled
 for a second: the lines where it is, and how long the sampler itself waits for Python's lock.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -27,6 +30,7 @@ _SAMPLES, _SAMPLE_S = 10, 0.08
 _BUSY_SHARE, _IDLE_SHARE = 0.1, 0.03
 _MOST_THREADS = 32
 _MOST_EVENTS = 10
+_MOST_NAMES = 128
 _SCHEDULING = "/proc/thread-self/schedstat"
 
 
@@ -71,6 +75,7 @@ class BusyThreads:
         self._look: _Look | None = None
         self._core_wait_ns = 0
         self._events_left = _MOST_EVENTS
+        self._named: set[int] = set()  # threads whose names are recorded, by the kernel's id
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at all threads, or sample the busy one; return the seconds until the next look."""
@@ -88,6 +93,7 @@ class BusyThreads:
 
     def _find_busy(self, time_ns: int) -> None:
         is_first, elapsed_ns, self._looked_ns = not self._looked_ns, time_ns - self._looked_ns, time_ns
+        self._write_names(time_ns)
         uses: dict[int, _Use] = {}
         for thread in self._list_threads():
             cpu_ns, known = _read_cpu(thread.native_id or 0), self._uses.get(thread.native_id or 0)
@@ -105,11 +111,21 @@ class BusyThreads:
                 self._look = _Look(thread, use.idle_ns, cpu_ns, time_ns)
         self._uses = uses
 
+    def _write_names(self, time_ns: int) -> None:
+        """Record the names of threads that are new."""
+        main, names = os.getpid(), {}
+        for thread in _list_active().values():
+            tid = thread.native_id
+            if tid and tid != main and tid not in self._named and len(self._named) < _MOST_NAMES:
+                self._named.add(tid)
+                names[str(tid)] = thread.name
+        if names:
+            self._write_event(time_ns, events.ThreadNames, pid=main, python=names)
+
     def _list_threads(self) -> list[threading.Thread]:
         """Return the threads that Python code has started, without the training thread and the probe's own."""
         trainer = self._find_thread()
-        # threading.enumerate() takes a lock.
-        threads = [thread for ident, thread in dict(getattr(threading, "_active", {})).items() if ident != trainer]
+        threads = [thread for ident, thread in _list_active().items() if ident != trainer]
         chosen = [thread for thread in threads if thread.native_id and not thread.name.startswith(OWN_THREADS)]
         return chosen[:_MOST_THREADS]
 
@@ -140,8 +156,13 @@ class BusyThreads:
         stacks = {name: facts[name] for name in ("end_ns", "samples", "frames", "stacks")}
         times = {"begin_ns": look.idle_ns, "busy_ns": look.begin_ns}
         waited_s = look.waited_ns / look.tally.samples / 1e9
-        who = {"thread": look.thread.name, "cores": cores, "lock_wait_s": waited_s}
+        who = {"thread": look.thread.name, "tid": look.thread.native_id, "cores": cores, "lock_wait_s": waited_s}
         self._write_event(time_ns, events.BusyThread, **who, **times, **stacks)
+
+
+def _list_active() -> dict[int, threading.Thread]:
+    """Return the threads that Python code has started, by ident. ``threading.enumerate()`` would take a lock."""
+    return dict(getattr(threading, "_active", {}))
 
 
 def _read_cpu(tid: int) -> int:

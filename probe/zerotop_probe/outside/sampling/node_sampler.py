@@ -105,7 +105,7 @@ class NodeSampler:
             on_lost=self._note_lost,
             on_neighbour=self._note_gpu_process,
         )
-        self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped)
+        self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped, self._note_libraries)
         self._hosts = HostSampler(session, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = GuardedThread("gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent)
@@ -176,6 +176,9 @@ class NodeSampler:
 
     def _note_affinity(self, pid: int, cpus: str, threads: dict[str, str]) -> None:
         self._writer.write(time.monotonic_ns(), events.Affinity, pid=pid, cpus=cpus, threads=threads)
+
+    def _note_libraries(self, pid: int, libraries: dict[str, str]) -> None:
+        self._writer.write(time.monotonic_ns(), events.ThreadNames, pid=pid, libraries=libraries)
 
     def _note_stopped(self, member: SampledMember, is_stopped: bool) -> None:
         now_ns, (pid, start) = time.monotonic_ns(), member.process

@@ -13,6 +13,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import AffinityWatcher
 from zerotop_probe.outside.sampling.loader_workers import LoaderUse, LoaderWorkers
+from zerotop_probe.outside.sampling.thread_libraries import ThreadLibraries
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS, DescriptorBudget, ProcessThreads, has_schedstat
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -62,6 +63,8 @@ def raise_descriptor_limit() -> int:
 
 # Receives a pid, its cores, and the cores of threads with a different affinity: see the event AFFINITY.
 OnAffinity = Callable[[int, str, "dict[str, str]"], None]
+# Receives a pid, and the OpenMP libraries of its threads: see the event THREAD_NAMES.
+OnLibraries = Callable[[int, "dict[str, str]"], None]
 # Receives a process that a signal has stopped, or that goes on.
 OnStopped = Callable[["SampledMember", bool], None]
 
@@ -69,7 +72,15 @@ OnStopped = Callable[["SampledMember", bool], None]
 class ProcessReader:
     """One process that is being sampled."""
 
-    def __init__(self, member: SampledMember, budget: DescriptorBudget, on_affinity: OnAffinity, *, schedstat: bool) -> None:
+    def __init__(
+        self,
+        member: SampledMember,
+        budget: DescriptorBudget,
+        on_affinity: OnAffinity,
+        on_libraries: OnLibraries,
+        *,
+        schedstat: bool,
+    ) -> None:
         self.member = member
         pid = member.process.pid
         self._budget = budget
@@ -85,6 +96,7 @@ class ProcessReader:
         self._cpu_ns = self._read_cpu_ns()
         self.threads = ProcessThreads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
         self._affinity = AffinityWatcher(pid, on_affinity)
+        self._libraries = ThreadLibraries(pid, on_libraries)
         self._workers = LoaderWorkers(pid)
         self._major_faults, self._loader_use = UNKNOWN, LoaderUse()
         self.is_stopped = False  # by a signal, at the last sample
@@ -163,6 +175,7 @@ class ProcessReader:
         """Return rows of THREADS for the busiest threads since the last call."""
         pid = self.member.process.pid
         rows: list[tuple[object, ...]] = []
+        names: dict[int, bytes] = {}
         busiest = self.threads.find_busiest(_MAX_THREADS, _MIN_CORE_SHARE)
         if tick % _TICKS_PER_AFFINITY == 0:
             self._affinity.check_threads(thread.tid for thread in busiest)
@@ -171,6 +184,9 @@ class ProcessReader:
             stat = procfs.parse_stat(procfs.read_file(f"/proc/{pid}/task/{thread.tid}/stat", 1024))
             name, processor = (stat.name, stat.processor) if stat is not None else (b"", UNKNOWN)
             rows.append((time_ns, thread.cpu_ns, thread.wait_ns, thread.cores, pid, thread.tid, processor, name))
+            names[thread.tid] = name
+        if self.member.rank >= 0:
+            self._libraries.check_threads(names)
         return rows
 
     def close(self) -> None:
@@ -193,9 +209,17 @@ def _parse_number(status: bytes, name: bytes) -> int:
 class ProcessSampler:
     """Writes PROCESSES at every tick that is due, launchers at every fifth tick, and THREADS at every fifth."""
 
-    def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity, on_stopped: OnStopped) -> None:
+    def __init__(
+        self,
+        session: str,
+        identity: Identity,
+        on_affinity: OnAffinity,
+        on_stopped: OnStopped,
+        on_libraries: OnLibraries,
+    ) -> None:
         """``on_affinity`` is called when the affinity of a process or one of its threads is first seen or changes."""
         self._on_affinity = on_affinity
+        self._on_libraries = on_libraries
         self._on_stopped = on_stopped
         self._process_writer = RecordWriter(session, PROCESSES, identity)
         self._thread_writer = RecordWriter(session, THREADS, identity)
@@ -243,7 +267,9 @@ class ProcessSampler:
             self._readers.pop(process).close()
         for process, member in member_by_process.items():
             if process not in self._readers:
-                self._readers[process] = ProcessReader(member, self._budget, self._on_affinity, schedstat=self._schedstat)
+                self._readers[process] = ProcessReader(
+                    member, self._budget, self._on_affinity, self._on_libraries, schedstat=self._schedstat
+                )
             # A launcher becomes a rank when an engine reports from it.
             self._readers[process].member = member
 

@@ -13,6 +13,7 @@ from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
+from zerotop.analysis.processes.thread_kinds import read_thread_kinds
 from zerotop.session.keys import ProcessKey
 from zerotop.session.moments.at import At
 from zerotop.session.moments.host_memory import read_host_memory
@@ -123,31 +124,32 @@ def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int)
 
 
 def _read_busiest(at: At) -> dict[ProcessKey, list[tuple[str, float]]]:
-    """Return (name, cores) of each process's busiest threads, busiest first."""
+    """Return (what it is, cores) of each process's busiest threads, busiest first."""
     busiest_threads: dict[ProcessKey, list[tuple[str, float]]] = {}
     ticks = find_last_ticks(at.sources["threads"], at.cursor_ns, at.cursor_ns - FRESH_NS)
     for host, (source, tick) in ticks.items():
         for pid, threads in _load_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
-            busiest_threads[host, pid] = threads
+            kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
+            busiest_threads[host, pid] = [(kinds[tid], used) for tid, _, used in threads]
     return busiest_threads
 
 
-def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
+def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
     """Return the busiest threads in one tick of a sampler, cached: several frames show the same tick."""
     known, tick = source.kept.get(_load_tick, (None, {}))
     if known != (time_ns, count):
         known, tick = source.kept[_load_tick] = (time_ns, count), _read_tick(source, time_ns, count)
-    threads: dict[int, list[tuple[str, float]]] = tick
+    threads: dict[int, list[tuple[int, str, float]]] = tick
     return threads
 
 
-def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[str, float]]]:
+def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
     tick = source.read_last_tick(time_ns + source.offset_ns)[:count]
     ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
-    columns = (ordered[column].tolist() for column in ("pid", "name", "cores_used"))
-    threads: dict[int, list[tuple[str, float]]] = {}
-    for pid, name, used in zip(*columns, strict=True):
-        threads.setdefault(pid, []).append((name.decode("utf-8", "replace"), used))
+    columns = (ordered[column].tolist() for column in ("pid", "tid", "name", "cores_used"))
+    threads: dict[int, list[tuple[int, str, float]]] = {}
+    for pid, tid, name, used in zip(*columns, strict=True):
+        threads.setdefault(pid, []).append((tid, name.decode("utf-8", "replace"), used))
     return threads
 
 

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.cores import NO_CORES, Cores
 from zerotop.analysis.processes.phases import NOT_YET, find_phase_name, vote_phases
-from zerotop.analysis.processes.recent_means import find_window
+from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
 from zerotop.analysis.processes.thinned import mask_moments
+from zerotop.analysis.processes.thread_kinds import MAIN, read_thread_kinds
 from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
-from zerotop.session.samples import iter_samples, merge_columns
+from zerotop.session.samples import iter_samples, merge_columns, read_column
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
-MAIN_NAME = "main thread"
 _EDGE_NS = 1_100_000_000  # the window may begin with a tick this much earlier
-_THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
+_THREAD_COLUMNS = ("tid", "cpu_ns", "cores_used", "wait_ns", "processor", "name")
 _VOTES_PER_CELL = 8  # moments in a cell at which the rank's phase is looked up
 
 
@@ -32,7 +32,8 @@ class Thread:
     """A thread that ran."""
 
     tid: int
-    name: str
+    name: str  # Python's if known, else the kernel's
+    kind: str  # what it is: see processes/thread_kinds.py
     cores_used: float  # mean over the window of recent_means.py; 0 when it hardly ran
     waiting_cores: float  # share of that window in which it was ready to run but had no core
     cores_history: Floats  # (cells,)
@@ -43,7 +44,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadGroup:
-    """Threads of one name."""
+    """Threads of one kind or name."""
 
     name: str
     threads: tuple[Thread, ...]
@@ -94,6 +95,8 @@ class RankThreads:
     allowed_cores: Cores  # of the process; none where not recorded
     node_count: int  # NUMA nodes of the host
     is_recorded: bool  # whether any threads were recorded
+    loader_workers: int  # DataLoader workers at the end, processes of their own
+    loader_cores: float  # of these
 
 
 class ThreadTable:
@@ -133,6 +136,8 @@ class ThreadTable:
         parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
         samples_ns, samples = merge_columns(parts, ("cores_used", "waiting_cores"))
         used = samples["cores_used"].astype(np.float64)
+        last = parts[-1].rows[-1:] if parts else samples["cores_used"][:0]
+        workers, worker_cores = (read_column(last, name) for name in ("loader_workers", "loader_cores"))
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
@@ -149,6 +154,8 @@ class ThreadTable:
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
             node_count=self.affinities.count_nodes(rank.host),
             is_recorded=any(len(source.array) for source in tables["threads"]),
+            loader_workers=max(0, int(np.nan_to_num(workers).sum())),
+            loader_cores=float(np.nansum(worker_cores)),
         )
 
     def _find_groups(
@@ -182,20 +189,27 @@ class ThreadTable:
         with np.errstate(invalid="ignore", divide="ignore"):
             cores = sums / np.bincount(tick_cell, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
-        window = find_window(self._session.at(cursor_ns), rank.host)
-        recent_ticks = int(np.count_nonzero((ticks > window.begin_ns) & (ticks <= window.end_ns)))
+        at = self._session.at(cursor_ns)
+        window, kinds = find_window(at, rank.host), read_thread_kinds(at, rank.host, rank.pid)
+        tids = rows["tid"][begins].tolist()
+        names = {
+            tid: name.decode("utf-8", "replace")
+            for tid, name in zip(tids, rows["name"][np.array(ends) - 1].tolist(), strict=True)
+        }
+        kind_by_tid = kinds.name_threads(names)
         threads = []
-        for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):
-            tid, thread_times = int(rows["tid"][begin]), times[begin:end]
+        last_ns = int(ticks[ticks <= window.end_ns].max(initial=window.begin_ns))
+        for tid, history, begin, end in zip(tids, histories, begins.tolist(), ends, strict=True):
+            thread_times = times[begin:end]
             ran_on = frozenset(core for core in set(rows["processor"][begin:end].tolist()) if core >= 0)
-            in_window = (thread_times > window.begin_ns) & (thread_times <= window.end_ns)
             known_from = thread_times[thread_times <= window.begin_ns].max(initial=window.begin_ns - _EDGE_NS)
             with_edge = (thread_times >= known_from) & (thread_times <= window.end_ns)
             threads.append(
                 Thread(
                     tid=tid,
-                    name=MAIN_NAME if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
-                    cores_used=float(rows["cores_used"][begin:end][in_window].sum()) / max(1, recent_ticks),
+                    name=MAIN if tid == rank.pid else kinds.python.get(tid, names[tid]),
+                    kind=kind_by_tid[tid],
+                    cores_used=_measure_use(thread_times, rows["cpu_ns"][begin:end], rows["cores_used"][begin:end], last_ns),
                     waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][with_edge], thread_times[with_edge]),
                     cores_history=history,
                     ran_on=ran_on,
@@ -222,6 +236,19 @@ def _fill_gaps(history: Floats, max_cells: int) -> Floats:
     return history
 
 
+def _measure_use(times: NDArray[np.int64], cpu_ns: NDArray[Any], cores: NDArray[Any], end_ns: int) -> float:
+    """Return the cores that a thread used in the last second before ``end_ns``.
+
+    It has no row where it was not among the busiest; its counter tells how long it has run meanwhile.
+    """
+    before = np.append(times[0] - PIECE_NS, times[:-1])
+    begins = np.maximum(before, times - PIECE_NS)
+    ran = np.clip(np.nan_to_num(cores.astype(np.float64)), 0, 1) * (times - begins)
+    unseen = np.clip(np.diff(cpu_ns.astype(np.float64), prepend=float(cpu_ns[0])) - ran, 0, begins - before)
+    path = np.column_stack((begins, times)).ravel(), np.cumsum(np.column_stack((unseen, ran)).ravel())
+    return float(np.diff(np.interp((end_ns - WINDOW_NS, end_ns), *path))[0]) / WINDOW_NS
+
+
 def _measure_waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
     """Return the share of the time between these records in which a thread waited for a core; NaN if unknown."""
     passed = int(times[-1] - times[0]) if len(times) else 0
@@ -229,15 +256,15 @@ def _measure_waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
 
 
 def _group_threads(threads: Sequence[Thread]) -> tuple[ThreadGroup, ...]:
-    """Group threads by name without a trailing number."""
+    """Group threads by what they are, others by name without a trailing number."""
     mean_cores = {thread.tid: _compute_mean_cores(thread) for thread in threads}
     families: dict[str, list[Thread]] = {}
     for thread in threads:
-        numbered = _NUMBERED.match(thread.name)
-        families.setdefault(numbered[1] if numbered and numbered[1] else thread.name, []).append(thread)
+        numbered = _NUMBERED.match(thread.kind) if thread.kind == thread.name else None
+        families.setdefault(numbered[1] if numbered and numbered[1] else thread.kind, []).append(thread)
     groups = []
     for family, members in families.items():
-        names = {thread.name for thread in members}
+        names = {thread.kind for thread in members}
         members.sort(key=lambda thread: (-mean_cores[thread.tid], -_find_last_quarter(thread), thread.tid))
         groups.append(ThreadGroup(names.pop() if len(names) == 1 else f"{family}*", tuple(members)))
     return tuple(sorted(groups, key=lambda group: (-sum(mean_cores[thread.tid] for thread in group.threads), group.name)))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.live_view import Floats, JobState
+from zerotop.analysis.live_view import Floats, Iterations, JobState
 from zerotop.analysis.memory.allocator_settings import read_settings
+from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.job_pace import find_usual
@@ -146,7 +147,7 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     names = dict.fromkeys(side.view.job.outside_text for side in sides)
     outside = next(iter(names)) if len(names) == 1 else "outside the phases"
     for phase in ("data", "forward", "backward", "step", "other"):
-        medians = tuple(_drop_empty(_compute_median(side, side.view.iterations.phase_s.get(phase))) for side in sides)
+        medians = tuple(_drop_empty(_compute_median(side, _view_one_rank(side).phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
     yield from _build_measures(section, Unit.RATE, sides, {"tokens, on average": _measure_token_rate})
@@ -156,6 +157,19 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
         "not recorded": lambda side: int(np.isnan(side.view.iterations.iteration_s).sum()) or None,
     }
     yield from _build_measures(section, Unit.COUNT, sides, counts)
+
+
+def _view_one_rank(side: RecordedRun) -> Iterations:
+    """Return the iterations of the rank that the others wait for, else of the one that is slowest most often.
+
+    Medians of the phases of different ranks do not add up to an iteration.
+    """
+    ranks = side.source.job_steps["rank"]
+    delays = list_delays(side.findings, len({one.source.rank for one in side.source.rank_steps}))
+    if not len(ranks):
+        return side.view.iterations
+    rank = delays[-1].rank if delays else int(np.bincount(np.maximum(ranks, 0)).argmax())
+    return side.source.iterations_on(rank, side.view)
 
 
 def _compute_median(side: RecordedRun, values: Floats | None) -> float | None:

@@ -25,5 +25,11 @@ class EndSummary:
 def summarize_end(findings: Sequence[Annotation], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
     """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step."""
     ranked = rank_findings(findings, steps, end_ns)
-    costly = [cost for cost in ranked if cost.finding.severity is not Severity.INFO or cost.seconds]
-    return EndSummary(tuple(costly[:_MOST_FINDINGS]), measure_training_s(steps), "".join(describe_pace(steps, tokens)))
+    return EndSummary(
+        select_costly(ranked)[:_MOST_FINDINGS], measure_training_s(steps), "".join(describe_pace(steps, tokens))
+    )
+
+
+def select_costly(ranked: Sequence[FindingCost]) -> tuple[FindingCost, ...]:
+    """Leave out mere explanations."""
+    return tuple(cost for cost in ranked if cost.finding.severity is not Severity.INFO or cost.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -10,15 +11,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.reports.end_summary import select_costly
+from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import Overview, build_overview
 from zerotop.session import catalog
 from zerotop.session.atomic_write import write_text_file
 from zerotop.session.headers import DAMAGE_ERRORS
 from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
-from zerotop.session.reader import SILENCE_NS, SessionError
+from zerotop.session.reader import SILENCE_NS, Session, SessionError
 
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 """Increased whenever the content of an overview changes."""
+
+# Findings are searched in the newest recordings, and not in very large ones: it takes a second for each 10 MiB or so.
+_MOST_JUDGED, _MOST_JUDGED_BYTES = 30, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Overviews:
         self._is_job_running = is_job_running
         self._known_overviews = _load_cache(cache) if cache is not None else {}
         self._saved_overviews = dict(self._known_overviews)
+        self._judged: set[tuple[Path, Stamp]] = set()
         self._ended_recordings: set[tuple[Path, Stamp]] = set()  # without a recorded end, but their job is gone
         self.recordings: tuple[Recording, ...] = ()
 
@@ -96,8 +104,20 @@ class Overviews:
                 return self._read_recording(recording)
         return None
 
+    def judge_next(self) -> Recording | None:
+        """Search for the worst finding of the newest ended recording without one; None if all have theirs."""
+        for recording in self.recordings[:_MOST_JUDGED]:
+            overview, key = recording.overview, (recording.path, recording.stamp)
+            is_due = overview is not None and overview.worst is None and not (recording.is_live or overview.problem)
+            if overview is not None and is_due and key not in self._judged and recording.stamp.bytes <= _MOST_JUDGED_BYTES:
+                self._judged.add(key)
+                return self._replace_overview(recording, find_worst(recording.path, overview))
+        return None
+
     def _read_recording(self, recording: Recording) -> Recording:
-        overview = read_overview(recording.path)
+        return self._replace_overview(recording, read_overview(recording.path))
+
+    def _replace_overview(self, recording: Recording, overview: Overview) -> Recording:
         self._known_overviews[str(recording.path)] = (recording.stamp, overview)
         live = recording.is_live and self._is_live(recording.path, recording.stamp, overview)
         updated = replace(recording, overview=overview, is_live=live)
@@ -140,6 +160,19 @@ def read_overview(path: Path) -> Overview:
         return Overview(path.name, problem=str(error))
     except Exception:  # one recording never breaks the list, whatever is in it
         return Overview(path.name, problem=f"{path} is damaged: its metadata cannot be read.")
+
+
+def find_worst(path: Path, overview: Overview) -> Overview:
+    """Return a recording's overview with the finding that costs most; without it where the search fails."""
+    try:
+        run = RecordedRun(Session.open(path))
+        steps = run.source.job_steps
+        costs = select_costly(rank_findings(run.findings, steps, run.source.end_ns))
+    except Exception:  # one recording never breaks the list, whatever is in it
+        return overview
+    training_s = measure_training_s(steps)
+    share = costs[0].compute_share(training_s) if costs and costs[0].seconds and training_s else math.nan
+    return replace(overview, worst=costs[0].finding.headline if costs else "", worst_share=share)
 
 
 def _load_cache(cache: Path) -> KnownOverviews:

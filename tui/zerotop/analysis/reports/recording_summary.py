@@ -25,6 +25,7 @@ PIECES = 96
 """The maximum number of values in a sparkline."""
 
 DETACHED = "detached"
+_NUMBERS = ("seconds", "iteration_s", "worst_share")  # NaN where unknown
 OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "OOM (GPU)", "OOM (host)"
 
 
@@ -50,6 +51,8 @@ class Overview(EngineSummary):
     peak_on_host: bool = False
     lost_records: int = 0
     lost_output_bytes: int = 0
+    worst: str | None = None  # headline of the finding that costs most; "" without one, None before it was searched
+    worst_share: float = math.nan  # of the training time that it costs; NaN where it costs none
 
     @property
     def end_ns(self) -> int:
@@ -65,7 +68,7 @@ class Overview(EngineSummary):
         """Rebuild an overview from :meth:`as_json`. Raises TypeError for other fields."""
         if set(values) != {field.name for field in fields(cls)}:
             raise TypeError("the fields differ")
-        times = {name: math.nan if values[name] is None else float(values[name]) for name in ("seconds", "iteration_s")}
+        times = {name: math.nan if values[name] is None else float(values[name]) for name in _NUMBERS}
         tuples = {name: tuple(values[name]) for name in ("command", "iterations")}
         return cls(**{**values, **times, **tuples})
 

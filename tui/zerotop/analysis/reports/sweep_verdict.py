@@ -54,7 +54,16 @@ def describe_answer(sweep: Sweep) -> str:
     fastest = find_fastest(sweep)
     if fastest is None:
         return ""
-    return f"Fastest: {describe_settings(sweep.plan, fastest[0].settings)}, {fastest[1]:,.0f} tokens per second."
+    return f"Fastest: {describe_settings(sweep.plan, fastest[0].settings)}, {_describe_rate(*fastest)}."
+
+
+def _describe_rate(point: Point, tokens_per_s: float) -> str:
+    """Return the tokens per second, and those of its slowest and fastest iteration where known."""
+    text, result = f"{tokens_per_s:,.0f} tokens per second", point.result
+    if result is None or not result.iterations_per_s or result.slowest_per_s is None or result.fastest_per_s is None:
+        return text
+    tokens = tokens_per_s / result.iterations_per_s
+    return f"{text} ({result.slowest_per_s * tokens:,.0f} to {result.fastest_per_s * tokens:,.0f} in single iterations)"
 
 
 def _find_largest(series: SweepSeries, axis: str) -> tuple[int | None, int | None]:
@@ -99,7 +108,7 @@ def _describe_largest(sweep: Sweep) -> Iterator[str]:
 def _describe_best(sweep: Sweep) -> Iterator[str]:
     measured, fastest = _list_measured(sweep), find_fastest(sweep)
     if fastest is not None:
-        yield f"The fastest is {describe_settings(sweep.plan, fastest[0].settings)}: {fastest[1]:,.0f} tokens per second."
+        yield f"The fastest is {describe_settings(sweep.plan, fastest[0].settings)}: {_describe_rate(*fastest)}."
     smallest = _find_best(measured, lambda result: -size if (size := result.reserved_peak_bytes) else None)
     if smallest is not None:
         settings, size = describe_settings(sweep.plan, smallest[0].settings), format_bytes(-smallest[1])

@@ -80,7 +80,7 @@ def describe_line(report: LineReport) -> list[str]:
     beyond = "Beyond, it is" if fit.knee_x is not None else f"{head}{what} is"
     # Any line goes through two points: R2 would say nothing.
     points = f"{fit.line_points} points, R2 {fit.r_squared:.4f}" if fit.line_points > 2 else "through only 2 points"
-    sentences.append(f"{beyond} {fit.slope / 1e3:,.1f} kB x tokens + {format_bytes(fit.intercept)} ({points}).")
+    sentences.append(f"{beyond} {format_bytes(fit.slope)} a token on top of {format_bytes(fit.intercept)} ({points}).")
     sentences += _describe_comparison(report)
     return sentences
 
@@ -91,7 +91,7 @@ def _describe_comparison(report: LineReport) -> Sequence[str]:
         ratio = report.line.fit.intercept / report.estimate_bytes if report.estimate_bytes else 0.0
         sentences.append(
             f"DeepSpeed's estimator says {format_bytes(report.estimate_bytes)} without activations:"
-            f" b is {ratio:.2f} times that."
+            f" the measured base is {ratio:.2f} times that."
         )
     elif report.formula_bytes:
         sentences.append(
@@ -100,13 +100,13 @@ def _describe_comparison(report: LineReport) -> Sequence[str]:
     if report.heuristic_bytes is not None and report.line.measurement == ALLOCATED:
         ratio = report.line.fit.slope / report.heuristic_bytes
         sentences.append(
-            f"Korthikanti et al. (2022) expect {report.heuristic_bytes / 1e3:,.1f} kB of activations a token:"
-            f" a is {ratio:.2f} times that."
+            f"Korthikanti et al. (2022) expect {format_bytes(report.heuristic_bytes)} of activations a token:"
+            f" measured is {ratio:.2f} times that."
         )
     if report.counted_bytes is not None and report.line.measurement == ALLOCATED:
         ratio = report.line.fit.slope / report.counted_bytes
         sentences.append(
-            f"Counting the model's own layers and the loss's copies of the logits gives {report.counted_bytes / 1e3:,.1f}"
-            f" kB: a is {ratio:.2f} times that."
+            f"The model's own layers and the loss's copies of the logits add up to {format_bytes(report.counted_bytes)}:"
+            f" measured is {ratio:.2f} times that."
         )
     return sentences

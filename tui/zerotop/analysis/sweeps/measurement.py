@@ -124,12 +124,15 @@ def _sum_host_peaks(ranks: Sequence[RankSteps]) -> int | None:
 
 def _measure_pace(measured: Sequence[Rows]) -> dict[str, float | None]:
     """Return iterations and tokens per second over the intervals between measured steps, of the slowest rank."""
-    seconds = max((float(rows["iteration_s"][1:].sum()) for rows in measured), default=0.0)
+    seconds = max((rows["iteration_s"][1:] for rows in measured), key=np.sum, default=np.empty(0))
     count = max((len(rows) - 1 for rows in measured), default=0)
-    if count < 1 or seconds <= 0:
+    if count < 1 or seconds.sum() <= 0:
         return {"iterations_per_s": None, "tokens_per_s": None}
     tokens = sum(round(estimate_tokens(rows[1:], rows["tokens"][1:])) for rows in measured)
-    return {"iterations_per_s": count / seconds, "tokens_per_s": tokens / seconds if tokens else None}
+    spread = {"slowest_per_s": 1 / float(seconds.max()), "fastest_per_s": 1 / float(seconds.min())}
+    total = float(seconds.sum())
+    rates = {"iterations_per_s": count / total, "tokens_per_s": tokens / total if tokens else None}
+    return {**rates, **(spread if count > 1 and seconds.min() > 0 else {})}
 
 
 def _measure_step_cores(session: Session, ranks: Sequence[RankSteps], measured: Sequence[Rows]) -> float | None:

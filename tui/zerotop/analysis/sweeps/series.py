@@ -86,6 +86,15 @@ def read_measurement(series: SweepSeries, measurement: str) -> Floats:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
+def read_spread(series: SweepSeries, measurement: str) -> tuple[Floats, Floats]:
+    """Return one measurement in each point's slowest and fastest iteration, NaN where it has no spread; shape (points,)."""
+    if measurement not in (ITERATIONS, TOKENS):
+        nothing = np.full(len(series.points), np.nan)
+        return nothing, nothing
+    scale = read_measurement(series, measurement) / read_measurement(series, ITERATIONS)
+    return scale * read_measurement(series, "slowest_per_s"), scale * read_measurement(series, "fastest_per_s")
+
+
 def fit_lines(sweep: Sweep) -> list[SeriesMemory]:
     """Fit the memory of each series over sequence length or micro-batch; series of fewer than two sizes have no line."""
     axis = choose_axis(sweep.plan)

@@ -26,6 +26,8 @@ _LATEST = 3
 _LONG = 1.5
 # So many last ones that each take this many medians are a level of their own, though too few to be found as one.
 _FAR_STEPS, _FAR = 2, 10.0
+# Counted steps tell of a change of level where theirs differs by this share, and so many others after it can be folded.
+_OTHER_LEVEL, _FEWEST = 0.2, 3
 # Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
 _ALIKE = 0.7
 _OUTER = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
@@ -49,7 +51,7 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     reasons = _find_reasons(rows, skipped)
     fit = np.flatnonzero(reasons == "")
     seconds = np.asarray(rows["iteration_s"], np.float64)
-    begin = _find_level_begin(seconds, fit) if number is None else max(0, len(fit) - number)
+    begin = max(0, len(fit) - number) if number is not None else _find_begin(seconds, fit, reasons)
     fit = fit[max(begin, len(fit) - (MOST_ITERATIONS if number is None else number)) :]
     if not len(fit):
         return ChosenIterations(fit, {}, skipped)
@@ -70,6 +72,20 @@ def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     reasons[rows["eval_s"] > 0] = "evaluation"
     reasons[~find_recorded(rows)] = "unrecorded"
     return reasons
+
+
+def _find_begin(seconds: Floats, fit: Ints, reasons: NDArray[np.str_]) -> int:
+    """Return the index into ``fit`` at which the last change of level begins, also one that only counted steps tell."""
+    own = _find_level_begin(seconds, fit)
+    timed = np.flatnonzero((reasons == "") | (reasons == "counted"))
+    if len(fit) == len(timed):
+        return own
+    level = np.median(seconds[timed[_find_level_begin(seconds, timed) :]])
+    if abs(np.median(seconds[fit[own:]]) / level - 1) < _OTHER_LEVEL:
+        return own
+    firsts = [timed[shift.first] for shift in ShiftFinder().find_shifts(seconds[timed])]
+    begins = np.searchsorted(fit, firsts) if firsts else np.empty(0, np.int64)
+    return max(own, int(begins[begins <= len(fit) - _FEWEST].max(initial=0)))
 
 
 def _find_level_begin(seconds: Floats, fit: Ints) -> int:

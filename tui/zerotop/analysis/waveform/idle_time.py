@@ -17,6 +17,10 @@ _WAITS = 0.5
 # and it uses at least this many times the cores of forward and backward.
 _MORE_CORES = 2.0
 _WORK = ("forward", "backward")
+# The CPU sets the pace of GPUs that are busy for less than this share of an iteration, while each rank uses most of a core
+# and is in its phases most of the time.
+_BUSY_SHARE, _LAUNCHING_CORES, _LAUNCHING_SHARE = 0.7, 0.9, 0.75
+_LAUNCHING = (*_WORK, "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +85,23 @@ def _waits_for_optimizer(fold: WaveformFold, row: PhaseRow, seconds: float, core
 def waits_for_data(idle_time: IdleTime) -> bool:
     """Whether GPUs idle most while batches are loaded, or outside the engine's phases."""
     return idle_time.longest is not None and idle_time.longest.phase in ("data", OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTime:
+    """An iteration whose pace the CPU sets, in seconds."""
+
+    launch_s: float  # in the phases that launch the GPU's work
+    device_s: float  # in which a kernel ran
+
+
+def find_launch_time(fold: WaveformFold) -> LaunchTime | None:
+    """Return how long the CPU launches what the GPUs compute in less time; None where the CPU does not set the pace."""
+    used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
+    cores = compute_signal_mean(fold, "cores", [(0.0, fold.iteration_s)])
+    other_s = sum(row.median_s for row in fold.phases if row.depth == 0 and row.phase not in _LAUNCHING)
+    launch_s = fold.iteration_s - other_s
+    has_pace = used / 100 < _BUSY_SHARE and cores >= _LAUNCHING_CORES * max(1, fold.process_count)  # no NaN
+    if not has_pace or launch_s < _LAUNCHING_SHARE * fold.iteration_s or find_idle_time(fold).is_optimizer:
+        return None
+    return LaunchTime(launch_s, fold.iteration_s * used / 100)

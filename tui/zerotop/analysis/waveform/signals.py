@@ -106,16 +106,21 @@ class SignalFolder:
         """Return all recorded signals, in display order."""
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
+        every: dict[str, list[SampleWindows]] = {name: [] for name in names}  # also of steps in between, only counted
         for source, gpu_key in locate_allocators(self._session.at(self._cursor_ns)).items():
             self._allocators[source.host, source.pid] = source, gpu_key
         for part in self._parts:
             for name, windows in self._read_rank_windows(part).items():
                 parts[name].append(self._fold_windows(part, windows))
+                every[name].append(windows)
         lead = self._parts[0]
         span = self._find_time_span(lead)
         for name, windows in samples.read_process_windows(self._session, lead.source.host, pids, *span).items():
             parts[name].append(self._fold_windows(lead, windows))
-        signals = {name: self._fold_signal(name, folded) for name, folded in parts.items()}
+            every[name].append(windows)
+        signals = {
+            name: self._fold_signal(name, folded) or self._average(name, every[name]) for name, folded in parts.items()
+        }
         return {name: signal for name, signal in signals.items() if signal is not None}
 
     def _read_rank_windows(self, part: AlignedIterations) -> dict[str, SampleWindows]:
@@ -190,6 +195,14 @@ class SignalFolder:
             else:
                 positions, curve = np.array([0.0, self._grid.length_s]), make_flat_curve(windows.values)
         return Signal(name, positions, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
+
+    def _average(self, name: str, every: Sequence[SampleWindows]) -> Signal | None:
+        """Return the mean of a sensor that is slower than an iteration, where too few folded iterations are neighbours."""
+        windows = samples.merge_windows(every) if every else samples.NO_WINDOWS
+        if windows.moments or len(windows.values) < 2 or windows.length_s <= _BLIND * self._grid.length_s:
+            return None
+        curve, ends = make_flat_curve(windows.values), np.array([0.0, self._grid.length_s])
+        return Signal(name, ends, curve.median, curve.low, curve.high, len(windows.values), windows.length_s, False)
 
     def _find_maximum(self, name: str) -> float:
         return _FULL_PERCENT if name == "utilization" else float(self.host_cores or np.inf) if name == "cores" else np.inf

@@ -61,7 +61,19 @@ class UserLibrary:
             if time.monotonic() >= jobs_due_s:
                 self._find_jobs()
                 jobs_due_s = time.monotonic() + _JOBS_S
-            self._wake.wait(max(_POLL_S, _REST_FACTOR * (time.monotonic() - begin_s)))
+            rest_s = max(_POLL_S, _REST_FACTOR * (time.monotonic() - begin_s))
+            self._wake.wait(_POLL_S if self._search_findings() else rest_s)
+
+    def _search_findings(self) -> bool:
+        """Search the findings of recordings for a while, resting as long as each takes; return whether more are left."""
+        deadline_s = time.monotonic() + _JOBS_S
+        while not self._stopped.is_set() and time.monotonic() < deadline_s:
+            begin_s = time.monotonic()
+            if self._overviews.judge_next() is None:
+                return False
+            self._publish_recordings(self._overviews.recordings)
+            self._stopped.wait(min(_POLL_S, time.monotonic() - begin_s))
+        return True
 
     def _publish_recordings(self, recordings: tuple[Recording, ...]) -> None:
         if recordings != self.recordings:

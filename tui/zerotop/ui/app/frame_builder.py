@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, link_findings
+from zerotop.analysis.annotations import Annotation, Severity, link_findings
 from zerotop.analysis.failures.diagnosis import find_known_failure
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
@@ -66,6 +67,7 @@ class FrameBuilder:
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
         headline = request.finding or choose_finding(self._ranking.rank(findings, source, view.cursor_ns), view.cursor_ns)
+        failure = find_known_failure(source.session.at(view.cursor_ns))
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
             view,
@@ -80,8 +82,8 @@ class FrameBuilder:
             tabs=TABS,
             rank=rank,
             is_rank_chosen=request.rank is not None,
-            failure=find_known_failure(source.session.at(view.cursor_ns)),
-            summary=self._summarize(known) if view.job.state.is_over and head.following else None,
+            failure=failure,
+            summary=self._summarize(known, failure) if view.job.state.is_over and head.following else None,
             can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
             training=self._view_last_step() if view.job.state.is_over and head.following else None,
@@ -95,11 +97,13 @@ class FrameBuilder:
             self._last_step = replace(source.view_at(end_ns), is_last_step=True)
         return self._last_step
 
-    def _summarize(self, findings: tuple[Annotation, ...]) -> EndSummary:
+    def _summarize(self, findings: tuple[Annotation, ...], failure: Failure | None) -> EndSummary:
+        """Summarize an ended job. The post-mortem tells of a failure already."""
         source = self._source
-        key = len(findings), source.end_ns
+        told = tuple(one for one in findings if failure is None or one.severity is not Severity.ERROR)
+        key = len(told), source.end_ns
         if self._summary is None or self._summary[0] != key:
-            self._summary = key, summarize_end(findings, source.job_steps, source.job_tokens, source.end_ns)
+            self._summary = key, summarize_end(told, source.job_steps, source.job_tokens, source.end_ns)
         return self._summary[1]
 
     def scroll_output(self, lines: int, room: int, cursor_ns: int, seek_count: int) -> None:

@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
 
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base import panels
 from zerotop.ui.base.bars.footer_keys import bind
@@ -135,9 +136,13 @@ class MonitorScreen(Screen[None]):
         """Return the footer labels that depend on the moment, by binding id; "" leaves a key out."""
         return {}
 
+    def find_post_mortem(self, frame: Frame) -> Failure | None:
+        """Return the failure that this screen explains; others have one line about it."""
+        return None
+
     def compose(self) -> ComposeResult:
         glyphs = self.glyphs
-        header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, id="notices")
+        header, notices = panels.Header(glyphs, id="header"), panels.Notices(glyphs, self.find_post_mortem, id="notices")
         transport, tabs = panels.Transport(glyphs, id="transport"), panels.Tabs(glyphs, id="tabs", active=self.NAME)
         keys = panels.Keys(glyphs, id="keys", own_labels=lambda: self._key_labels)
         with self._body:
@@ -174,13 +179,13 @@ class MonitorScreen(Screen[None]):
             state.height,
             self._count_notice_rows(frame, state.width, state.height),
             past=not frame.moment.is_following or not frame.moment.is_live,
-            failed=frame.has_error or frame.failure is not None,
+            failed=frame.has_error or self.find_post_mortem(frame) is not None,
         )
 
     def _count_notice_rows(self, frame: Frame, width: int, height: int) -> int:
         """The rows that the sentences under the header want."""
-        if frame.failure is not None:
-            return count_post_mortem_rows(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
+        if (failure := self.find_post_mortem(frame)) is not None:
+            return count_post_mortem_rows(failure, frame.view.cursor_ns, width, height, self.glyphs)
         return count_notice_rows(frame.list_notices(height), width, height, self.glyphs)
 
     def _layout_own_panels(self, room: Box, frame: Frame, zoomed: str) -> dict[str, Box]:

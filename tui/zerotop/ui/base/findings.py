@@ -61,8 +61,10 @@ def describe_details(finding: Annotation) -> str:
 
 
 def describe_advice(finding: Annotation) -> str:
-    """Return the advice and the text to copy."""
+    """Return the advice and the text to copy, if the advice does not contain it."""
     advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
+    if fix and fix in advice:
+        return advice
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 

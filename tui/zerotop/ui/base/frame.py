@@ -53,7 +53,8 @@ class Frame:
 
     def list_notices(self, height: int) -> list[Notice]:
         """Return the sentences under the header of a terminal of ``height`` rows."""
-        return build_notices(self.view, self.problems, self.headline, self.headline_cause, self.tip, roomy=height >= 30)
+        told = self.headline, self.headline_cause, self.tip
+        return build_notices(self.view, self.problems, *told, roomy=height >= 30, failure=self.failure)
 
     @property
     def has_error(self) -> bool:

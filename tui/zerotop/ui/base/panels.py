@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from textual import events
 from textual.message import Message
 
+from zerotop.analysis.failures.failure import Failure
 from zerotop.ui.base.bars.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
 from zerotop.ui.base.bars.footer_keys import label_common_keys
 from zerotop.ui.base.bars.header import draw_header, draw_notices
@@ -30,9 +31,13 @@ class Header(CommonPanel):
 class Notices(CommonPanel):
     """Sentences about the job and its findings, or why it failed."""
 
+    def __init__(self, glyphs: Glyphs, find_post_mortem: Callable[[Frame], Failure | None], *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self._find_post_mortem = find_post_mortem
+
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        if frame.failure is not None:
-            return draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
+        if (failure := self._find_post_mortem(frame)) is not None:
+            return draw_post_mortem(failure, frame.view.cursor_ns, width, height, self.glyphs)
         return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
 
     def on_click(self) -> None:

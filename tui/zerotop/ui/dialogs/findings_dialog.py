@@ -60,8 +60,8 @@ class FindingsDialog(Dialog[Annotation]):
         super().__init__("Findings", glyphs, page=True)
         self.all_findings = order_by_cause(frame.all_findings)
         self.by_cost = findings.order_by_cost(self.all_findings, frame.ranked)
-        self.is_by_cost = False
-        self.shown_findings = self.all_findings  # those with the searched words
+        self.is_by_cost = frame.summary is not None  # at the end of a job that has ended
+        self.shown_findings = self.by_cost if self.is_by_cost else self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
         self.is_over = frame.view.job.state.is_over
@@ -69,14 +69,14 @@ class FindingsDialog(Dialog[Annotation]):
         self._time_width, self._step_width = (max((len(place[at]) for place in places), default=0) for at in (0, 1))
         current = frame.headline or (frame.findings[-1] if frame.findings else None)
         event = current.event if current is not None else None  # which may be told again later, with newer numbers
-        self.current_index = next((at for at, linked in enumerate(self.all_findings) if linked.finding.event == event), 0)
+        self.current_index = next((at for at, linked in enumerate(self.shown_findings) if linked.finding.event == event), 0)
 
     def compose_box(self) -> ComposeResult:
         if not self.all_findings:
             yield Static(Text("No findings." if self.is_over else _NO_FINDINGS), id="text", markup=False)
             return
         yield Input(placeholder="words", id="search")
-        yield OptionList(*(Option(self._format_line(linked)) for linked in self.all_findings), id="list", markup=False)
+        yield OptionList(*(Option(self._format_line(linked)) for linked in self.shown_findings), id="list", markup=False)
         with VerticalScroll(id="detail"):
             yield Static(id="text", markup=False)
 

@@ -26,19 +26,18 @@ _GLOBAL_PREFIXES = ("app.", "time.", "job.")
 
 
 def build_help(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
-    """Build a screen's help: its keys, the keys that work everywhere, then its description and terms."""
+    """Build a screen's help: its description, its keys and terms, then the keys that work everywhere."""
     listed = list(bindings)
     own = [binding for binding in listed if not (binding.id or "").startswith(_GLOBAL_PREFIXES)]
     common = [binding for binding in listed if binding not in own]
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(f"{glyphs.to_plain(about)}\n")]
     if own:
         parts += [_make_heading("Keys on this screen"), _build_keys_table(own, glyphs), Text()]
-    parts += [_make_heading("Keys everywhere"), _build_keys_table(common, glyphs), Text()]
-    parts += [_make_heading("Terms on this screen"), Text(f"{glyphs.to_plain(about)}\n")]
+    parts += [_make_heading("Terms on this screen")] if terms else []
     for term, meaning in terms:
         parts.append(Padding(Text(glyphs.to_plain(term), "bold"), _INDENT))
         parts.append(Padding(Text(glyphs.to_plain(meaning.replace("\n", " "))), _INDENT_MORE))
-    return Group(*parts)
+    return Group(*parts, _make_heading("Keys everywhere"), _build_keys_table(common, glyphs))
 
 
 def _build_keys_table(bindings: Iterable[Binding], glyphs: Glyphs) -> Padding:

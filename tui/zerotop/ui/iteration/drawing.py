@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
+from zerotop.analysis.waveform.idle_time import find_launch_time
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, choose_scale, draw_time_axis, plot_ribbon
+from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
@@ -142,7 +144,7 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     gutter, end_s = _measure_gutter(width), _compute_end_s(shown)
     ribbons = [_draw_ribbon("phases", fold, 0, end_s, width, glyphs)]
     if room >= _MIN_ROWS_TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
-        ribbons.append(_draw_ribbon("within", fold, 1, end_s, width, glyphs))
+        ribbons.append(_draw_ribbon("of which", fold, 1, end_s, width, glyphs))
     if pinned is not None and room >= 7:
         name = sanitize(shown.pinned_name, glyphs) or "pinned"
         ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, glyphs, pinned_text=describe_pinned(shown)))
@@ -150,6 +152,7 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
         word = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
         note = "" if len(means) + len(_SLOW_SENSORS) > width - gutter else _SLOW_SENSORS
         ribbons.append(fit_row((*word, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
+    ribbons += _draw_launches(fold, end_s, gutter, width, glyphs)
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_curves(fold), shown.first_lane)
     left = room - len(ribbons)
@@ -159,6 +162,24 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     axis = draw_time_axis(0.0, end_s, width - gutter, glyphs)
     lead: Row = ((" " * (gutter - 1), "axis"), (glyphs.corner, "rule"))
     rows.append(fit_row((*lead, *axis), width, glyphs))
+    return rows
+
+
+def _draw_launches(fold: WaveformFold, end_s: float, gutter: int, width: int, glyphs: Glyphs) -> list[Row]:
+    """Draw how long the CPU launches and the GPU computes, as bars, where the CPU sets the pace."""
+    launches = find_launch_time(fold)
+    if launches is None:
+        return []
+    rows = []
+    for word, style, seconds in (
+        ("CPU launches", "load", launches.launch_s),
+        ("GPU computes", "series-2", launches.device_s),
+    ):
+        lead = fit_row(((fit_text(word, max(0, gutter - 1), glyphs), "muted"),), gutter, glyphs)
+        bar = draw_stacked_bar([(style, seconds)], end_s, width - gutter, glyphs, rest="text")
+        end = round(seconds / end_s * (width - gutter))
+        figure: Row = ((f" {format_duration(seconds)}", "value"),)
+        rows.append(fit_row((*lead, *fit_row(bar, end, glyphs), *figure), width, glyphs))
     return rows
 
 
@@ -178,11 +199,10 @@ def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
     return len(layout_heights(height - 3 - ribbons, curves)) < curves
 
 
-def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int | None:
-    """Return the rows of the panel where some signals have no curve; None where all have one, which any height suits."""
-    if not describe_means(fold):
-        return None
-    return 3 + 2 + 1 + pinned + _CURVE_ROWS * len(choose_curves(fold))
+def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int:
+    """Return the rows of the panel in which all signals that have a curve are readable."""
+    launches = 2 * (find_launch_time(fold) is not None)
+    return 3 + 2 + bool(describe_means(fold)) + launches + pinned + _CURVE_ROWS * len(choose_curves(fold))
 
 
 def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:

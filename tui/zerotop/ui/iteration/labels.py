@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, waits_for_data
+from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, find_launch_time, waits_for_data
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
@@ -32,6 +32,9 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     gpus = "GPUs" if fold.gpu_count > 1 else "The GPU"
     verb = "idle" if fold.gpu_count > 1 else "idles"
     total = format_duration(fold.iteration_s)
+    if (launches := find_launch_time(fold)) is not None:
+        launch, device = format_duration(launches.launch_s), format_duration(launches.device_s)
+        return f"The CPU sets the pace: {launch} of {total} to launch {device} of GPU work", "warn"
     if not fold.signals["utilization"].resolved:
         busy = 1 - idle.total_s / fold.iteration_s
         return f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's 200 ms cannot resolve when", "value"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotop.analysis.ranks.delays import RankDelay, list_delays
+from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, RankMatrices
 from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -32,12 +32,12 @@ class FoldModel:
         self.source = source
         self.waveforms = WaveformCache(source.session, lambda: source.rank_steps)
         self.wanted_count: int | None = None  # iterations to fold; None: all since the pace last changed
-        self.every_rank = True
+        self.every_rank: bool | None = None  # None: the rank that the others wait for, if a finding names one, else all
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
         self._matrices = RankMatrices()
-        self._delay: tuple[WaveformFold | None, tuple[RankDelay, ...], str] = None, (), ""  # with what it is of
+        self._odd: tuple[object, tuple[int | None, str]] = None, (None, "")  # with what it is of
         self._last_fold: WaveformFold | None = None
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None
@@ -46,7 +46,7 @@ class FoldModel:
     def fold_at(self, frame: Frame) -> WaveformFold | None:
         """Return the fold to show; the same object while nothing changed, the previous one while another is due."""
         following = frame.moment.is_live and frame.moment.is_following
-        rank = None if self.every_rank else frame.rank
+        rank = self._find_odd(frame)[0] if self.every_rank is None else None if self.every_rank else frame.rank
         fold = self.waveforms.find_fold(frame.view.cursor_ns, rank, self.wanted_count, hurry=not following)
         return self._last_fold if self.is_busy else fold
 
@@ -76,31 +76,30 @@ class FoldModel:
             pinned.fold if pinned else None,
             pinned.name if pinned else "",
             self.first_lane,
-            delay=self._describe_delay(frame, fold),
+            delay=self._find_odd(frame)[1] if self.every_rank is not False and fold.world > 1 else "",
         )
         if self._last_shown is None or not _is_same(self._last_shown, shown):
             self._last_shown = shown
         return self._last_shown
 
-    def _describe_delay(self, frame: Frame, fold: WaveformFold) -> str:
-        """Name the rank that the others wait for, and its phase: the mean over ranks hides it."""
-        if fold.rank is not None or fold.world < 2:
-            return ""
-        delays = list_delays(frame.findings, fold.world)
-        if self._delay[:2] != (fold, delays):
-            meets_in_forward = frame.view.job.gathers_parameters
+    def _find_odd(self, frame: Frame) -> tuple[int | None, str]:
+        """Return the rank that the others wait for, by a finding, and a sentence with its phase: a mean would hide both."""
+        world = len({process.source.rank for process in self.source.rank_steps})
+        delays = list_delays(frame.findings, world) if world > 1 else ()
+        key = frame.view.progress.step, world, delays
+        if self._odd[0] != key:
             matrix = self._matrices.matrix_at(
                 self.source.rank_steps,
                 frame.view.cursor_ns,
                 RECENT_STEPS,
-                meets_in_forward=meets_in_forward,
+                meets_in_forward=frame.view.job.gathers_parameters,
                 delays=delays,
             )
-            skew = find_skew(matrix)
+            skew = find_skew(matrix) if world > 1 else None
             rank = None if skew is None else int(matrix.rank_numbers[skew.row])
-            _, text, is_delay = describe_skew(skew, rank, fold.world)
-            self._delay = fold, delays, text if is_delay else ""
-        return self._delay[2]
+            _, text, is_delay = describe_skew(skew, rank, world)
+            self._odd = key, (rank if is_delay and delays else None, text if is_delay else "")
+        return self._odd[1]
 
     def change_count(self, direction: int) -> str:
         """Fold more iterations or fewer. Returns a sentence if that is not possible."""
@@ -139,6 +138,11 @@ class FoldModel:
         if ids:
             place = ids.index(self.first_lane) if self.first_lane in ids else 0
             self.first_lane = ids[(place + 1) % len(ids)]
+
+    @property
+    def folds_every_rank(self) -> bool:
+        """Whether the shown fold is of all ranks together."""
+        return self._last_fold is None or self._last_fold.rank is None
 
     def choose_ranks(self, *, every_rank: bool) -> None:
         """Fold all ranks together, or only the chosen one."""

@@ -65,6 +65,10 @@ class IterationScreen(MonitorScreen):
             "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
         ),
         (
+            "CPU launches",
+            "Where the CPU sets the pace: how long it launches the GPU's work, and below, how long kernels run meanwhile.",
+        ),
+        (
             "CUDA ms, idle",
             "CUDA ms: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
             "Copies are not kernels: a GPU that only copies gradients to the host is idle.",
@@ -132,7 +136,7 @@ class IterationScreen(MonitorScreen):
         box = self.own_boxes.get("waves")
         labels = {
             "iteration.pin": "unpin" if self.folding.pinned else "pin",
-            "iteration.ranks": "" if shown.fold.world == 1 else "one rank" if self.folding.every_rank else "all ranks",
+            "iteration.ranks": "" if shown.fold.world == 1 else "one rank" if self.folding.folds_every_rank else "all ranks",
         }
         if self.folding.wanted_count is None:
             labels["iteration.level"] = ""
@@ -179,11 +183,11 @@ class IterationScreen(MonitorScreen):
         self.request_redraw(self.folding.choose_next_lane)
 
     def action_every_rank(self) -> None:
-        self.request_redraw(partial(self.folding.choose_ranks, every_rank=not self.folding.every_rank))
+        self.request_redraw(partial(self.folding.choose_ranks, every_rank=not self.folding.folds_every_rank))
 
     async def action_rank(self, number: int) -> None:
         """Show the chosen rank on the first press, other ranks on further ones."""
-        if self.folding.every_rank:
+        if self.folding.every_rank is not False:
             self.request_redraw(partial(self.folding.choose_ranks, every_rank=False))
         else:
             self.request_redraw(self.folding.scales.clear)
@@ -193,7 +197,7 @@ class IterationScreen(MonitorScreen):
 def _layout_waves(fold: WaveformFold, room: Box, *, pinned: bool) -> dict[str, Box]:
     """Place the chart, and below it the steps where signals without a curve leave room."""
     needed = count_wave_rows(fold, pinned=pinned)
-    if needed is None or room.height - needed < _MIN_STEP_ROWS:
+    if room.height - needed < _MIN_STEP_ROWS:
         return {"waves": room}
     steps = Box(room.x, room.y + needed, room.width, room.height - needed)
     return {"waves": Box(room.x, room.y, room.width, needed), "steps": steps}

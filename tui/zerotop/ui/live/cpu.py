@@ -244,9 +244,11 @@ def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
-    """Draw ``16 × python3 4.8  pt_autograd_0 1.0``: as many names as fit; only the first name is shortened."""
+    """Draw ``16 × OpenMP team 4.8  autograd 1.0``: as many names as fit; only the first name is shortened."""
     text = ""
-    for name, used in _group_threads(rank.busiest, glyphs) if rank.alive else ():
+    named = _group_threads(rank.busiest, glyphs) if rank.alive else []
+    others = rank.cores_used - sum(used for _, used in named)
+    for name, used in [*named, ("others", others)] if named and others >= 1 else named:
         figure = f" {used:.1f}"
         if not text:
             text = fit_text(sanitize(name, glyphs), max(0, width - len(figure)), glyphs, at_words=False) + figure

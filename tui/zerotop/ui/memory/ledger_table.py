@@ -21,6 +21,7 @@ from zerotop.ui.memory.row_selection import EXTRA_KEYS, choose_lines
 _MIN_NAME_WIDTH = 24  # cells, so that figures stay in place while names of rows change from phase to phase
 _MIN_BASIS_WIDTH = 24  # cells of the last column, which is cut where there is no more room
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
+_MUCH_KEPT = 0.25  # of a peak, in tensors that outlive their step
 # The rule of thumb holds in these phases, but neither in initialization nor in evaluation.
 _STEP_PHASES = (
     "forward",
@@ -119,7 +120,11 @@ def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
         lines.append(MemoryLine("estimate", "DeepSpeed's estimate", states, None, expected))
     phases = view.peaks.phases if view.peaks is not None else ()
     peak = max((peak.allocated_bytes for peak in phases if peak.phase in _STEP_PHASES), default=None)
-    if view.rule is not None and peak is not None:
+    # It cannot tell of tensors that outlive their step.
+    is_kept = any(
+        line.row is not None and line.row.is_kept and line.now_bytes > _MUCH_KEPT * (peak or 0) for line in view.lines
+    )
+    if view.rule is not None and peak is not None and not is_kept:
         lines.append(MemoryLine("rule", "rule of thumb", peak, peak, view.rule.peak_bytes))
     return lines
 

@@ -32,7 +32,8 @@ def draw_history(view: LiveView, name: str, gpu: Gpu | None, width: int, height:
     shown = min(room, view.history.length)
     highest = float(np.max(sum(amounts[-shown:] for _, amounts in _list_layers(history)), initial=0.0)) if shown else 0.0
     scale = choose_memory_scale(max(least, highest), height - 1)
-    below = _draw_time_axis(shown * view.history.piece_s, name, room, glyphs)
+    end = f" step {view.progress.step}" if view.is_last_step else " now"
+    below = _draw_time_axis(shown * view.history.piece_s, name, end, room, glyphs)
     return [fit_row(row, width, glyphs) for row in _draw_chart(history, scale, below, shown, room, height - 1, glyphs)]
 
 
@@ -108,8 +109,8 @@ def _take_pieces(amounts: Floats, back: Ints) -> Floats:
     return np.where(back < len(amounts), np.append(amounts, 0.0)[np.maximum(len(amounts) - 1 - back, -1)], 0.0)
 
 
-def _draw_time_axis(seconds: float, name: str, width: int, glyphs: Glyphs) -> Row:
-    begin, end = f" {format_rough_time(seconds)} ago ", " now"
+def _draw_time_axis(seconds: float, name: str, end: str, width: int, glyphs: Glyphs) -> Row:
+    begin = f" {format_rough_time(seconds)} ago " if end == " now" else f" {format_rough_time(seconds)} before "
     middle = f" {name} " if len(begin) + len(name) + len(end) + 2 <= width else ""
     line = glyphs.rule * max(0, width - len(begin) - len(middle) - len(end))
     left, right = line[: len(line) // 2], line[len(line) // 2 :]

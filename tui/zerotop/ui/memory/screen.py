@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.views.memory_view import MemoryView
@@ -151,7 +152,8 @@ class TraceCurve(MemoryPanel):
         below = [] if view.trace is not None else draw_estimates(view, width, height - needed, self.glyphs)
         above = needed if below else height
         if look is not None:
-            rows = draw_look(look, hint, width, above, self.glyphs, focused=self.has_focus)
+            peak = view.peaks.owning_peak if view.peaks is not None else None
+            rows = draw_look(look, peak, hint, (width, above), self.glyphs, focused=self.has_focus)
         else:
             rows = draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus)
         return fit_height([*rows, *below], width, height, self.glyphs)
@@ -213,6 +215,9 @@ class MemoryScreen(MonitorScreen):
     ]
 
     main_panel = "ledger"
+
+    def find_post_mortem(self, frame: Frame) -> Failure | None:
+        return frame.failure if frame.failure is not None and frame.failure.memory is not None else None
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)

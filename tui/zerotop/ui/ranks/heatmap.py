@@ -81,6 +81,9 @@ class _MapPanel:
             sections.append((len(rows), section))
             rows += section.draw_rows()
         rows.append(self._draw_axis())
+        if self.picture.alike_metrics:
+            names = ", ".join(metric.value.label for metric in self.picture.alike_metrics)
+            rows.append(fit_row(((f" alike on all ranks: {names}", "muted"),), self.width, self.glyphs))
         rows = (rows + [fit_row((), self.width, self.glyphs)] * self.height)[: self.height]
         return MapRows(rows, {row: rank for row, rank in ranks.items() if row < self.height}, tuple(sections))
 

@@ -35,7 +35,7 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     ``rank`` is the rank that ``skew`` is about.
     """
     if ranks == 1:
-        return "One rank: there is no other one to compare it with.", "One rank.", False
+        return "One rank, and no other one to compare it with: 3 shows where its time goes.", "One rank.", False
     if skew is None:
         return "Ranks are compared once two of them have finished a step.", "Nothing to compare.", False
     steps = f"the last {skew.steps} steps" if skew.steps > 1 else "the only step"

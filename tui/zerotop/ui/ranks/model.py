@@ -78,9 +78,20 @@ class RankPicture:
             return self.deviation
         return _measure_deviations(self.matrix, metric, self.find_values(metric))
 
-    @property
+    @cached_property
+    def alike_metrics(self) -> list[RankMetric]:
+        """Other metrics in which no rank differs from the others, while it does in some metric."""
+        others = self._list_others()
+        alike = [metric for metric in others if not np.nanmax(self.find_deviation(metric), initial=0.0) > 0]
+        differ = len(alike) < len(others) or bool(np.nanmax(self.deviation, initial=0.0) > 0)
+        return alike if differ and len(self.matrix.processes) > 1 else []
+
+    @cached_property
     def other_metrics(self) -> list[RankMetric]:
-        """Other metrics with data, in order; first the one in which ranks differ most."""
+        """Other metrics to show, in order; first the one in which ranks differ most."""
+        return [metric for metric in self._list_others() if metric not in self.alike_metrics]
+
+    def _list_others(self) -> list[RankMetric]:
         at = METRICS.index(self.metric)
         others = METRICS[at + 1 :] + METRICS[:at]
         most = self.skew.metric if self.skew is not None and not self.skew.is_alike else None

@@ -9,7 +9,7 @@ from zerotop.analysis.live_view import LiveView, Rank
 from zerotop.analysis.processes.cores import Cores, format_cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import describe_no_ranks, format_cores_used, rank_name
+from zerotop.ui.drawing.labels import describe_no_ranks, draw_last_step, format_cores_used, rank_name
 from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
@@ -45,7 +45,7 @@ def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Ra
     part = f" {first + 1}-{min(count, first + shown)} of {count}" if count > shown else ""
     used = format_cores_used(view, width if is_wide else 0) if width >= 60 and (is_wide or not part) else ""
     spans: Row = ((f" {used}", "title-value"),) if used else ()
-    title: Row = (*panel_title("Ranks", False), (part, "title-warn"))
+    title: Row = (*panel_title("Ranks", False), *draw_last_step(view), (part, "title-warn"))
     if not is_wide:
         return draw_rule((*title, *spans), width, glyphs, placed)
     return align_ends(draw_rule(title, width - row_width(spans), glyphs, placed), spans, width, glyphs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import DETACHED, Overview, resample_longest
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
@@ -21,12 +22,13 @@ from zerotop.ui.drawing.formatting import (
     format_rough_time,
     format_significant,
     format_size,
+    is_known,
 )
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.table import Column
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.drawing.units import PaceUnit, get_units, giga_unit
+from zerotop.ui.drawing.units import PaceUnit, convert_sizes, get_units, giga_unit
 from zerotop.ui.start.model import NO_OVERVIEW
 
 _SPARKLINE_STYLE, _CLIPPED_STYLE = "load", "muted"
@@ -148,11 +150,14 @@ class _Cells:
         text = sanitize(format_command(line.overview.command), self.glyphs)
         return ((fit_text(text, width, self.glyphs), "muted"),)
 
+    def draw_worst(self, line: ListLine, width: int) -> Row:
+        return draw_worst(line.overview, width, self.glyphs)
+
     def draw_iterations(self, line: ListLine, width: int) -> Row:
         return draw_sparkline(line.overview.iterations, width, self.glyphs)
 
 
-def build_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
+def build_columns(width: int, glyphs: Glyphs) -> list[Column[ListLine]]:
     """Return all columns; the width decides which of them are shown."""
     cells = _Cells(glyphs)
 
@@ -172,8 +177,9 @@ def build_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
         Column(draw_heading(get_units().pace.value), 6, 8, cells.draw_iteration),
         Column(draw_heading(f"peak {giga_unit().name}"), 10, 5, cells.draw_peak),
         Column(draw_heading("on disk"), 8, 1, cells.draw_stored),
-        Column(draw_heading("iterations"), 10, 7, cells.draw_iterations, grows=True, left=True),
-        Column(draw_heading("command"), 24, 0, cells.draw_command, grows=True, left=True),
+        Column(draw_heading("iterations"), 10, 1, cells.draw_iterations, left=True),
+        Column(draw_heading("what costs most"), 24 if width < 110 else 40, 7, cells.draw_worst, grows=True, left=True),
+        Column(draw_heading("command"), 24, 0, cells.draw_command, left=True),
     ]
 
 
@@ -188,6 +194,15 @@ def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
         Column(((get_units().pace.value, "heading"),), 6, 8, cells.draw_iteration),
         Column(((f"peak {giga_unit().name}", "heading"),), 10, 4, cells.draw_peak),
     ]
+
+
+def draw_worst(overview: Overview, width: int, glyphs: Glyphs) -> Row:
+    """Draw ``45 % GPUs idle ...``: the finding that costs most, and its share of the training time."""
+    if not overview.worst:
+        return () if overview.worst is None or overview.problem else (("nothing found", "good"),)
+    share = f"{format_percent(overview.worst_share)} ".rjust(6) if is_known(overview.worst_share) else " " * 6
+    text = fit_text(sanitize(convert_sizes(overview.worst), glyphs), max(0, width - len(share)), glyphs)
+    return ((share, "value"), (text, "warn"))
 
 
 def format_command(command: Sequence[str]) -> str:

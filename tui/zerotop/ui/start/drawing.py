@@ -6,18 +6,25 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from zerotop.analysis.formatting import format_count, pluralize
+from zerotop.analysis.formatting import format_count, format_percent, pluralize
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY, Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
-from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_number, format_rough_time
+from zerotop.ui.drawing.formatting import (
+    format_duration,
+    format_grouped,
+    format_number,
+    format_rough_time,
+    is_known,
+)
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, fit_row, highlight_row, row_text, row_width
 from zerotop.ui.drawing.table import PlacedColumns, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.units import convert_sizes
 from zerotop.ui.start.columns import ListLine, build_columns, build_few_columns, describe_state, format_offload
 
-DETAIL_ROWS = 4
+DETAIL_ROWS = 5
 _RAN_OUT_OF = {OUT_OF_GPU_MEMORY: "GPU memory", OUT_OF_HOST_MEMORY: "host memory"}
 
 
@@ -31,7 +38,7 @@ def draw_head(left: str, right: str, width: int, glyphs: Glyphs) -> Row:
 
 def draw_list(lines: Sequence[ListLine], title: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw the headings and a row for each line, ``height`` rows in all."""
-    placed: PlacedColumns[ListLine] = place_columns(build_columns(glyphs), width)
+    placed: PlacedColumns[ListLine] = place_columns(build_columns(width, glyphs), width)
     rows = [draw_rule(title, width, glyphs, placed)]
     for line in lines[: height - 1]:
         damaged = bool(line.overview.problem)
@@ -96,6 +103,7 @@ def _describe_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str,
     _, style = describe_state(recording, glyphs)
     return [
         (_describe_end(recording, overview), "text" if style in ("good", "text") else style),
+        (_describe_worst(overview), "warn"),
         (_describe_training(overview, glyphs), "text"),
         (shlex.join(overview.command), "muted"),
         (str(recording.path), "muted"),
@@ -113,6 +121,14 @@ def _describe_end(recording: Recording, overview: Overview) -> str:
     records = f"{format_grouped(overview.lost_records)} {pluralize(overview.lost_records, 'record')}"
     lost = f" {records} could not be written." if overview.lost_records else ""
     return ran_out + (overview.end or "The recording stops there; exit status unknown.") + lost
+
+
+def _describe_worst(overview: Overview) -> str:
+    """Return the finding that costs most, with its cost."""
+    if not overview.worst:
+        return "" if overview.worst is None else "Nothing found that costs time or memory."
+    cost = f"{format_percent(overview.worst_share)} of the training time: " if is_known(overview.worst_share) else ""
+    return convert_sizes(f"{cost}{overview.worst}")
 
 
 def _describe_training(overview: Overview, glyphs: Glyphs) -> str:

@@ -8,7 +8,17 @@ from dataclasses import replace
 import numpy as np
 
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.sweeps.series import ALLOCATED, HOST, ITERATIONS, RESERVED, TOKENS, SweepSeries, read_measurement
+from zerotop.analysis.sweeps.series import (
+    ALLOCATED,
+    HOST,
+    ITERATIONS,
+    RESERVED,
+    TOKENS,
+    SweepSeries,
+    read_measurement,
+    read_spread,
+)
+from zerotop.analysis.sweeps.settings import STAGE
 from zerotop.session.samples import Floats
 from zerotop.session.sweeps import Value
 from zerotop.ui.charts import (
@@ -51,7 +61,9 @@ def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[R
     columns = _AxisColumns(model.shown_values, width - AXIS_WIDTH)
     shown = [_choose_points(one, model) for one in model.series]
     values = [read_measurement(one, measurement) for one in shown]
-    largest = max((float(np.nanmax(one)) for one in values if len(one) and not np.isnan(one).all()), default=0.0)
+    spreads = [read_spread(one, measurement) for one in shown]
+    numbers = [*values, *(high for _, high in spreads)]
+    largest = max((float(np.nanmax(one)) for one in numbers if len(one) and not np.isnan(one).all()), default=0.0)
     limit = find_limit(model) if measurement == ALLOCATED else None
     scale = choose_scale(_QUANTITIES.get(measurement, NUMBER), largest, plot_height)
     if limit is not None:
@@ -61,8 +73,10 @@ def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[R
         plot_search(canvas, model, columns.read_values(canvas.dot_columns), limit, scale.highest)
     if measurement in _QUANTITIES and measurement != HOST:
         _mark_failures(canvas, columns, model.axis, shown, glyphs)
-    for number, (one, numbers) in enumerate(zip(shown, values, strict=True)):
-        _plot_series(canvas, columns, model.axis, one, numbers, SERIES_STYLES[number % len(SERIES_STYLES)], scale.highest)
+    for number, (one, rates) in enumerate(zip(shown, values, strict=True)):
+        style = SERIES_STYLES[number % len(SERIES_STYLES)]
+        _plot_spread(canvas, columns, model.axis, one, spreads[number], style, scale.highest)
+        _plot_series(canvas, columns, model.axis, one, rates, style, scale.highest)
     if limit is not None:
         name_limit(canvas, limit, scale.highest)
     plot_grid(canvas, scale)
@@ -155,20 +169,37 @@ class _AxisColumns:
 def _plot_series(
     canvas: Canvas, columns: _AxisColumns, axis: str, series: SweepSeries, values: Floats, style: str, top: float
 ) -> None:
-    """Draw a line through the points, and a dot at each."""
+    """Draw a dot at each point, and a line through those that have distances on the axis: stages and modes have none."""
     known = ~np.isnan(values)
     if not known.any():
         return
     points = [point for point, is_known in zip(series.points, known, strict=True) if is_known]
     x = np.array([columns.find_position(point.settings[axis]) for point in points])
     y = values[known]
-    if len(x) > 1:
+    if len(x) > 1 and axis != STAGE and is_numeric([point.settings[axis] for point in points]):
         dots = (np.arange(canvas.dot_columns) + 0.5) / 2
         line = np.interp(dots, x + 0.5, y, left=np.nan, right=np.nan)
         plot_line(canvas, line, line, style, top=top)
     for position, value in zip(x.tolist(), y.tolist(), strict=True):
         row = canvas.height - 1 - min(canvas.height - 1, int(value / top * canvas.height))
         canvas.write_mark(round(position), row, canvas.glyphs.dot, style)
+
+
+def _plot_spread(
+    canvas: Canvas,
+    columns: _AxisColumns,
+    axis: str,
+    series: SweepSeries,
+    spread: tuple[Floats, Floats],
+    style: str,
+    top: float,
+) -> None:
+    """Draw a vertical line from the lowest to the highest value of each point."""
+    low, high = (np.full(canvas.dot_columns, np.nan) for _ in range(2))
+    for point, least, most in zip(series.points, *spread, strict=True):
+        dot = 2 * round(columns.find_position(point.settings[axis]))
+        low[dot], high[dot] = least, most
+    plot_line(canvas, low, high, style, top=top)
 
 
 def _mark_failures(canvas: Canvas, columns: _AxisColumns, axis: str, shown: Sequence[SweepSeries], glyphs: Glyphs) -> None:

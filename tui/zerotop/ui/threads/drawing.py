@@ -24,6 +24,7 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.threads.chart import draw_chart, resample_columns
+from zerotop.ui.threads.phase_means import has_phase_means
 
 _WINDOW_PIECES = 120  # half seconds shown at least
 _MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
@@ -40,7 +41,7 @@ class TableLine:
     thread: Thread | None = None  # None: the whole group
     is_open: bool = False  # the threads of the group follow
     has_nodes: bool = False  # whether the host has several NUMA nodes
-    history: Row = ()  # its lowest row
+    history: Row = ()  # its highest row
 
     @property
     def item(self) -> ThreadGroup | Thread:
@@ -102,7 +103,7 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
     """Return the columns. Those for nodes and affinity are there only if they say something."""
     return place_columns(
         [
-            Column((), AXIS_WIDTH + (15 if width < 100 else 19 if width < 180 else 27), 9, name, left=True),
+            Column((), AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
             # Where no more than this is left, the cores that threads may use and the nodes are left out.
             Column((), 8 if width < 72 else 28, 9, history, grows=True, left=True),
             Column((("cores", "heading"),), 5, 9, _draw_cores),
@@ -126,16 +127,16 @@ def _layout_table(threads: RankThreads, width: int, glyphs: Glyphs) -> PlacedCol
 def _draw_item(
     line: TableLine, styles: Sequence[str], placed: PlacedColumns[TableLine], tall: int, width: int, glyphs: Glyphs
 ) -> list[Row]:
-    """Draw a line of the table. Its history is ``tall`` rows high, with name and figures beside the lowest row.
+    """Draw a line of the table. Its history is ``tall`` rows high, with name and figures beside the highest row.
 
     A history shows cores over time, scaled to its own maximum, but at least to one core.
     """
     (_, _, name_size), (_, _, size) = placed.columns[:2]
     values = line.item.cores_history
-    *above, lowest = draw_strip(values, styles, float(np.nanmax(values, initial=1.0)), size, tall, glyphs)
+    highest, *below = draw_strip(values, styles, float(np.nanmax(values, initial=1.0)), size, tall, glyphs)
     lead = (" " * (name_size + 1), "text")
-    rows = [fit_row((lead, *part), width, glyphs) for part in above]
-    return [*rows, placed.draw_row(replace(line, history=lowest), width, glyphs)]
+    rows = [fit_row((lead, *part), width, glyphs) for part in below]
+    return [placed.draw_row(replace(line, history=highest), width, glyphs), *rows]
 
 
 def _draw_cores(line: TableLine, size: int) -> Row:
@@ -186,7 +187,7 @@ def _choose_line_rows(room: int, count: int, glyphs: Glyphs) -> int:
 def _count_default_threads(threads: RankThreads, room: int, tall: int) -> int:
     """Return how many threads fit below each name; 0 if too few do."""
     several = sum(len(group.threads) > 1 for group in threads.groups)
-    most = (room - 1 - tall * len(threads.groups)) // max(1, several)
+    most = (room - tall * len(threads.groups)) // max(1, several)
     return most if several and most >= _MIN_OPENED else 0
 
 
@@ -205,23 +206,27 @@ def draw_threads(
         return ThreadRows([], top, {}, range(0), range(0))
     nodes = threads.node_count
     placed = _layout_table(threads, width, glyphs)
-    rows = [draw_rule(_draw_title(threads, width), width, glyphs, placed)]
+    has_chart = height >= _MIN_HEIGHT_WITH_CHART
+    figures = PlacedColumns(placed.columns[2:4] if has_phase_means(placed) else ())  # of the phases beside the chart
+    rows = [draw_rule(_draw_title(threads, width), width, glyphs, figures if has_chart else placed)]
     rows += [
         fit_row((("! ", "warn"), (fit_text(text, width - 2, glyphs), "warn")), width, glyphs)
         for text in sentences[: height // 6]
     ]
     items = build_lines(threads, opened or (), nodes)
-    room = height - len(rows)
+    rest = [fit_row(row, width, glyphs) for row in _draw_rest(threads, placed, glyphs)]
+    room = height - len(rows) - len(rest)
     chart, above = 0, len(rows)
     (_, _, name_size), (_, _, columns) = placed.columns[:2]
-    if height >= _MIN_HEIGHT_WITH_CHART:
-        chart = max(_MIN_CHART_ROWS, room // 4, min(room - len(items) - 1, _MAX_CHART_ROWS, room * 3 // 5))
+    if has_chart:
+        chart = max(_MIN_CHART_ROWS, room // 4, min(room - len(items), _MAX_CHART_ROWS, room * 3 // 5))
         # The chart gets the rows that lines of equal height leave over.
-        left = room - chart - 1
+        left = room - chart
         chart += max(0, min(left - len(items) * _choose_line_rows(left, len(items), glyphs), _MAX_CHART_ROWS - chart))
-        rows += draw_chart(threads, placed, watched, begin_s, chart, width, glyphs)
+        rows += draw_chart(threads, placed, watched, begin_s, chart - 1, width, glyphs)
+        rows.append(draw_rule((("Threads", "title"),), width, glyphs, placed))
     room -= chart
-    tall = _choose_line_rows(room - 1, len(items), glyphs)
+    tall = _choose_line_rows(room, len(items), glyphs)
     most = _count_default_threads(threads, room, tall) if opened is None else 0
     if most:
         items = build_lines(threads, {group.name for group in threads.groups}, nodes, most)
@@ -231,7 +236,8 @@ def draw_threads(
     for item in items:
         table += _draw_item(item, styles, placed, 1 if most and item.thread is not None else tall, width, glyphs)
         lines += [item] * (len(table) - len(lines))
-    table.append(fit_row(_draw_rest(threads), width, glyphs))
+    table += rest
+    room += len(rest)
     top = max(0, min(top, len(table) - room))
     seen = table[top : top + room]
     if len(table) > top + room and seen:
@@ -239,7 +245,7 @@ def draw_threads(
         seen[-1] = fit_row(((f"{glyphs.ellipsis} {format_count(hidden, 'more row')} below", "muted"),), width, glyphs)
     visible = dict(enumerate(lines[top : top + room], len(rows)))
     rows = fit_height(rows + seen, width, height, glyphs)
-    return ThreadRows(rows, top, visible, range(above, above + chart), range(name_size + 1, name_size + 1 + columns))
+    return ThreadRows(rows, top, visible, range(above, above + chart - 1), range(name_size + 1, name_size + 1 + columns))
 
 
 def _draw_title(threads: RankThreads, width: int) -> Row:
@@ -263,26 +269,33 @@ def _draw_name(line: TableLine, size: int, glyphs: Glyphs) -> Row:
     return ((f"{mark} ", "accent"), (number, "value"), (name, "text"))
 
 
-def _draw_rest(threads: RankThreads) -> Row:
-    """Return a sentence about the threads that are not in the table."""
+def _draw_rest(threads: RankThreads, placed: PlacedColumns[TableLine], glyphs: Glyphs) -> list[Row]:
+    """Return rows about what is not in the table: other threads, whose cores add up to the rank's, and other processes."""
     if not threads.is_recorded:
-        return (("  No threads recorded: zerotop run and zerotop attach record them.", "muted"),)
+        return [(("  No threads recorded: zerotop run and zerotop attach record them.", "muted"),)]
     if not threads.rank.alive:
-        return (("  This process has ended; its last threads are shown.", "muted"),)
-    if not threads.rest_threads:
-        return ()
-    other = f"  {format_count(threads.rest_threads, 'other')}, {threads.rest_cores:.1f} cores"
-    if threads.rest_cores >= 1:
-        return ((f"{other}: only the busiest threads are listed", "muted"),)
-    return ((f"{other}: mostly idle", "muted"),)
+        return [(("  This process has ended; its last threads are shown.", "muted"),)]
+    _, begin, size = placed.columns[2]
+    named = []
+    if threads.rest_threads:
+        why = "only the busiest are listed" if threads.rest_cores >= 1 else "mostly idle"
+        named.append((f"  {format_count(threads.rest_threads, 'other')}: {why}", threads.rest_cores))
+    if threads.loader_workers:
+        workers = f"{format_count(threads.loader_workers, 'loader worker')}, not this process"
+        named.append((f"  {workers}", threads.loader_cores))
+    return [
+        (*fit_row(((text, "muted"),), begin, glyphs), (format_fixed(cores, 1, size), "muted" if cores < 1 else "value"))
+        for text, cores in named
+    ]
 
 
 def format_threads(threads: RankThreads) -> str:
     """Return a tab-separated row for each thread, under a heading."""
-    lines: list[tuple[object, ...]] = [("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on")]
+    headings = ("rank", "tid", "kind", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on")
+    lines: list[tuple[object, ...]] = [headings]
     for group in threads.groups:
         for thread in group.threads:
             figures = (f"{thread.cores_used:.3f}", f"{thread.waiting_cores:.3f}")
             places = (format_cores(thread.ran_on), ",".join(map(str, thread.numa_nodes)), format_cores(thread.allowed_cores))
-            lines.append((threads.rank.rank, thread.tid, thread.name, *figures, *places))
+            lines.append((threads.rank.rank, thread.tid, thread.kind, thread.name, *figures, *places))
     return format_tsv(lines)

@@ -54,16 +54,21 @@ class ThreadsScreen(MonitorScreen):
             "deepspeed --bind_cores_to_rank gives each rank its own cores.",
         ),
         (
+            "names of threads",
+            "OpenMP team: sleeps in an OpenMP library. Python NAME, or the line where it computes: started by Python code.\n"
+            "pool worker: nameless, computes at the same time as others, as OpenMP, BLAS and thread pools do.",
+        ),
+        (
             "others",
             "Only the busiest threads of each rank are recorded, twice a second. The others are only counted:\n"
-            "most of them are idle, like unused thread pools.",
+            "most of them are idle, like unused thread pools. With them, the cores add up to those of the rank.",
         ),
         LEFT_OUT_TERM,
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *rank_bindings("threads.up", "threads.down", importance=7),
-        bind("enter", "open", "threads.open", "Single threads", "Expand or collapse threads of the same name", 6),
+        bind("enter", "open", "threads.open", "Single threads", "Expand or collapse threads of the same kind", 6),
         bind("pageup", "rows(-1)", "threads.pageup", "Page up", "One page of threads up"),
         bind("pagedown", "rows(1)", "threads.pagedown", "Page down", "One page of threads down"),
     ]
@@ -107,7 +112,7 @@ class ThreadsScreen(MonitorScreen):
 
 def find_shown_rank(frame: Frame) -> Rank | None:
     """Return the rank whose threads are shown."""
-    ranks = frame.view.ranks
+    ranks = frame.state_view.ranks
     return next((rank for rank in ranks if rank.rank == frame.rank), ranks[0] if ranks else None)
 
 
@@ -119,7 +124,7 @@ class RankList(FrameWidget):
         self.table = table
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        view = frame.view
+        view = frame.state_view
         first = find_first_visible(view.ranks, frame.rank, height - 1)
         visible = view.ranks[first : first + height - 1]
         affinities = self.table.affinities
@@ -129,7 +134,7 @@ class RankList(FrameWidget):
     def on_click(self, event: events.Click) -> None:
         if self.frame is None or event.y < 1:
             return
-        ranks = self.frame.view.ranks
+        ranks = self.frame.state_view.ranks
         place = find_first_visible(ranks, self.frame.rank, self.size.height - 1) + event.y - 1
         if place < len(ranks):
             self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
@@ -158,7 +163,7 @@ class ThreadList(Scrollable, PointedPanel):
         if (rank.host, rank.pid) != self._process_key:
             self._process_key, self._top_row = (rank.host, rank.pid), 0
             self._axis_scales.clear()
-        view = frame.view
+        view = frame.state_view
         affinities = self.table.affinities
         nodes, bound = (
             affinities.count_nodes(rank.host),

@@ -79,7 +79,13 @@ class PictureBuilder:
         timeline = self._timelines.build_timeline(window, subject, shown, end_ns, budget_s=BUDGET_S)
         self._reset_scales(subject, window)
         selected = self._view.get_range()
-        pointed = now.cursor if self.pointed_ns is None else min(self.pointed_ns, max(0, end_ns - origin_ns))
+        # After a job's end the values are those of its last step.
+        pointed = max(0, frame.state_view.cursor_ns - origin_ns)
+        pointed_step = None if frame.training is None else frame.training.progress.step
+        if self.pointed_ns is not None:
+            pointed = min(self.pointed_ns, max(0, end_ns - origin_ns))
+        if self.pointed_ns is not None or pointed_step is None:
+            pointed_step = self._timelines.find_step_at(subject.rank, origin_ns + pointed)
         self.last_picture = Picture(
             timeline=timeline,
             subject=subject,
@@ -91,7 +97,7 @@ class PictureBuilder:
             marks=marks,
             faults=faults,
             steps=self._find_steps(timeline, subject),
-            pointed_step=self._timelines.find_step_at(subject.rank, origin_ns + pointed),
+            pointed_step=pointed_step,
             selected_range=selected,
             summary=self._summarize_range(subject, selected, timeline),
             host_cores=self._timelines.find_host_cores(subject.host),

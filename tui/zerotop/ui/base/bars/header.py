@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -27,6 +29,9 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
 _WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
+
+
+_PLACE = re.compile(r"|\S+:\d+")  # a line of a script, or nothing
 
 
 class Notice(NamedTuple):
@@ -142,6 +147,7 @@ def build_notices(
     tip: str = "",
     *,
     roomy: bool = True,
+    failure: Failure | None = None,
 ) -> list[Notice]:
     """Return the notices, the most urgent first.
 
@@ -151,10 +157,14 @@ def build_notices(
         cause: the finding that explains it.
         tip: what to look at next.
         roomy: gives other findings two rows instead of one.
+        failure: takes the place of the job's end and of findings about it, in one row.
     """
     job = view.job
     result: list[Notice] = []
-    if job.exit_text:
+    if failure is not None:
+        result.append(Notice("!", convert_sizes(failure.what), "alert", max_rows=1, step_text="why: 1"))
+        finding = finding if finding is not None and finding.severity is not Severity.ERROR else None
+    elif job.exit_text:
         style = labels.choose_exit_style(job)
         mark = "!" if style in ("alert", "warn") else ""
         result.append(Notice(mark, job.exit_text, style, needs_all_rows=style == "alert"))
@@ -179,7 +189,8 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         elif advice:
-            first_line = finding.fix.partition("\n")[0] or finding.advice
+            first_line = finding.fix.partition("\n")[0]
+            first_line = finding.advice if _PLACE.fullmatch(first_line) else first_line  # which says not what to do
             notices.append(Notice("→", convert_sizes(first_line), "text" if style != "muted" else style, max_rows=1))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
