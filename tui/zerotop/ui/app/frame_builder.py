@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.annotations import Annotation, Severity, link_findings
 from zerotop.analysis.failures.diagnosis import find_known_failure
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
@@ -97,7 +97,7 @@ class FrameBuilder:
             self._last_step = replace(source.view_at(end_ns), is_last_step=True)
         return self._last_step
 
-    def _summarize(self, findings: tuple[Annotation, ...], failure: Failure | None) -> EndSummary:
+    def _summarize(self, findings: tuple[Annotation, ...], failure: End | None) -> EndSummary:
         """Summarize an ended job. The post-mortem tells of a failure already."""
         source = self._source
         told = tuple(one for one in findings if failure is None or one.severity is not Severity.ERROR)

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.screen import Screen
 
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base import panels
 from zerotop.ui.base.bars.footer_keys import bind
@@ -136,7 +136,7 @@ class MonitorScreen(Screen[None]):
         """Return the footer labels that depend on the moment, by binding id; "" leaves a key out."""
         return {}
 
-    def find_post_mortem(self, frame: Frame) -> Failure | None:
+    def find_post_mortem(self, frame: Frame) -> End | None:
         """Return the failure that this screen explains; others have one line about it."""
         return None
 

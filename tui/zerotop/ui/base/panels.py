@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from textual import events
 from textual.message import Message
 
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.ui.base.bars.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
 from zerotop.ui.base.bars.footer_keys import label_common_keys
 from zerotop.ui.base.bars.header import draw_header, draw_notices
@@ -31,7 +31,7 @@ class Header(CommonPanel):
 class Notices(CommonPanel):
     """Sentences about the job and its findings, or why it failed."""
 
-    def __init__(self, glyphs: Glyphs, find_post_mortem: Callable[[Frame], Failure | None], *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, find_post_mortem: Callable[[Frame], End | None], *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._find_post_mortem = find_post_mortem
 

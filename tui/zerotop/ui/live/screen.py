@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.ui.base.bars.footer_keys import in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
@@ -33,7 +33,7 @@ class LiveScreen(MonitorScreen):
 
     main_panel = "iteration"
 
-    def find_post_mortem(self, frame: Frame) -> Failure | None:
+    def find_post_mortem(self, frame: Frame) -> End | None:
         return frame.failure
 
     def build_panels(self) -> Iterable[FrameWidget]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.views.memory_view import MemoryView
@@ -216,7 +216,7 @@ class MemoryScreen(MonitorScreen):
 
     main_panel = "ledger"
 
-    def find_post_mortem(self, frame: Frame) -> Failure | None:
+    def find_post_mortem(self, frame: Frame) -> End | None:
         return frame.failure if frame.failure is not None and frame.failure.memory is not None else None
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation, Severity
-from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.failures.end import End
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -147,7 +147,7 @@ def build_notices(
     tip: str = "",
     *,
     roomy: bool = True,
-    failure: Failure | None = None,
+    failure: End | None = None,
 ) -> list[Notice]:
     """Return the notices, the most urgent first.
 
