@@ -19,6 +19,8 @@ def check_memory_view(view: MemoryView) -> None:
                 assert line.now_bytes == sum(one.now_bytes for one in view.lines[:place] if not one.is_sum)
         assert view.gpu in view.gpus
     if view.host is not None:
-        assert sum(line.now_bytes for line in view.host_lines if not line.is_sum) == view.host.resident_bytes
-        assert view.host_lines[-1].key == SUM_RESIDENT
+        keys = [line.key for line in view.host_lines]
+        place = keys.index(SUM_RESIDENT)
+        assert sum(line.now_bytes for line in view.host_lines[:place]) == view.host.resident_bytes
+        assert keys[place + 1 :] == (["workers"] if view.host.worker_bytes else [])
         assert view.host in view.hosts

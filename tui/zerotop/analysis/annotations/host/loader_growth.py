@@ -25,13 +25,16 @@ _KIND = FindingKind(
         "The {workers:.0f} workers of rank {rank} grew by {grown_bytes:bytes} to {held_bytes:bytes} in {steps:.0f} steps[;"
         " {free_bytes:bytes} are left on the node]."
     ),
-    advice="Keep nothing in the dataset, its transforms or the collate function: each worker fills a copy of its own.",
-    fix="",
+    advice="Keep nothing in the dataset, its transforms or the collate function: each worker fills a copy of its own. In a"
+    " short run without workers, zerotop can name the list.",
+    fix="num_workers=0",
 )
 # A rise by at least these bytes, and this share of the memory before it: pages that are shared after a fork become the
 # workers' own when they are touched.
 _LEAST_BYTES, _LEAST_SHARE = 512 << 20, 0.5
 _BLOCKS, _EVENNESS = 4, 0.8
+# A sample of the workers counts for the steps of so long after it.
+_SAMPLED_NS = 2_000_000_000
 
 _new_trend_finder = partial(TrendFinder, _BLOCKS, _EVENNESS)
 
@@ -52,13 +55,15 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _read_workers(process: Process, steps: Rows) -> Ints:
     """Return the bytes that workers alone hold at the end of each step; -1 where they are unknown."""
-    samples = process.host_samples.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    ends_ns = steps["end_unix_ns"].astype(np.int64)
+    samples = process.host_samples.read_window(int(ends_ns[0]) - _SAMPLED_NS, int(ends_ns[-1]))
     if not len(samples):
         return np.full(len(steps), -1)
     sizes, counts = (read_column(samples.rows, name) for name in ("loader_private_bytes", "loader_workers"))
     known = np.where((counts > 0) & (sizes > 0), sizes, -1)
-    last = np.searchsorted(samples.times, steps["end_unix_ns"], "right") - 1
-    found: Ints = np.where(last >= 0, known[last], -1).astype(np.int64)
+    last = np.searchsorted(samples.times, ends_ns, "right") - 1
+    is_recent = (last >= 0) & (ends_ns - samples.times[last] < _SAMPLED_NS)
+    found: Ints = np.where(is_recent, known[last], -1).astype(np.int64)
     return found
 
 

@@ -139,6 +139,7 @@ def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> 
             yield _build_finding(*earlier, ended=(shift.step - 1, found.known_ns))
             return
     if group.count_report(_KIND.name):
+        shift = _explain_by_training(shift, found.known_ns)
         state.open.append((shift, found))
         yield _build_finding(shift, found)
 

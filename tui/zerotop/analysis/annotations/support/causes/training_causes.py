@@ -35,5 +35,5 @@ def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
     if first.name in ("optimizer.foreach", "optimizer.fused") and change.process.is_on_gpu:
         names = {one.class_ for one in change.process.engine.optimizers or () if one.package == "torch"}
         if len(names) == 1:
-            return "Leave foreach at its default, or let one kernel update all parameters: fused=True.", ""
+            return "Leave foreach at its default, or let one kernel update all parameters.", "fused=True"
     return _NO_ADVICE
