@@ -322,6 +322,7 @@ _REPEATS = (
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
+    _Link("memory_creep", "memory_creep", _grew_at_pauses),
 )
 # Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
 # slow rises that were a jump.
