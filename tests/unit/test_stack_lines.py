@@ -138,11 +138,11 @@ def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
 def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
-    session = add_stacks(folder, before, [SLEEP], where="between phases", late_s=1.0)
+    session = add_stacks(folder, before, [SLEEP], where="between phases", late_s=0.5)
     shift = find_named(session, "iteration_shift")
     assert "train.py:88" in shift.headline
-    assert shift.known_ns == before.known_ns + 10**9
-    early = find_annotations(Session.open(folder), before.known_ns + 10**9 - 1)
+    assert shift.known_ns == before.known_ns + 5 * 10**8
+    early = find_annotations(Session.open(folder), before.known_ns + 5 * 10**8 - 1)
     assert "iteration_shift" not in [finding.name for finding in early]
 
 

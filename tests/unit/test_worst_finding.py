@@ -51,6 +51,7 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
         no_phase_peaks=False,
         budget=None,
         price_per_hour=None,
+        expect=None,
         command=["x"],
         no_record_output=False,
     )
