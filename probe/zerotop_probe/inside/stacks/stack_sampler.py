@@ -36,10 +36,11 @@ _LOOK_SHARE = 1 / 8
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.2, 1.0
 # How often phases that ended are looked at once the usual durations are known (ns).
 _LEARN_EVERY_NS = 1_000_000_000
-# Seconds between samples: at first, and at most, as a share of the time that a place has lasted; where a rank is silent.
-_SAMPLE_S, _SAMPLE_SHARE, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 1 / 10, 0.1, 1.0
-# For this time (ns) after a slow place the sampler looks more often, and samples counted steps at any time: the next step
-# may be slow in the same way, and samples that all fall late in it would name the line after the slow one.
+# Seconds between samples, at first and in places that last for long.
+_SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
+_LATER_NS = 2_000_000_000
+# For this time (ns) after a slow place the sampler looks more often: the next step may be slow in the same way, and a few
+# samples that all fall late in it would name the line after the slow one.
 _LATELY_NS = 1_000_000_000
 
 # Samples of a place that takes a notable share of iterations: at first, again when its share grows by this factor, and some
@@ -53,9 +54,9 @@ _SILENT_ITERATIONS = 5.0
 # While the usual duration is unknown, as in the first step.
 _FIRST_SILENT_NS = 10_000_000_000
 
-# Limits of events: the time between two events of one place, the samples of one that is written earlier because its place is
-# over, the number that may be written in a row, and the time after which one more may be (ns).
-_WRITE_EVERY_NS, _ENOUGH_SAMPLES = 2_000_000_000, 4
+# Limits of events: the time between two events of one place, the number that may be written in a row, and the time after
+# which one more may be (ns).
+_WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
 _ONE_MORE_EVERY_NS = 30_000_000_000
 # The sampler may take this part of the budget, and save up at most the budget of this time (ns).
@@ -117,7 +118,7 @@ class StackSampler:
             return _LONGEST_LOOK_S
         age_ns = time_ns - place.begin_ns
         is_learning = self._usual.iteration_ns is None or time_ns - self._learned_ns >= _LEARN_EVERY_NS
-        if age_ns < SLOW_NS and not (is_learning or self._tallies or self._was_slow_lately or self._wants_shares()):
+        if age_ns < SLOW_NS and not (is_learning or self._tallies or self._wants_shares()):
             return self._choose_pause()  # as nearly always while steps are short
         if is_learning:
             self._learn(time_ns)
@@ -129,8 +130,9 @@ class StackSampler:
         if self._is_silent(age_ns):
             self._silence.record(place.name, place.begin_ns, place.step, time_ns)
             return _SILENT_SAMPLE_S
-        if why == SLOW and self._slow_ns == time_ns:
-            return min(_LATER_SAMPLE_S, max(_SAMPLE_S, _SAMPLE_SHARE * age_ns / 1e9))
+        if why == SLOW:
+            self._slow_ns = time_ns
+            return _SAMPLE_S if age_ns < _LATER_NS else _LATER_SAMPLE_S
         return self._choose_pause()
 
     def finish(self) -> None:
@@ -180,11 +182,8 @@ class StackSampler:
         if age_ns > limit_ns:
             if place.key.kind == UNSEEN:
                 self._recorder.counted.resume_phases()  # what follows may be worth seeing
-            self._slow_ns = self._last_look_ns
             return SLOW
         kind = place.key.kind
-        if kind == UNSEEN and self._was_slow_lately:
-            return SLOW
         is_notable = kind == UNSEEN or kind in self._usual.notable
         return SHARE if is_notable and self._samples_left.get(kind) and self._wants_shares() else ""
 
@@ -197,15 +196,12 @@ class StackSampler:
         if self._usual.iteration_ns is None:
             return _SHORTEST_LOOK_S
         pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
-        if (self._credit_ns > 0 and self._was_slow_lately) or self._wants_shares():
+        was_slow = self._credit_ns > 0 and self._last_look_ns - self._slow_ns < _LATELY_NS
+        if was_slow or self._wants_shares():
             pause_s = min(pause_s, 2 * _SAMPLE_S)
         # Looks at equal distances could always meet an iteration at the same point.
         self._spread = (self._spread + 0.618) % 1
         return pause_s * (0.5 + self._spread)
-
-    @property
-    def _was_slow_lately(self) -> bool:
-        return self._last_look_ns - self._slow_ns < _LATELY_NS
 
     def _wants_shares(self) -> bool:
         """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
@@ -259,7 +255,6 @@ class StackSampler:
                 pause_ns = max(pause_ns, (time_ns - place.begin_ns) // 4)
             since_ns = max(tally.begin_ns, self._written_ns.get(key, 0))
             is_over = why == SLOW and place.begin_ns > tally.end_ns and self._events_left > _MOST_EVENTS / 2
-            is_over &= tally.samples >= _ENOUGH_SAMPLES
             if (is_over or time_ns - since_ns >= pause_ns) and (self._events_left >= 1 or key not in self._written_ns):
                 self._events_left -= 1
                 self._write(key, time_ns)
