@@ -47,7 +47,7 @@ def read_output(session: Session) -> str:
 
 def test_there_are_all() -> None:
     assert set(recordings.list_recordings()) == set(recordings.read_labels()) >= set(EXPECTED)
-    assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 6_000_000
+    assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 8_000_000
 
 
 @pytest.mark.parametrize("name", NAMES)

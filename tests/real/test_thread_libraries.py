@@ -26,23 +26,22 @@ time.sleep(600)
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere GNU's OpenMP leaves system calls to the C library")
 def test_the_team_of_openmp_is_found_and_no_other_thread() -> None:
-    process = subprocess.Popen(build_python_command(CHILD), stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        sleeper = int(process.stdout.readline())
-        found: dict[str, str] = {}
-        libraries = ThreadLibraries(process.pid, lambda pid, more: found.update(more))
-        folder = Path(f"/proc/{process.pid}/task")
-        names = {int(tid): (folder / tid / "comm").read_bytes().rstrip(b"\n") for tid in os.listdir(folder)}
+    with subprocess.Popen(build_python_command(CHILD), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            sleeper = int(process.stdout.readline())
+            found: dict[str, str] = {}
+            libraries = ThreadLibraries(process.pid, lambda pid, more: found.update(more))
+            folder = Path(f"/proc/{process.pid}/task")
+            names = {int(tid): (folder / tid / "comm").read_bytes().rstrip(b"\n") for tid in os.listdir(folder)}
 
-        def look() -> bool:
-            libraries.check_threads(names)
-            return len(found) >= 2
+            def look() -> bool:
+                libraries.check_threads(names)
+                return len(found) >= 2
 
-        assert wait_for(look, 60)
-        assert len(found) == 2  # beside the thread that called it
-        assert all(library.startswith("libgomp") for library in found.values())
-        assert not {str(sleeper), str(process.pid)} & found.keys()
-    finally:
-        process.kill()
-        process.wait()
+            assert wait_for(look, 60)
+            assert len(found) == 2  # beside the thread that called it
+            assert all(library.startswith("libgomp") for library in found.values())
+            assert not {str(sleeper), str(process.pid)} & found.keys()
+        finally:
+            process.kill()
