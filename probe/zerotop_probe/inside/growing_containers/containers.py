@@ -42,7 +42,7 @@ def measure_lengths() -> dict[int, int]:
 
 def find_growing(before: Mapping[int, int]) -> list[ContainerGrowth]:
     """Return the containers with most new entries, largest content of new entries first."""
-    longer = []
+    longer: list[tuple[int, Any]] = []
     for one in _list_containers():
         added = len(one) - before.get(id(one), len(one))
         if added > 0 and one is not before and one is not longer:

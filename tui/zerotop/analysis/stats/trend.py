@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from zerotop.analysis.stats.change_points import Values
 
 # Values of the smallest blocks (their median counts: no single value does).
 TREND_BLOCK = 8
@@ -51,7 +52,7 @@ class TrendFinder:
         self._levels: deque[float] = deque(maxlen=_NOISE_BLOCKS)  # of the smallest blocks
         self._reported_high = -math.inf
 
-    def find_rises(self, values: NDArray[Any], begin: int, *, share: float, least: float = 0.0) -> Iterator[Rise]:
+    def find_rises(self, values: Values, begin: int, *, share: float, least: float = 0.0) -> Iterator[Rise]:
         """Yield the rises by at least ``share`` of their low level and ``least`` that were not yielded before.
 
         ``begin``: index at which the series begins, the same each time. A negative value is unknown.
