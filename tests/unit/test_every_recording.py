@@ -43,8 +43,10 @@ from zerotop_probe.recording.tables import PHASE_CODE
 LABELS = recordings.read_labels()
 S = 1_000_000_000
 PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
-# A batch that waits for its step is in no category.
-BATCH_BYTES = 32 << 20
+# Of these small models a batch that waits for its step, in no category, is more than 2 %; and so are the 512 bytes to which
+# the blocks of many small states are rounded up.
+BATCH_BYTES = {"jobs-workers": 32 << 20, "rollouts": 2 << 20}
+ROUNDED_BYTES = {"jobs-workers": 2 << 20}
 # A fix with one of these needs a process that lives.
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
 # Recordings in which a finding explains another one, see test_links.py.
@@ -229,7 +231,7 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
             assert sum(row.bytes for row in found.rows) == found.total_bytes
             assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
             assert all(row.bytes >= 0 or row.key == FREED for row in found.rows)
-            assert found.sum_bytes(UNEXPLAINED) <= max(0.02 * found.allocated_bytes, BATCH_BYTES)
+            assert found.sum_bytes(UNEXPLAINED) <= max(0.02 * found.allocated_bytes, BATCH_BYTES.get(recorded.name, 0))
             if found.ranks and found.job_bytes is not None:
                 seen += 1
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
@@ -240,7 +242,9 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
     if session.sources["gpu_processes"] and session.sources["allocator"]:
         assert still > (0.3 if recorded.name in GROWING else 0.7) * seen > 0
     for at_peak in read_peak_ledgers(session.at(session.last_written_ns)):
-        assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= max(0.02 * at_peak.ledger.allocated_bytes, BATCH_BYTES)
+        assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= max(
+            0.02 * at_peak.ledger.allocated_bytes, BATCH_BYTES.get(recorded.name, 0)
+        )
 
 
 def list_moments(session: Session) -> list[int]:
@@ -270,7 +274,9 @@ def what_formulas_say_is_what_was_counted(recorded: Recorded) -> None:
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
         for name in ("parameters", "optimizer_state", *masters):
             each = differences[name]
-            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=larger, abs=2 << 20), (name, each)
+            assert each.expected_bytes == pytest.approx(
+                each.measured_bytes, rel=larger, abs=ROUNDED_BYTES.get(recorded.name, 1 << 20)
+            ), (name, each)
     for host in read_host_ledgers(session.at(cursor_ns)):
         differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
         for name in ("optimizer_state", *masters):
