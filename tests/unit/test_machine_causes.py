@@ -227,7 +227,7 @@ def test_steps_that_compile_have_one_finding_with_its_end(tmp_path: Path) -> Non
     plant_compiling(planted, 20, 0.08)
     (shift,) = planted.find_named("iteration_shift")
     assert "torch.compile compiled " in shift.details
-    assert "from step 18 to step 37" in shift.headline
+    assert "from step 18 to 37" in shift.headline
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path, monkeypatch: 
     write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0] + [0.05] * 60)
     whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
     (shift,) = whole
-    assert "from step 40 to step 41" in shift.headline
+    assert "from step 40 to 41" in shift.headline
     assert all(found == whole for found in others)
 
 

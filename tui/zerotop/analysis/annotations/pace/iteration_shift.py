@@ -56,6 +56,8 @@ _BACK_SHARE = 0.1
 _MORE_STEPS, _FIRST_STEPS = 16, 20
 # A change that was found in one way within so many steps of one found in another is the same.
 _NEAR_STEPS = 3 * BLOCK
+# Blocks of steps in a row that are nearer to the level before: the change has passed.
+_PASSED_BLOCKS = 10
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -77,6 +79,7 @@ class _State:
         self.lasting_steps = _FIRST_STEPS  # with which lasting changes are searched next
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
         self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
+        self.blocks_seen: dict[int, int] = {}  # by the first step of a change: blocks of steps since then without its end
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -85,6 +88,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         state = group.get_state(_State, _KIND.name)
         known = await_lines(group, _KIND.name, _list_real(group, state), PaceShift.find_delay)
         for shift, found in sorted(known, key=lambda one: one[1].known_ns):
+            yield from _end_passed(group, state, found.known_ns)
             if not shift.found_in:
                 if not is_near(shift.change, state.by_cause, found.known_ns):
                     yield from _report(group, state, shift, found)
@@ -95,6 +99,27 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 yield from _report(group, state, shift, found)
         yield from _explain_again(group, state)
         yield from _end_far(group, state)
+        yield from _end_passed(group, state, group.lead.at.cursor_ns)
+
+
+def _end_passed(group: Group, state: _State, until_ns: int) -> Iterator[Annotation]:
+    """Yield the ends of slowdowns after which _PASSED_BLOCKS of steps in a row were nearer to the level before."""
+    steps = group.lead.steps_until(until_ns)
+    for one in [one for one in state.open if one[0].is_worse and len(one[0].change.after) >= SHIFT_STEPS]:
+        shift, found = one
+        later = steps[np.searchsorted(steps["step"], shift.step) :]
+        count = len(later) // BLOCK
+        begin = max(0, state.blocks_seen.get(shift.step, 0) - _PASSED_BLOCKS)
+        seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
+        is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
+        runs = np.convolve(is_back, np.ones(_PASSED_BLOCKS), "valid") if len(is_back) >= _PASSED_BLOCKS else np.zeros(0)
+        passed = np.flatnonzero(runs == _PASSED_BLOCKS)
+        state.blocks_seen[shift.step] = count
+        if len(passed):
+            state.open.remove(one)
+            first = (begin + int(passed[0])) * BLOCK
+            known_ns = max(int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1]), found.known_ns)
+            yield _build_finding(shift, found, ended=(int(later["step"][max(first - 1, 0)]), known_ns))
 
 
 def _explain_again(group: Group, state: _State) -> Iterator[Annotation]:
@@ -312,7 +337,7 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
         {**evidence, "until_step": until_step},
         known_ns=known_ns,
         take="take" if ended is None else "took",
-        until="on" if ended is None else f"to step {until_step}",
+        until="on" if ended is None else f"to {until_step}",
         carried=shift.carried_s if shift.carrier else None,
         busy_before=shift.gpu_uses[0] if shift.is_by_gpu else None,
         busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
