@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
+from in_pieces import find_in_pieces
+from small_recording import S, make_identity, make_record, make_span, write_table
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations.ranks import shared_gpu
-from zerotop.analysis.annotations.support import annotator
 from zerotop_probe.recording.events import GpuProcess
 from zerotop_probe.recording.tables import BOUNDARY, GPU_PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -40,16 +40,7 @@ def write_job(folder: Path, kept: list[int], *, of_job: bool = True, trainer_sle
 
 
 def find_all(folder: Path) -> tuple[Annotation, ...]:
-    """Return all findings, the same however many phases are read at a time."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for piece in (16384, 7, 1):
-            patch.setattr(annotator, "_PIECE", piece)
-            runner = annotator.Annotator(read_recording(folder), [shared_gpu.detect])
-            runner.update()
-            found.append(runner._ordered_findings)
-    assert found[1:] == found[:-1]
-    return found[0]
+    return find_in_pieces(folder, shared_gpu.detect, (16384, 7, 1))
 
 
 def test_growth_is_named_in_the_third_cycle(tmp_path: Path) -> None:

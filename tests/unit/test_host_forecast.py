@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from in_pieces import find_in_pieces
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.annotations.host import host_forecast
-from zerotop.analysis.annotations.support import annotator
 from zerotop_probe.recording.events import GpuProcess
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -86,20 +86,13 @@ def write_job(folder: Path, plan: Plan) -> None:
 
 
 def find_all(folder: Path) -> tuple[Annotation, ...]:
-    """Return all findings, the same however many phases are read at a time."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for piece in (16384, 40, 3):
-            patch.setattr(annotator, "_PIECE", piece)
-            runner = annotator.Annotator(read_recording(folder), [host_forecast.detect])
-            runner.update()
-            found.append(runner._ordered_findings)
-            for one in found[-1]:
-                early, late = (find_annotations(read_recording(folder), one.known_ns - before) for before in (1, 0))
-                assert one not in early
-                assert one in late
-    assert found[1:] == found[:-1]
-    return found[0]
+    """Return all findings, each of which is known at its time and not before."""
+    found = find_in_pieces(folder, host_forecast.detect, (16384, 40, 3))
+    for one in found:
+        early, late = (find_annotations(read_recording(folder), one.known_ns - before) for before in (1, 0))
+        assert one not in early
+        assert one in late
+    return found
 
 
 def leak(bytes_per_s: float, since: float = 0, until: float = 10**9) -> Amount:

@@ -63,7 +63,7 @@ class _Holder:
         return sum(unclaimed[address] for address in self.addresses)
 
     def drop_blocks(self, claimed: set[int]) -> None:
-        """Leave out what another holder has."""
+        """Leave out blocks that are already counted for another holder."""
         self.tensors = {key: one for key, one in self.tensors.items() if one[1] not in claimed}
         self.graph_blocks -= claimed
 

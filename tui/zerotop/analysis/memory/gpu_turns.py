@@ -15,7 +15,7 @@ from zerotop.session.samples import Ints
 
 # A process takes turns if it gives back at least this share of its memory, and these bytes.
 _GIVEN_BACK_SHARE, _GIVEN_BACK_BYTES = 0.3, 256 << 20
-# Awake and with nearly everything: the share of the most that it holds.
+# It is fully awake while it holds at least this share of the most that it has held.
 _FULL_SHARE = 0.9
 # It wakes once it holds this share of its memory more than asleep.
 _MORE_SHARE = 0.1

@@ -104,7 +104,7 @@ class WhatIfPanel(RowWidget):
 
 
 def draw_what_if(asked: AskedSettings, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw the verdicts above the settings, with the ledger at their right, and the command below."""
+    """Draw the verdicts, below them the settings with the ledger to their right, and the command at the bottom."""
     answer = asked.answer()
     rows: list[Row] = []
     for sentence, style in _list_verdicts(answer):

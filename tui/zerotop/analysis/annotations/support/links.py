@@ -160,7 +160,7 @@ def _is_simultaneous(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _is_one_of_pauses(effect: Annotation, cause: Annotation) -> bool:
-    """Whether a pause is one of those that another finding counts."""
+    """Whether another finding already counts this pause."""
     most = 2 * cause.evidence.get("pause_s", 0.0)
     return _is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
 

@@ -55,12 +55,12 @@ class SearchWindow(Generic[S]):
         return slice(max(0, begin - look_back) if count > begin else count, count)
 
     def items(self, items: Sequence[T], of: Hashable = None) -> Sequence[T]:
-        """Return the new items of a sequence that only grows, for example of events."""
+        """Return the items that were appended to a sequence, such as events, since the last call."""
         begin, self._items[of] = self._items[of], max(self._items[of], len(items))
         return items[begin:]
 
     def results(self, fresh: Iterable[T], look_back: int | None, of: Hashable = None) -> list[T]:
-        """Return new results that follow from the window, and so many before them, or all; none if there are no new ones."""
+        """Return the new results together with the last ``look_back`` older ones (None: all); nothing without new ones."""
         before: list[T] = self._results.get(of, [])
         together = [*before, *fresh]
         self._results[of] = together if look_back is None else together[max(0, len(together) - look_back) :]

@@ -15,7 +15,7 @@ from zerotop.analysis.stats.wander import BLOCK, compute_levels, find_split, mea
 
 # Blocks of steps on each side of the change, the most that are searched, and how long (seconds) the sides last.
 _LEAST_BLOCKS, _MOST_BLOCKS, _BEFORE_S, _AFTER_S = 5, 400, 3.0, 6.0
-# Of the pairs of a block before and one after, the share in which the later one takes longer.
+# In at least this share of all pairs of a block before and a block after, the later block takes longer.
 _ORDERED_SHARE = 0.85
 # The last blocks, which still show it.
 _LAST_BLOCKS = 3

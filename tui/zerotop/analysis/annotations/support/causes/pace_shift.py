@@ -41,7 +41,7 @@ HOST_TIMES = 2.0
 """If the CPU sets the pace, all phases may take this many times as long, in turns and for seconds."""
 # Where the CPU sets the pace, a change has lasted LEVEL_STEPS or this long (seconds).
 _SETTLED_S = 1.0
-# How much more than too few cores explain they may make iterations longer.
+# A slowdown is put down to a shortage of cores if it is at most this many times what the shortage explains.
 _SHORT_TIMES = 1.2
 # The run had been at a level before if it was this near to it, as a share of the change.
 _SEEN_SHARE = 0.1
