@@ -123,8 +123,8 @@ class Attached:
 
     def __init__(self, state: Path, job: int, ranks: int, *options: str) -> None:
         self._state, self._job, self._ranks = state, job, ranks
-        self._sessions = state / "zerotop" / "sessions"
-        self._before = self._list_sessions()
+        self._recordings = state / "zerotop" / "sessions"
+        self._before = self._list_recordings()
         self.began_s = time.monotonic()
         self.terminal: Terminal = start_on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
 
@@ -137,8 +137,8 @@ class Attached:
             [*ZEROTOP, "detach", str(self._job)], env=make_environment(self._state), check=True, capture_output=True
         )
 
-    def _list_sessions(self) -> set[Path]:
-        return set(self._sessions.iterdir()) if self._sessions.is_dir() else set()
+    def _list_recordings(self) -> set[Path]:
+        return set(self._recordings.iterdir()) if self._recordings.is_dir() else set()
 
     def wait_for_picture(self) -> float:
         """Wait until every rank has a figure on the screen; return the seconds since the command."""
@@ -152,18 +152,18 @@ class Attached:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     @property
-    def session(self) -> Path:
-        (path,) = self._list_sessions() - self._before
+    def recording(self) -> Path:
+        (path,) = self._list_recordings() - self._before
         return path
 
     def find_event(self, role: str, name: str) -> float:
         """Return the time of the first event of that name by the control or node role, in seconds since the command."""
-        (path,) = self.session.glob(f"events-{role}-*.jsonl")
+        (path,) = self.recording.glob(f"events-{role}-*.jsonl")
         return next(event["time_ns"] for event in read_event_file(path) if event["event"] == name) / 1e9 - self.began_s
 
     def find_first_sample(self) -> float:
         """Return the time of the first sample of a process, in seconds since the command."""
-        (path,) = self.session.glob("processes-*.rec")
+        (path,) = self.recording.glob("processes-*.rec")
         return float(read_table_file(path)["time_ns"].min()) / 1e9 - self.began_s
 
     def wait_for_entries(self, since_s: float) -> tuple[list[float], list[float]]:
@@ -172,7 +172,7 @@ class Attached:
         first: list[int] = []
 
         def all_have(_: str) -> bool:
-            at[:] = filter(None, map(_entered_ns, self.session.glob("events-rank*.jsonl")))
+            at[:] = filter(None, map(_entered_ns, self.recording.glob("events-rank*.jsonl")))
             first[:] = filter(None, map(self._first_ns, range(self._ranks)))
             return len(at) == len(first) == self._ranks
 
@@ -182,7 +182,7 @@ class Attached:
     def _first_ns(self, rank: int) -> int:
         """Return the time of the rank's first allocator record, or else of its first phase; 0 before."""
         for name, field in (("allocator", "time_ns"), ("spans", "end_ns")):
-            for path in self.session.glob(f"{name}-rank{rank}-*.rec"):
+            for path in self.recording.glob(f"{name}-rank{rank}-*.rec"):
                 rows = read_table_file(path)
                 if len(rows):
                     return int(rows[field][0])
@@ -190,7 +190,7 @@ class Attached:
 
     def read_iterations(self) -> list[float]:
         """Return the durations of all ranks' iterations in seconds."""
-        spans = [read_table_file(path) for path in self.session.glob("spans-rank*.rec")]
+        spans = [read_table_file(path) for path in self.recording.glob("spans-rank*.rec")]
         starts = [sorted(rows["begin_ns"][(rows["phase"] == 3) & (rows["depth"] == 0)]) for rows in spans]  # forward
         return [float(after - before) / 1e9 for found in starts for before, after in pairwise(found)]
 

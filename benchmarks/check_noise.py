@@ -18,7 +18,7 @@ from pathlib import Path
 from zerotop.analysis.checks.budget import Budget
 from zerotop.analysis.checks.pace import MeasuredPace, compare_paces, measure_pace
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 STEPS = 120
 SLOWER = 1.03
@@ -81,9 +81,9 @@ def main() -> None:
 def _measure_job(path: Path, work: float, computes: bool) -> MeasuredPace:
     if not path.exists():
         job = [sys.executable, "-c", JOB, str(work), "computes" if computes else "sleeps", str(STEPS)]
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(path), "--", *job]
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(path), "--", *job]
         subprocess.run(command, check=True, capture_output=True)
-    pace = measure_pace(RecordingSource(Session.open(path)), Budget().warmup_steps)
+    pace = measure_pace(RecordingSource(Recording.open(path)), Budget().warmup_steps)
     assert pace is not None
     return pace
 

@@ -1,4 +1,4 @@
-"""The cost of writing the records of 8 ranks from shared memory to a session, as a share of one core.
+"""The cost of writing the records of 8 ranks from shared memory to a recording, as a share of one core.
 
     python benchmarks/draining_cost.py [--ranks 8] [--step-ms 56] [--records 16] [--seconds 10]
 
@@ -23,8 +23,8 @@ import sys, time
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.writer import Identity
-session, rank, period_s, records = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
-files = open_rank_files(session, Identity.for_this_process("rank", rank))
+recording, rank, period_s, records = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+files = open_rank_files(recording, Identity.for_this_process("rank", rank))
 assert isinstance(files, RingFiles)
 spans, begins, allocator = (files.open_table(table) for table in (tables.SPANS, tables.BEGINS, tables.ALLOCATOR))
 print("ready", flush=True)
@@ -47,11 +47,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        session = directory.create_session(["python", "train.py"], path=str(Path(folder) / "session"))
-        collector = RingCollector(session, Report(print, print))
+        recording = directory.create_recording(["python", "train.py"], path=str(Path(folder) / "session"))
+        collector = RingCollector(recording, Report(print, print))
         collector.start()
         for ranks in (0, options.ranks):
-            started = [start_rank(session, rank, options) for rank in range(ranks)]
+            started = [start_rank(recording, rank, options) for rank in range(ranks)]
             time.sleep(1.0)
             before_s, begin_s = read_seconds(collector), time.monotonic()
             time.sleep(options.seconds)
@@ -63,8 +63,8 @@ def main() -> None:
         collector.finish(10)
 
 
-def start_rank(session: str, rank: int, options: argparse.Namespace) -> subprocess.Popen[str]:
-    arguments = [session, str(rank), str(options.step_ms / 1000), str(options.records)]
+def start_rank(recording: str, rank: int, options: argparse.Namespace) -> subprocess.Popen[str]:
+    arguments = [recording, str(rank), str(options.step_ms / 1000), str(options.records)]
     process = subprocess.Popen([sys.executable, "-c", RANK, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

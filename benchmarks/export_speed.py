@@ -16,7 +16,7 @@ import numpy as np
 import polars
 
 from zerotop.analysis.reports.export import export_table
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
@@ -24,9 +24,9 @@ RANKS = 2
 TARGET = 0.5  # of the speed of Polars
 
 
-def make_recording(path: Path, rows: int) -> Session:
+def make_recording(path: Path, rows: int) -> Recording:
     """Write a recording with the spans of RANKS ranks behind the real writer's headers."""
-    directory.create_session(["python", "train.py"], path=str(path))
+    directory.create_recording(["python", "train.py"], path=str(path))
     numbers = np.arange(rows // RANKS)
     forward = numbers % 4 == 0
     made = np.zeros(len(numbers), [(field.name, field.dtype) for field in tables.SPANS.fields])
@@ -42,7 +42,7 @@ def make_recording(path: Path, rows: int) -> Session:
         RecordWriter(str(path), tables.SPANS, who).close()
         with open(path / f"spans-{who.file_stem}.rec", "ab") as file:
             made.tofile(file)
-    return Session.open(path)
+    return Recording.open(path)
 
 
 def measure_seconds(work: Callable[[Path], object], path: Path) -> float:
@@ -59,15 +59,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
-        session = make_recording(Path(folder, "session"), rows)
+        recording = make_recording(Path(folder, "session"), rows)
         parquet = io.BytesIO()
-        export_table(session, "spans", "parquet", parquet)
+        export_table(recording, "spans", "parquet", parquet)
         parquet.seek(0)
         frame = polars.read_parquet(parquet)
 
         def export_ours(path: Path) -> None:
             with open(path, "wb") as stream:
-                export_table(session, "spans", "csv", stream)
+                export_table(recording, "spans", "csv", stream)
 
         files = Path(folder, "ours.csv"), Path(folder, "polars.csv")
         times = [(measure_seconds(export_ours, files[0]), measure_seconds(frame.write_csv, files[1])) for _ in range(5)]

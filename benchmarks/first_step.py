@@ -21,7 +21,7 @@ from pathlib import Path
 import pyte
 
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 STEPS = 6
 ROWS, COLUMNS = 40, 120
@@ -37,7 +37,7 @@ def main() -> None:
         drawn, gpu_ns = read_times(master)
         os.waitpid(process, 0)
         (recording,) = Path(folder, "zerotop", "sessions").iterdir()
-        ends = RecordingSource(Session.open(recording)).rank_steps[0].recorded_steps["end_unix_ns"]
+        ends = RecordingSource(Recording.open(recording)).rank_steps[0].recorded_steps["end_unix_ns"]
         for number, shown_ns in sorted(drawn.items()):
             print(f"step {number}: shown {(shown_ns - int(ends[number - 1])) / 1e9:.2f} s after its end")
         print(f"GPU: shown {(gpu_ns - int(ends[0])) / 1e9:+.2f} s from the end of the first step" if gpu_ns else "no GPU")

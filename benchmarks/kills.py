@@ -3,7 +3,7 @@
     python benchmarks/kills.py [--kills 100] [--jobs 3] [--seed 0]
 
 The parts are the viewer on a terminal, the sampler, and any other process of zerotop's, never one of the job. After
-each kill zerotop is used as a user would: the session is attached to again, which replaces what has died. At the end
+each kill zerotop is used as a user would: the recording is attached to again, which replaces what has died. At the end
 every step of both ranks must be in the recording, the job must have ended with its own exit code, and every byte that it
 printed must be in the recorded output.
 """
@@ -50,7 +50,7 @@ class Training:
 
     def __init__(self, folder: Path, steps: int, chooser: random.Random) -> None:
         self.folder = folder
-        self.session = folder / "zerotop" / "sessions" / "mine"
+        self.recording = folder / "zerotop" / "sessions" / "mine"
         self.killed: Counter[str] = Counter()
         self.steps = steps
         self._chooser = chooser
@@ -59,7 +59,7 @@ class Training:
         script = [str(demo.SCRIPT_PATH), *options, "--deepspeed", str(demo.find_config("zero1_bf16"))]
         command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.build_launch_command("bare", script)]
         self._variables = real_jobs.make_environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
-        self.viewer = self._open_terminal("run", "--session", str(self.session), "--", *command)
+        self.viewer = self._open_terminal("run", "--recording", str(self.recording), "--", *command)
 
     def _open_terminal(self, *arguments: str) -> Terminal:
         return programs.start_on_terminal(self.folder, *arguments, **self._variables)
@@ -84,12 +84,12 @@ class Training:
 
     def wait_for_step(self) -> None:
         """Wait until the training has begun."""
-        while not any(path.stat().st_size > 1000 for path in self.session.glob("spans-rank*.rec")):
+        while not any(path.stat().st_size > 1000 for path in self.recording.glob("spans-rank*.rec")):
             self.viewer.watch_output(0.2)
 
     def is_training(self) -> bool:
         """Return whether ranks still run."""
-        return bool(find_job(self.session))
+        return bool(find_job(self.recording))
 
     def kill_one(self) -> None:
         """Wait a moment, kill a part, and attach again."""
@@ -102,11 +102,11 @@ class Training:
             self.killed[kind] += 1
         if kind == "viewer":
             self.viewer.close()
-            self.viewer = self._open_terminal("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.recording))
         elif kind == "sampler":
             # Without a terminal this only replaces the sampler.
             subprocess.run(
-                [*programs.ZEROTOP, "attach", str(self.session)],
+                [*programs.ZEROTOP, "attach", str(self.recording)],
                 env=programs.make_environment(self.folder, **self._variables),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -118,16 +118,16 @@ class Training:
     def _restart_closed_viewer(self) -> None:
         if self.viewer.has_ended():
             self.viewer.close()
-            self.viewer = self._open_terminal("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.recording))
 
     def check_end(self) -> list[str]:
         """Wait for the end of the job; return what is wrong."""
-        root = next(int(event["pid"]) for event in read_events(self.session) if event.get("event") == "job_started")
+        root = next(int(event["pid"]) for event in read_events(self.recording) if event.get("event") == "job_started")
         status = wait_for_orphan(root, self)
         while set(self.list_parts().values()) - {"viewer"}:
             self._watch_viewer(0.1)
         self.viewer.close()
-        ends = [event for event in read_events(self.session) if event.get("event") == JobEnded.event_name]
+        ends = [event for event in read_events(self.recording) if event.get("event") == JobEnded.event_name]
         codes = {event["exit_code"] for event in ends} - {None}
         wrong = []
         if status is not None and status != EXIT_CODE:
@@ -148,7 +148,7 @@ class Training:
 
     def _find_missing_steps(self) -> list[str]:
         exported = subprocess.run(
-            [*programs.ZEROTOP, "export", str(self.session)], capture_output=True, check=True, text=True, timeout=120
+            [*programs.ZEROTOP, "export", str(self.recording)], capture_output=True, check=True, text=True, timeout=120
         )
         rows = Counter((int(row["rank"]), int(row["step"])) for row in csv.DictReader(io.StringIO(exported.stdout)))
         expected = {(rank, step) for rank in range(RANKS) for step in range(self.steps)}
@@ -156,15 +156,15 @@ class Training:
         return [f"steps missing: {missing}"] * bool(missing) + [f"steps twice: {twice}"] * bool(twice)
 
     def _find_missing_output(self) -> list[str]:
-        printed, recorded = self._printed.read_bytes(), read_output(self.session)
+        printed, recorded = self._printed.read_bytes(), read_output(self.recording)
         if printed == recorded:
             return []
         return [f"output: {len(printed):,} bytes printed, {len(recorded):,} recorded"]
 
 
-def find_job(session: Path) -> list[int]:
+def find_job(recording: Path) -> list[int]:
     """Return the living processes of the job."""
-    mark, found = f"{SESSION_VARIABLE}={session}".encode(), []
+    mark, found = f"{SESSION_VARIABLE}={recording}".encode(), []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):
             if mark in Path("/proc", pid, "environ").read_bytes().split(b"\0"):
@@ -184,16 +184,16 @@ def wait_for_orphan(pid: int, training: Training) -> int | None:
         training._watch_viewer(0.1)
 
 
-def read_events(session: Path) -> list[dict[str, object]]:
-    """Return the events of all samplers of a session."""
-    lines = [line for path in session.glob("events-node-*.jsonl") for line in path.read_text().splitlines()]
+def read_events(recording: Path) -> list[dict[str, object]]:
+    """Return the events of all samplers of a recording."""
+    lines = [line for path in recording.glob("events-node-*.jsonl") for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines]
 
 
-def read_output(session: Path) -> bytes:
+def read_output(recording: Path) -> bytes:
     """Return the recorded output of all samplers in the order of its times."""
     pieces = []
-    for index in sorted(session.glob("output-node-*.rec")):
+    for index in sorted(recording.glob("output-node-*.rec")):
         if index.stat().st_size:
             text = index.with_suffix(".log").read_bytes()
             rows = read_table_file(index)
@@ -225,7 +225,7 @@ def main() -> int:
                     training.kill_one()
                 problems = training.check_end()
             finally:
-                for pid in (*training.list_parts(), *find_job(training.session)):
+                for pid in (*training.list_parts(), *find_job(training.recording)):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(training.killed.items()))

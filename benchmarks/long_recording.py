@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from open_session import PHASES, measure_opening
+from open_recording import PHASES, measure_opening
 
 from zerotop_probe.outside.folding import folding
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX
@@ -38,7 +38,7 @@ THREADS, THREADS_EVERY = 8, 5  # the busiest of each rank, every so many ticks
 GIB = 1 << 30
 
 
-class Recording:
+class LongRecording:
     """A recording of made-up tables in segments. Times are nanoseconds since its begin, on every node's clock."""
 
     def __init__(self, path: Path, length_ns: int, now_ns: int) -> None:
@@ -47,7 +47,7 @@ class Recording:
         pair = clock.read_clock_pair()
         self.clock = {"monotonic_ns": now_ns, "unix_ns": pair["unix_ns"]}
         began = {"monotonic_ns": self.begin_ns, "unix_ns": pair["unix_ns"] - length_ns}
-        self.path = Path(directory.create_session(["python", "train.py"], path=str(path), clock=began))
+        self.path = Path(directory.create_recording(["python", "train.py"], path=str(path), clock=began))
         self.length_ns = length_ns
         self.bytes: dict[str, int] = {}
 
@@ -170,7 +170,7 @@ def report_opening(path: Path, hours: float) -> None:
     """Make the whole recording and open it in processes of their own."""
     limit = directory.MAX_BYTES / NODES
     length_ns = int(hours * HOUR_NS)
-    made = Recording(path, length_ns, HOUR_NS + length_ns)  # the machine that runs this may have been up for less
+    made = LongRecording(path, length_ns, HOUR_NS + length_ns)  # the machine that runs this may have been up for less
     rate = measure_rate(path.parent / "rate")
     detail_ns = min(HOUR_NS, int(limit * folding._DETAIL_SHARE * folding._RECENT_SHARE / rate * HOUR_NS))
     for number in range(NODES):
@@ -199,7 +199,7 @@ def _run_self(path: Path) -> bytes:
 
 def measure_rate(path: Path) -> float:
     """Return the bytes an hour that one node writes in full detail."""
-    made = Recording(path, HOUR_NS // 60, time.monotonic_ns())
+    made = LongRecording(path, HOUR_NS // 60, time.monotonic_ns())
     made.write_node(0, HOUR_NS // 60, 0, boot="")
     return 60 * sum(made.bytes.values())
 
@@ -207,7 +207,7 @@ def measure_rate(path: Path) -> float:
 def report_folding(path: Path) -> None:
     """Fold two hours of one node, one of which is too old, as often as the folding process does."""
     now_ns, length_ns = time.monotonic_ns(), 2 * HOUR_NS
-    made = Recording(path, length_ns, now_ns)
+    made = LongRecording(path, length_ns, now_ns)
     made.write_node(0, length_ns, 0, boot=clock.read_boot_id())
     before = sum(file.stat().st_size for file in path.iterdir())
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -82,7 +82,7 @@ class MemoryWatch(threading.Thread):
 def pass_output(command: list[str], folder: Path, *, recorded: bool, watched: bool = False) -> Passage:
     """Run a job and read all of its output. ``watched``: follow the memory, which slows down the reading."""
     if recorded:
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *command]
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *command]
     watch = MemoryWatch(str(folder))
     environment = os.environ | {_MARK: str(folder)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:

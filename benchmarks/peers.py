@@ -112,7 +112,7 @@ def main() -> None:
         print(f"{'':>16} {'own':>7} {'others':>7} {'RSS MB':>8} {'kB/s':>8}")
         told: dict[str, list[float]] = {}
         for number in range(options.rounds):
-            path = Path(folder) / f"session{number}"
+            path = Path(folder) / f"recording{number}"
             programs = {
                 "zerotop": (build_attach_command(path), [[sys.executable, str(WRITER), str(path), "--ranks", str(ranks)]]),
                 "nvitop -i 0.25": ([*nvitop, "--interval", "0.25"], holders),

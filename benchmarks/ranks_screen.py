@@ -59,7 +59,7 @@ async def measure_recording(folder: Path, width: int, height: int) -> dict[str, 
         found["step"] = median_ms(lambda: Ranking(source).make_picture(frame, width))
         matrix = Ranking(source).make_picture(frame, width).matrix
         for metric in (RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES):
-            found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.session).read_metric(metric, matrix))
+            found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.recording).read_metric(metric, matrix))
 
         def redraw_matrix() -> None:
             screen.ranking.metric = (

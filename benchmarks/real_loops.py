@@ -90,10 +90,19 @@ def run_product(
         else:
             from zerotop_probe.recording import directory
 
-            session = directory.create_session(["python", "train.py"], path=os.path.join(folder, "session"))
+            recording = directory.create_recording(["python", "train.py"], path=os.path.join(folder, "session"))
             path = [str(probe), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment |= {"PYTHONPATH": os.pathsep.join(path), **variables}
-            command = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--", sys.executable, *script]
+            command = [
+                sys.executable,
+                "-m",
+                "zerotop_probe.outside",
+                "--foreground",
+                recording,
+                "--",
+                sys.executable,
+                *script,
+            ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     found = [json.loads(line.split(MARK, 1)[1]) for line in done.stdout.splitlines() if MARK in line]
     for row in found:

@@ -34,17 +34,17 @@ def measure_s(work: Callable[[bytes], object], data: bytes) -> float:
 
 def main() -> None:
     import recordings
-    from zerotop.session.packed.packing import unpack_files
+    from zerotop.recording.packed.packing import unpack_files
     from zerotop_probe.recording.redact import StreamRedactor, redact_command, redact_text
 
     output, commands = b"", set[tuple[str, ...]]()
     for name in recordings.list_recordings():
-        session = recordings.open_recording(name)
+        recording = recordings.open_recording(name)
         output += b"".join(
             data for file, data in unpack_files(recordings.find_packed_file(name)).items() if file.endswith(".log")
         )
-        commands.add(tuple(session.info["command"]))
-        facts = [event.facts for event in session.events]
+        commands.add(tuple(recording.info["command"]))
+        facts = [event.facts for event in recording.events]
         commands |= {tuple(fact[key]) for fact in facts for key in ("command", "arguments") if fact.get(key)}
     for title, piece in {"of the recordings": output, **_LINES}.items():
         data = (piece * (_BYTES // len(piece) + 1))[:_BYTES]

@@ -1,4 +1,4 @@
-"""The time to write the report and the trace of a session of 100,000 steps, and their sizes.
+"""The time to write the report and the trace of a recording of 100,000 steps, and their sizes.
 
     python benchmarks/report_speed.py [STEPS]
 
@@ -15,11 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import long_recording
-from zerotop.analysis.reports.session_report import read_session_report
+from zerotop.analysis.reports.recording_report import read_recording_report
 from zerotop.analysis.trace.perfetto import write_trace
-from zerotop.report.session_page import write_session_page
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
+from zerotop.report.recording_page import write_recording_page
 
 
 def main() -> None:
@@ -28,14 +28,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = long_recording.write_recording(Path(folder) / "long", steps)
         begin = time.process_time()
-        read_steps(Session.open(path))
+        read_steps(Recording.open(path))
         reading_s = time.process_time() - begin
         begin = time.process_time()
-        page = write_session_page(read_session_report(Session.open(path)))
+        page = write_recording_page(read_recording_report(Recording.open(path)))
         page_s = time.process_time() - begin
         begin = time.process_time()
         with (Path(folder) / "trace").open("wb") as stream:
-            packets = write_trace(Session.open(path), stream)
+            packets = write_trace(Recording.open(path), stream)
         trace_s = time.process_time() - begin
         size = (Path(folder) / "trace").stat().st_size
     print(f"{steps:,} steps; reading all steps: {reading_s:.2f} s")

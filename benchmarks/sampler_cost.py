@@ -104,17 +104,17 @@ def start_programs(code: str, arguments: list[list[str]]) -> Iterator[list[subpr
 
 def measure_agent(processes: int, threads: int, busy: int, seconds: float) -> float:
     """Return the share of a core that a whole agent uses beside such a job."""
-    with tempfile.TemporaryDirectory() as session:
+    with tempfile.TemporaryDirectory() as recording:
         command = [sys.executable, "-c", LAUNCHER, *map(str, (processes, CHILD, threads, busy))]
-        agent = launch_in_background(session, command, grace_s=(1.0, 1.0))
-        while len(read_facts(session).ranks) < processes:
+        agent = launch_in_background(recording, command, grace_s=(1.0, 1.0))
+        while len(read_facts(recording).ranks) < processes:
             time.sleep(0.1)
         time.sleep(3.0)  # all threads are started and known
         clock = (~agent.pid << 3) | 2  # the kernel's id of that process's processor clock
         before, began = time.clock_gettime_ns(clock), time.monotonic_ns()
         time.sleep(seconds)
         share = (time.clock_gettime_ns(clock) - before) / (time.monotonic_ns() - began)
-        request_stop(session)
+        request_stop(recording)
         while agent.is_alive():
             time.sleep(0.1)
     return share

@@ -43,7 +43,7 @@ def main() -> None:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", help="folder for tables and packed sessions")
+    parser.add_argument("output", help="folder for tables and packed recordings")
     parser.add_argument("--model", default="qwen-0.5b")
     parser.add_argument("--micro-batch", default="4")
     parser.add_argument("--parts", default="lengths,stages", help="which, separated by commas")
@@ -65,13 +65,13 @@ def run_sweep(command: list[str], seconds: float) -> None:
 
 
 def bring_back(folder: Path, output: Path) -> None:
-    """Copy a sweep's tables and pack its sessions."""
+    """Copy a sweep's tables and pack its recordings."""
     (output / "points").mkdir(parents=True, exist_ok=True)
     for name in TABLES:
         shutil.copy(folder / name, output / name)
-    for session in sorted((folder / "points").iterdir()):
-        packed = output / "points" / f"{session.name}.zerotop"
-        subprocess.run([*ZEROTOP, "pack", str(session), "-o", str(packed)], check=False)
+    for recording in sorted((folder / "points").iterdir()):
+        packed = output / "points" / f"{recording.name}.zerotop"
+        subprocess.run([*ZEROTOP, "pack", str(recording), "-o", str(packed)], check=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The speed of the timeline on a recording of ten million records: seeking, zooming, panning, painting.
 
-The recording is ``open_session.py``'s of a job as it is, with eight ranks each on its own GPU; files are in the page cache.
+The recording is ``open_recording.py``'s of a job as it is, eight ranks on a GPU each; files are in the page cache.
 "first" is a picture of a place that was not looked at before, at 200x50: telling its columns and drawing its rows, all lanes
 complete, however many frames that takes; "first rows" is the first of them. "again" is the next frame of the same place,
 "pan" one cell further, as when a live job is followed.
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import open_session
+import open_recording
 
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.timeline.drawing import chart_cells, draw_timeline
@@ -49,10 +49,10 @@ class Costs:
 
 def write_recording(path: Path, records: int) -> None:
     """Write the recording, in which every rank has a GPU of its own."""
-    made = open_session.write_job(path, records)
-    for number in range(open_session.RANKS):
+    made = open_recording.write_job(path, records)
+    for number in range(open_recording.RANKS):
         writer = EventWriter(str(made.path), made.identify_rank(number))
-        writer.write(1, Engine, world_size=open_session.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
+        writer.write(1, Engine, world_size=open_recording.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
         writer.close()
 
 
@@ -60,7 +60,7 @@ class Watching:
     """The timeline of a recording without a terminal."""
 
     def __init__(self, path: Path) -> None:
-        self.source = RecordingSource(Session.open(path))
+        self.source = RecordingSource(Recording.open(path))
         self.viewer = Viewer(self.source, None, time.monotonic)
         self.view = TimelineView()
         self.pictures = PictureBuilder(self.source, self.view)

@@ -67,8 +67,8 @@ def run_training(arguments: tuple[str, ...], options: argparse.Namespace, probe:
         port = str(listener.getsockname()[1])
     launcher = shutil.which("deepspeed", path=os.path.dirname(sys.executable)) or "deepspeed"
     head = [launcher, "--num_gpus", str(options.ranks), "--master_port", port, str(LOOP)]
-    with tempfile.TemporaryDirectory() as session:
-        variables = {"PYTHONZEROTOP_SESSION": session, "PYTHONPATH": str(BOOTSTRAP)} if probe else {}
+    with tempfile.TemporaryDirectory() as recording:
+        variables = {"PYTHONZEROTOP_SESSION": recording, "PYTHONPATH": str(BOOTSTRAP)} if probe else {}
         tools = os.path.dirname(sys.executable)
         path = {"PATH": os.pathsep.join((tools, os.environ.get("PATH", os.defpath)))}
         done = subprocess.run(
@@ -78,7 +78,7 @@ def run_training(arguments: tuple[str, ...], options: argparse.Namespace, probe:
             text=True,
             check=False,
         )
-        recorded = len(list(Path(session).glob("spans-*.rec")))
+        recorded = len(list(Path(recording).glob("spans-*.rec")))
     ranks = [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("COUNTED ")]
     if len(ranks) != options.ranks or recorded != options.ranks * probe:
         raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stdout}\n{done.stderr}")

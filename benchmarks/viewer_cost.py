@@ -36,7 +36,7 @@ from pathlib import Path
 
 import numpy as np
 
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 WRITER = Path(__file__).resolve().parent.parent / "tests" / "support" / "growing_recording.py"
 _FACT = re.compile(rb"fact (\d{8})")
@@ -105,9 +105,9 @@ class Terminal:
         os.close(self._end)
 
 
-def build_attach_command(session: Path) -> list[str]:
-    """Return the command that watches a session."""
-    return [sys.executable, "-m", "zerotop", "attach", str(session)]
+def build_attach_command(recording: Path) -> list[str]:
+    """Return the command that watches a recording."""
+    return [sys.executable, "-m", "zerotop", "attach", str(recording)]
 
 
 def read_machine_seconds() -> float:
@@ -118,7 +118,7 @@ def read_machine_seconds() -> float:
 
 def read_fact_times(path: Path) -> dict[int, int]:
     """Return the time of each fact's record by the fact's number, in nanoseconds, from the recording itself."""
-    (source,) = Session.open(path).sources["output"]
+    (source,) = Recording.open(path).sources["output"]
     log = source.path.with_name(source.path.stem + ".log").read_bytes()
     found: dict[int, int] = {}
     for piece in source.array:

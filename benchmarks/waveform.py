@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see zerotop.session
+import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see zerotop.recording
 
 import numpy as np  # isort: skip
 
@@ -30,7 +30,7 @@ from small_recording import read_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.iteration.screen import IterationScreen
@@ -49,7 +49,7 @@ def median_ms(work: Callable[[], object]) -> float:
     return sorted(found)[TIMES // 2]
 
 
-def fold_simply(source: RecordingSource, session: Session) -> None:
+def fold_simply(source: RecordingSource, recording: Recording) -> None:
     """Fold as the simple peer: sort samples by the middles of their windows, and take the median at each of 100 places."""
     for process in source.rank_steps:
         aligned = align_iterations(process.source, process.step_rows, choose_iterations(process.step_rows, None).indices)
@@ -57,8 +57,8 @@ def fold_simply(source: RecordingSource, session: Session) -> None:
         reference = aligned.median_bounds
         begin, end = aligned.base_ns, aligned.base_ns + int(aligned.bounds[-1, -1] * 1e9)
         pids = [process.source.pid]
-        gpu_windows = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
-        gpu_windows |= samples.read_process_windows(session, process.source.host, pids, begin, end)
+        gpu_windows = samples.read_gpu_windows(recording, process.source.host, process.source.rank, begin, end)
+        gpu_windows |= samples.read_process_windows(recording, process.source.host, pids, begin, end)
         for windows in gpu_windows.values():
             middles = (windows.begins_ns + windows.ends_ns) // 2
             whole, places, _ = aligned.fold_windows(middles, middles + 1, reference)
@@ -68,9 +68,9 @@ def fold_simply(source: RecordingSource, session: Session) -> None:
                 np.median(part) if len(part) else None
 
 
-async def measure_screen(session: Session, width: int, height: int) -> dict[str, float]:
+async def measure_screen(recording: Recording, width: int, height: int) -> dict[str, float]:
     """Return the figures of the screen."""
-    app = ZerotopApp(RecordingSource(session), title="waveform", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(recording), title="waveform", glyphs=BLOCKS)
     async with app.run_test(size=(width, height)) as pilot:
         await pilot.pause()
         app.action_switch(IterationScreen.NAME)
@@ -93,11 +93,11 @@ async def measure_screen(session: Session, width: int, height: int) -> dict[str,
         return {"redraw": median_ms(redraw_lanes), "still": median_ms(redraw_same)}
 
 
-def measure_recording(session: Session, width: int, height: int) -> dict[str, float]:
+def measure_recording(recording: Recording, width: int, height: int) -> dict[str, float]:
     """Return all figures of one recording."""
-    source, end, now = RecordingSource(session), session.last_written_ns, [0.0]
-    found = {"fold": median_ms(lambda: WaveformCache(session, lambda: source.rank_steps).fold_at(end))}
-    live = WaveformCache(session, lambda: source.rank_steps, clock=lambda: now[0])
+    source, end, now = RecordingSource(recording), recording.last_written_ns, [0.0]
+    found = {"fold": median_ms(lambda: WaveformCache(recording, lambda: source.rank_steps).fold_at(end))}
+    live = WaveformCache(recording, lambda: source.rank_steps, clock=lambda: now[0])
     # So far apart that there is something new to fold each time.
     ends = iter(source.rank_steps[0].step_rows["end_unix_ns"][::-GRAIN][TIMES::-1].tolist())
     live.fold_at(next(ends), hurry=False)
@@ -107,8 +107,8 @@ def measure_recording(session: Session, width: int, height: int) -> dict[str, fl
         live.fold_at(next(ends), hurry=False)
 
     found["grown"] = median_ms(fold_longer)
-    found |= asyncio.run(measure_screen(session, width, height))
-    found["plain"] = median_ms(lambda: fold_simply(source, session))
+    found |= asyncio.run(measure_screen(recording, width, height))
+    found["plain"] = median_ms(lambda: fold_simply(source, recording))
     return found
 
 

@@ -31,7 +31,7 @@ from zerotop.analysis.sweeps.grading import ask_for, is_same_job
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
 from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 _RUNS = Path(__file__).with_name("what_if_runs.jsonl")
 _RECORDINGS = Path(__file__).parent.parent / "tests" / "recordings"
@@ -59,7 +59,7 @@ def read_baselines(folders: Sequence[Path]) -> Iterator[tuple[str, Baseline]]:
             continue
         for step in (None, _CHANGES.get(path.stem)):
             try:
-                found = read_baseline(Session.open(path), step)
+                found = read_baseline(Recording.open(path), step)
             except NoBaselineError:
                 continue
             yield path.stem + (f" until step {step}" if step else ""), found

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zerotop import demo
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.report_files import build_page
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 
@@ -69,9 +69,9 @@ PICTURES = (
 
 async def take_picture(picture: Picture) -> None:
     """Writes one picture. Raises SystemExit where the recording has no such finding."""
-    source = RecordingSource(Session.open(picture.recording))
+    source = RecordingSource(Recording.open(picture.recording))
     app = ZerotopApp(source, glyphs=BLOCKS, title=picture.recording.stem)
-    said = find_annotations(Session.open(picture.recording), source.session.last_written_ns)
+    said = detect_findings(Recording.open(picture.recording), source.recording.last_written_ns)
     async with app.run_test(size=picture.size) as pilot:
         while len(source.findings_at(None)) < len(said):
             await pilot.pause(0.1)
@@ -93,7 +93,7 @@ async def take_picture(picture: Picture) -> None:
 def take_report() -> None:
     """Writes the report of the story and, where there is a Chromium, a picture of its beginning."""
     page = HERE / "report.html"
-    page.write_bytes(build_page(Session.open(STORY), HourlyPrice(30)))
+    page.write_bytes(build_page(Recording.open(STORY), HourlyPrice(30)))
     if (program := shutil.which("chromium") or shutil.which("google-chrome")) is not None:
         options = [
             "--headless=new",

@@ -16,7 +16,7 @@ from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.sweeping.runner import SweepRunner
-from zerotop.session.sweeps import OK, SKIPPED, Point, Sweep, read_sweep
+from zerotop.recording.sweeps import OK, SKIPPED, Point, Sweep, read_sweep
 from zerotop.ui.app.sweep_app import SweepApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.sweep.model import SweepModel

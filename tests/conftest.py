@@ -14,7 +14,7 @@ import pytest
 
 # Before anything loads NumPy: see there.
 with suppress(ImportError):
-    import zerotop.session  # noqa: F401
+    import zerotop.recording  # noqa: F401
 
 # Machines with GPUs run tests/gpu, which draws no examples, often without this.
 with suppress(ImportError):

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[1]
 _TABLE = Path(__file__).with_name("room_sizes.json")
 _PRODUCT = ("probe/zerotop_probe", "tui/zerotop")
 _STEP = 25  # sizes in the table are multiples of this
-_SHARED_NAMES = {"Annotator", "Process"}
+_SHARED_NAMES = {"Detection", "Process"}
 """Class names that exist twice until the recording has one model."""
 
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from fault_jobs import run_jobs
 from fault_plans import KINDS, NO_FAULT, Kind, Plan, draw_plan, list_faults, read_plan
 
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.recording.reader import Recording
 
 # Findings about other work on the machine, and explanations of memory that every job has; and that a job waits for its turn.
 _NOT_COUNTED = ("stuck_at_start", "cores_taken", "crowded_cores", "others_on_gpu", "others_arrived", "steps_not_recorded")
@@ -35,11 +35,11 @@ class Result(NamedTuple):
     """The findings about a job."""
 
     plan: Plan
-    found: Annotation | None
+    found: Finding | None
     is_cause_right: bool
     is_rank_right: bool
     is_line_right: bool | None  # None where there is no line
-    false_alarms: tuple[Annotation, ...]
+    false_alarms: tuple[Finding, ...]
 
 
 def main() -> None:
@@ -82,13 +82,13 @@ def _run_and_judge(options: argparse.Namespace, folder: Path) -> None:
 
 
 def _judge_job(name: str, plan: Plan, folder: Path) -> Result:
-    recording = Session.open(folder / f"{name}.zerotop")
-    result = _judge_findings(plan, find_annotations(recording, recording.end_ns))
+    recording = Recording.open(folder / f"{name}.zerotop")
+    result = _judge_findings(plan, detect_findings(recording, recording.end_ns))
     _print_job(name, result)
     return result
 
 
-def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
+def _judge_findings(plan: Plan, findings: tuple[Finding, ...]) -> Result:
     kind = KINDS.get(plan.fault)
     told = [one for one in findings if kind is not None and _is_told(plan, kind, one)]
     # The other findings follow from that of the fault itself, and are linked to it.
@@ -103,16 +103,16 @@ def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     return Result(plan, found, _names_cause(plan, kind, found), is_rank_right, is_line_right, alarms)
 
 
-def _is_told(plan: Plan, kind: Kind, finding: Annotation) -> bool:
+def _is_told(plan: Plan, kind: Kind, finding: Finding) -> bool:
     is_right = finding.name == kind.finding or (finding.name in kind.also and _names_cause(plan, kind, finding))
     return is_right and _is_in_time(plan, finding)
 
 
-def _names_cause(plan: Plan, kind: Kind, finding: Annotation) -> bool:
+def _names_cause(plan: Plan, kind: Kind, finding: Finding) -> bool:
     return kind.words.format(place=plan.place) in f"{finding.headline} {finding.details}"
 
 
-def _is_in_time(plan: Plan, finding: Annotation) -> bool:
+def _is_in_time(plan: Plan, finding: Finding) -> bool:
     """Return whether a finding begins with the fault; programs beside the job take a while to start."""
     if finding.step is None:
         return True
@@ -122,7 +122,7 @@ def _is_in_time(plan: Plan, finding: Annotation) -> bool:
     return plan.step - _SAME_STEPS <= finding.step <= plan.step + late
 
 
-def _is_alarm(finding: Annotation) -> bool:
+def _is_alarm(finding: Finding) -> bool:
     return finding.severity is not Severity.INFO and finding.name not in _NOT_COUNTED
 
 

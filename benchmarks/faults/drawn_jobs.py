@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 
 SCRIPT = Path(__file__).with_name("drawn_loop.py")
 LINES = {
@@ -87,8 +87,8 @@ class Outcome(NamedTuple):
     name: str
     draw: Draw
     truth: dict[str, Any]  # empty if the job was stopped
-    session: Session | None
-    findings: tuple[Annotation, ...]
+    recording: Recording | None
+    findings: tuple[Finding, ...]
 
 
 def draw_job(chance: random.Random, *, engines: Sequence[str], seconds: tuple[float, float], **fixed: Any) -> Draw:
@@ -172,8 +172,8 @@ def _record_job(name: str, draw: Draw, folder: Path, gpu: int) -> dict[str, Any]
         count = torch.cuda.device_count()
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str((gpu + one) % count) for one in range(min(draw.ranks, count)))
     with tempfile.TemporaryDirectory() as temporary, _keep_busy(draw):
-        session = Path(temporary, "session")
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--"]
+        recording = Path(temporary, "session")
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(recording), "--"]
         command += _build_command(draw)
         with open(folder / f"{name}.log", "w") as log:
             job = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
@@ -186,7 +186,7 @@ def _record_job(name: str, draw: Draw, folder: Path, gpu: int) -> dict[str, Any]
                 except subprocess.TimeoutExpired:
                     os.killpg(job.pid, signal.SIGKILL)
                     job.wait()
-        packed = [sys.executable, "-m", "zerotop", "pack", str(session), "-o", str(folder / f"{name}.zerotop")]
+        packed = [sys.executable, "-m", "zerotop", "pack", str(recording), "-o", str(folder / f"{name}.zerotop")]
         subprocess.run(packed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     truth: dict[str, Any] = {}
     for line in (folder / f"{name}.log").read_text(errors="replace").splitlines():
@@ -227,14 +227,14 @@ def _read_outcome(name: str, draw: Draw, truth: dict[str, Any], folder: Path) ->
     path = folder / f"{name}.zerotop"
     if not path.exists():
         return Outcome(name, draw, truth, None, ())
-    session = Session.open(path)
-    return Outcome(name, draw, truth, session, find_annotations(session, session.end_ns))
+    recording = Recording.open(path)
+    return Outcome(name, draw, truth, recording, detect_findings(recording, recording.end_ns))
 
 
 def describe_job(outcome: Outcome) -> dict[str, Any]:
     """Return the columns that both scripts print."""
     draw = outcome.draw
-    rows = read_rank_steps(outcome.session) if outcome.session is not None else []
+    rows = read_rank_steps(outcome.recording) if outcome.recording is not None else []
     return {
         "job": outcome.name,
         "engine": draw.engine,
@@ -245,7 +245,7 @@ def describe_job(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def describe_finding(finding: Annotation) -> dict[str, Any]:
+def describe_finding(finding: Finding) -> dict[str, Any]:
     """Return the columns of a finding."""
     return {
         "name": finding.name,
@@ -258,6 +258,6 @@ def describe_finding(finding: Annotation) -> dict[str, Any]:
     }
 
 
-def list_warnings(findings: Sequence[Annotation]) -> list[Annotation]:
+def list_warnings(findings: Sequence[Finding]) -> list[Finding]:
     """Return the warnings and errors that are not of the machine."""
     return [one for one in findings if one.severity is not Severity.INFO and one.name not in OF_THE_MACHINE]

@@ -81,22 +81,22 @@ def run_jobs(
 def _run_job(plan: Plan, path: Path, turns: _Turns) -> bool:
     """Run a job and pack its recording; returns whether there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        session = Path(folder, "session")
+        recording = Path(folder, "session")
         with open(path.with_suffix(".log"), "w") as log:
-            _record_job(plan, session, turns, log)
-        packed = [sys.executable, "-m", "zerotop", "pack", str(session), "-o", str(path.with_suffix(".zerotop"))]
+            _record_job(plan, recording, turns, log)
+        packed = [sys.executable, "-m", "zerotop", "pack", str(recording), "-o", str(path.with_suffix(".zerotop"))]
         if subprocess.run(packed, stdout=subprocess.DEVNULL).returncode != 0:
             return False
     write_plan(path.with_suffix(".json"), plan)
     return True
 
 
-def _record_job(plan: Plan, session: Path, turns: _Turns, log: TextIO) -> None:
-    turn, began = session.with_name("turn"), time.monotonic()
+def _record_job(plan: Plan, recording: Path, turns: _Turns, log: TextIO) -> None:
+    turn, began = recording.with_name("turn"), time.monotonic()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--"]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(recording), "--"]
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": ",".join(map(str, plan.gpus))} if plan.gpus else {})}
     # DeepSpeed's launcher chooses the GPUs itself.
     own = os.environ if plan.engine == "deepspeed" else environment

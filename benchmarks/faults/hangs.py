@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "s
 
 from real_jobs import make_environment
 from standing_jobs import LINES, StandingJob
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
 
 _HANGS = ("sleep", "lock", "disk", "native", "mismatch", "peer")
 _PAUSES = ("save", "compute")
@@ -84,8 +84,8 @@ def main() -> None:
 def _judge_kept(folder: Path) -> list[Result]:
     results = []
     for path in sorted(folder.glob("*.json")):
-        recording = Session.open(path.with_suffix(".zerotop"))
-        findings = find_annotations(recording, recording.end_ns)
+        recording = Recording.open(path.with_suffix(".zerotop"))
+        findings = detect_findings(recording, recording.end_ns)
         found = next((one for one in findings if one.name in ("hung_ranks", "stuck_at_start")), None)
         case = Case(**json.loads(path.read_text()))
         results.append(_judge_finding(case, found, found.known_ns if found is not None else 0))
@@ -114,7 +114,7 @@ def _run_jobs(options: argparse.Namespace) -> list[Result]:
                     list(pool.map(StandingJob.stop, jobs))
             if options.keep:
                 for job in jobs:
-                    _keep_recording(job, options.keep, f"{options.seed}-{job.session.parent.name}")
+                    _keep_recording(job, options.keep, f"{options.seed}-{job.recording.parent.name}")
     return results
 
 
@@ -158,7 +158,7 @@ def _describe_job(job: StandingJob) -> Case:
     return Case(job.kind, job.ranks, job.odd, job.step, job.stopped_ns)
 
 
-def _judge_finding(case: Case, finding: Annotation | None, known_ns: int) -> Result:
+def _judge_finding(case: Case, finding: Finding | None, known_ns: int) -> Result:
     place = f"hanging.py:{LINES[case.kind]}" if case.kind in LINES and case.kind != "peer" else ""
     if finding is None:
         return Result(case, False, False, False if place else None, None, "nothing")
@@ -174,7 +174,7 @@ def _judge_finding(case: Case, finding: Annotation | None, known_ns: int) -> Res
 def _keep_recording(job: StandingJob, folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.log").write_text(job.output)
-    packed = [sys.executable, "-m", "zerotop", "pack", str(job.session), "-o", str(folder / f"{name}.zerotop")]
+    packed = [sys.executable, "-m", "zerotop", "pack", str(job.recording), "-o", str(folder / f"{name}.zerotop")]
     if subprocess.run(packed, stdout=subprocess.DEVNULL).returncode == 0:
         (folder / f"{name}.json").write_text(json.dumps(_describe_job(job)._asdict()) + "\n")
 

@@ -22,9 +22,9 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "s
 
 from free_ports import find_free_port
 from real_jobs import make_environment
-from zerotop.analysis.annotations import Annotator
-from zerotop.session.headers import SessionError
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Detection
+from zerotop.recording.headers import RecordingError
+from zerotop.recording.reader import Recording
 
 _LOOP = Path(__file__).with_name("pausing.py")
 
@@ -55,7 +55,7 @@ def _start_job(folder: Path, options: argparse.Namespace) -> subprocess.Popen[by
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(options.ranks)}
     script = f"{sys.executable} -u {_LOOP} {options.hours} {options.seed}"
     members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(options.ranks))
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), "--"]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "session"), "--"]
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(
             [*command, "bash", "-c", f"{members} & wait"],
@@ -71,19 +71,19 @@ def _watch_job(job: subprocess.Popen[bytes], folder: Path) -> set[tuple[str, int
     """Return the findings about hangs, each by its headline and when it began."""
     seen: set[tuple[str, int]] = set()
     hangs: set[tuple[str, int]] = set()
-    session = annotator = None
+    recording = detection = None
     while job.poll() is None:
         time.sleep(0.5)
         now_ns = time.time_ns()
-        if session is None or annotator is None:
+        if recording is None or detection is None:
             try:
-                session = Session.open(folder)
-            except (SessionError, OSError):
+                recording = Recording.open(folder)
+            except (RecordingError, OSError):
                 continue
-            annotator = Annotator(session)
-        session.refresh()
-        annotator.update(now_ns)
-        for finding in annotator.findings_at(now_ns):
+            detection = Detection(recording)
+        recording.refresh()
+        detection.update(now_ns)
+        for finding in detection.findings_at(now_ns):
             key = finding.name, finding.begin_ns
             if key not in seen:
                 seen.add(key)

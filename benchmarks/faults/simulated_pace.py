@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.session.packed.packing import unpack_files
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.recording.packed.packing import unpack_files
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 
 Floats = NDArray[np.float64]
 
@@ -124,15 +124,15 @@ def _move_event(line: bytes, move: Callable[[Any], Any]) -> bytes:
     return json.dumps(event).encode()
 
 
-def judge_series(files: dict[str, bytes], ends: Floats, factors: Floats, *, is_busy: bool) -> tuple[Annotation, ...]:
+def judge_series(files: dict[str, bytes], ends: Floats, factors: Floats, *, is_busy: bool) -> tuple[Finding, ...]:
     """Return the findings about the pace of a stretched recording."""
     if is_busy:
         lasted = np.diff(ends)
         factors = np.where(np.arange(len(lasted)) < 5, 1.0, np.median(lasted) / lasted) * factors
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(stretch_recording(files, ends, factors, Path(folder), is_busy=is_busy))
-        found = find_annotations(session, session.end_ns)
-        session.close()
+        recording = Recording.open(stretch_recording(files, ends, factors, Path(folder), is_busy=is_busy))
+        found = detect_findings(recording, recording.end_ns)
+        recording.close()
     return tuple(one for one in found if one.name in _PACE)
 
 
@@ -146,9 +146,9 @@ def main() -> None:
     chance = np.random.default_rng(options.seed)
     bases = []
     for path in options.bases:
-        rows = read_rank_steps(Session.open(path))[0]
+        rows = read_rank_steps(Recording.open(path))[0]
         if len(rows) > 3 * _SPARED_STEPS:
-            source = next(iter(Session.open(path).sources["spans"]))
+            source = next(iter(Recording.open(path).sources["spans"]))
             ends = np.append(rows["begin_unix_ns"][:1], rows["end_unix_ns"]).astype(np.float64) - source.offset_ns
             bases.append((unpack_files(path), ends))
     warned: dict[tuple[str, bool], list[bool]] = defaultdict(list)

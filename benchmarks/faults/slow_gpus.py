@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Event, Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Event, Recording
 from zerotop_probe.recording import events
 
 _SCRIPT = Path(__file__).with_name("gathering_gpu.py")
@@ -36,10 +36,10 @@ def main() -> None:
         for number, name in enumerate(options.jobs):
             engine, fault = name.split("-")
             rank = number % options.ranks
-            session = _run_job(engine, fault, rank, options, (options.keep or Path(folder)) / f"{number}-{name}")
-            looks = session.events_of(events.StreamWaits)
+            recording = _run_job(engine, fault, rank, options, (options.keep or Path(folder)) / f"{number}-{name}")
+            looks = recording.events_of(events.StreamWaits)
             print(f"{name} rank {rank}:", *(_describe_look(look) for look in looks), sep="\n    ", flush=True)
-            for one in find_annotations(session, session.end_ns):
+            for one in detect_findings(recording, recording.end_ns):
                 print(f"    {one.name} {one.ranks} step {one.step}: {one.headline}", flush=True)
 
 
@@ -48,15 +48,15 @@ def _describe_look(look: Event) -> str:
     return f"rank {look.rank}, step {look.facts['first_step']}: {waited} ms, {look.facts['waits']}, {look.facts['starved']}"
 
 
-def _run_job(engine: str, fault: str, rank: int, options: argparse.Namespace, folder: Path) -> Session:
+def _run_job(engine: str, fault: str, rank: int, options: argparse.Namespace, folder: Path) -> Recording:
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(options.ranks)]
     words = ["--rank", str(rank), "--seconds", str(options.seconds), *options.options.split()]
     job = [sys.executable, "-m", *torchrun, str(_SCRIPT), engine, fault, *words]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *job]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *job]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=os.environ)
     if done.returncode:
         print(done.stdout[-3000:], flush=True)
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 
 _SCRIPT = Path(__file__).with_name("gathering.py")
 _ENGINES = ("fsdp2", "zero3", "fsdp1")
@@ -42,21 +42,21 @@ def main() -> None:
             "length": chance.choice([64, 96, 128]),
         }
         with tempfile.TemporaryDirectory() as folder:
-            session = _run_job(engine, fault, facts, 20000 + chance.randint(0, 20000), Path(folder, "session"))
-            found = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_cores"]
+            recording = _run_job(engine, fault, facts, 20000 + chance.randint(0, 20000), Path(folder, "session"))
+            found = [one for one in detect_findings(recording, recording.end_ns) if one.name == "slow_cores"]
         said = "; ".join(f"step {one.step}: {one.headline}" for one in found) or "-"
         print(f"{engine:6} {fault:9} step {facts['step']} rank {facts['rank']}  {said}", flush=True)
 
 
-def _run_job(engine: str, fault: str, facts: dict[str, int], port: int, folder: Path) -> Session:
+def _run_job(engine: str, fault: str, facts: dict[str, int], port: int, folder: Path) -> Recording:
     torchrun = ("torch.distributed.run", "--master-port", str(port), "--nproc-per-node", "2")
     deepspeed = ("deepspeed.launcher.runner", "--master_port", str(port), "--num_gpus=2")
     words = [word for name, value in facts.items() for word in (f"--{name}", str(value))]
     job = [sys.executable, "-m", *(deepspeed if engine == "zero3" else torchrun), str(_SCRIPT), engine, fault, *words]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *job]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *job]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def list_commands() -> dict[str, list[str]]:
 def run_recorded(name: str, command: list[str], folder: Path) -> None:
     """Run a story under ``zerotop run``."""
     with open(folder / f"{name}.log", "wb") as log:
-        arguments = [*ZEROTOP, "run", "--headless", "--session", str(folder / name), "--", *command]
+        arguments = [*ZEROTOP, "run", "--headless", "--recording", str(folder / name), "--", *command]
         subprocess.run(arguments, stdout=log, stderr=subprocess.STDOUT, timeout=LIMIT_S, check=True)
 
 
@@ -60,7 +60,7 @@ def run_notebook(name: str, folder: Path) -> None:
             request = client.execute(last)
             time.sleep(ATTACH_AFTER_S)
             pid = str(manager.provisioner.pid)
-            attach = [*ZEROTOP, "attach", pid, "--enter", "--headless", "--session", str(folder / name)]
+            attach = [*ZEROTOP, "attach", pid, "--enter", "--headless", "--recording", str(folder / name)]
             attached = subprocess.Popen(attach, stdout=log, stderr=log)
             while client.get_shell_msg(timeout=LIMIT_S)["parent_header"].get("msg_id") != request:
                 pass
@@ -82,7 +82,7 @@ def describe_recording(name: str, folder: Path) -> None:
     """Pack a recording, and write what zerotop says of it."""
     packed = folder / f"{name}.zerotop"
     subprocess.run([*ZEROTOP, "pack", str(folder / name), "-o", str(packed)], check=True)
-    for command, suffix in (("memory", "memory"), ("annotations", "findings")):
+    for command, suffix in (("memory", "memory"), ("findings", "findings")):
         with open(folder / f"{name}.{suffix}.txt", "wb") as file:
             subprocess.run([*ZEROTOP, command, str(packed)], stdout=file, stderr=subprocess.STDOUT, check=False)
 

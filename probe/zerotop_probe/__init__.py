@@ -1,4 +1,4 @@
-"""Measure a training job and write a recording to a session directory. Only ``outside.folding`` reads one."""
+"""Measure a training job and write a recording to a recording folder. Only ``outside.folding`` reads one."""
 
 # No module of the standard library is imported here, see ``outside.own_python``.
 TYPE_CHECKING = False
@@ -8,15 +8,15 @@ if TYPE_CHECKING:
 __all__ = ["attach", "load_ipython_extension", "unload_ipython_extension"]
 
 
-def attach(engine: "Any", session: "str | None" = None) -> bool:
+def attach(engine: "Any", recording: "str | None" = None) -> bool:
     """Record a DeepSpeed engine of this process from now on, in scripts that ``zerotop run`` did not start.
 
-    ``session`` is the session directory, by default the one in ``PYTHONZEROTOP_SESSION``. Return whether there is one;
-    without a session the call does nothing and may stay in a script. Never raises.
+    ``recording`` is its folder, by default the one in ``PYTHONZEROTOP_SESSION``. Return whether there is one;
+    without a recording the call does nothing and may stay in a script. Never raises.
     """
     from zerotop_probe.inside.own_imports import import_hook_installer
 
-    return bool(import_hook_installer().attach(engine, session))
+    return bool(import_hook_installer().attach(engine, recording))
 
 
 def load_ipython_extension(shell: "Any") -> None:

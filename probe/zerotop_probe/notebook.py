@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import find_job
 from zerotop_probe.outside.job import daemon
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
-_BEGUN = "This kernel is recorded to {session}.\nWatch it in a terminal with: zerotop attach {name}"
+_BEGUN = "This kernel is recorded to {recording}.\nWatch it in a terminal with: zerotop attach {name}"
 _ENDED = "The recording of this kernel has ended. See it with: zerotop replay {name}"
-_EXISTING = "This kernel is recorded already, to {session}."
+_EXISTING = "This kernel is recorded already, to {recording}."
 
 
 def begin_recording() -> str:
-    """Create a session for this process, and let a sampler and the probe write to it; return a sentence about that.
+    """Create a recording for this process, and let a sampler and the probe write to it; return a sentence about that.
 
     Raises OSError or daemon.AgentError if that is impossible; nothing is recorded then.
     """
@@ -24,27 +24,27 @@ def begin_recording() -> str:
 
     from zerotop_probe.inside.hooks import hook_installer
 
-    existing = os.environ.get(SESSION_VARIABLE) or hook_installer.PROBE.session
+    existing = os.environ.get(SESSION_VARIABLE) or hook_installer.PROBE.recording
     if existing:
-        return _EXISTING.format(session=existing)
+        return _EXISTING.format(recording=existing)
     job = find_job(os.getpid())
     if job is None:
         raise OSError("Cannot record this process: /proc does not show it as a Python process.")
-    session = attaching.begin_session(job)
-    starting = daemon.spawn_watcher(session)
+    recording = attaching.begin_recording(job)
+    starting = daemon.spawn_watcher(recording)
     if starting is not None:
         starting.await_agent()
-    hook_installer.enter(session)
-    return _BEGUN.format(session=session, name=os.path.basename(session))
+    hook_installer.enter(recording)
+    return _BEGUN.format(recording=recording, name=os.path.basename(recording))
 
 
 def end_recording() -> str:
     """Remove the probe from this process and end its recording; return a sentence about that."""
     from zerotop_probe.inside.hooks import hook_installer
 
-    session = hook_installer.PROBE.session
-    if not session:
+    recording = hook_installer.PROBE.recording
+    if not recording:
         return "This kernel is not being recorded."
     hook_installer.leave()
-    attaching.stop_recording(session)
-    return _ENDED.format(name=os.path.basename(session))
+    attaching.stop_recording(recording)
+    return _ENDED.format(name=os.path.basename(recording))

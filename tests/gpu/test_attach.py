@@ -86,10 +86,10 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     finally:
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
-    (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
-    first = int(Rank(session.parent, 0).select_phases("step")["step"][0])
+    (recording,) = (state / "zerotop" / "sessions").glob("*/session.json")
+    first = int(Rank(recording.parent, 0).select_phases("step")["step"][0])
     assert 0 < first < 5000
-    done = run_zerotop(state, "memory", str(session.parent), "--json")
+    done = run_zerotop(state, "memory", str(recording.parent), "--json")
     assert done.returncode == 0, done.stderr.decode()
     (gpu,) = [gpu for gpu in json.loads(done.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}

@@ -17,12 +17,12 @@ from free_ports import find_free_port
 from loop_runs import LOOPS
 from rank_recordings import Rank, read_event_file, read_table_file
 from real_jobs import make_environment
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.views.memory_view import read_memory_view
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.sampling import nvml
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
@@ -43,20 +43,20 @@ LINGER = ("--linger", "2.5")
 class Odd:
     """A finished job: its recording, what it printed, what each rank counted itself."""
 
-    session: Path
+    recording: Path
     output: str
     by_rank: dict[int, dict[str, Any]]
 
     def rank(self, number: int = 0) -> Rank:
-        return Rank(self.session, number)
+        return Rank(self.recording, number)
 
     def gpus(self) -> tuple[GpuLedger, ...]:
         """The ledgers of all GPUs a second before the first rank left, when all of them linger."""
-        session = Session.open(self.session)
+        recording = Recording.open(self.recording)
         # A rank's ticker reads its allocator until it leaves. The screen would look at a failure's moment instead.
-        last_ns = [source.last_ns for source in session.sources["allocator"] if source.last_ns is not None]
-        left_ns = min(last_ns, default=read_memory_view(session.at(session.end_ns)).moment_ns)
-        ledgers = read_ledgers(session.at(left_ns - 1_000_000_000))
+        last_ns = [source.last_ns for source in recording.sources["allocator"] if source.last_ns is not None]
+        left_ns = min(last_ns, default=read_memory_view(recording.at(recording.end_ns)).moment_ns)
+        ledgers = read_ledgers(recording.at(left_ns - 1_000_000_000))
         for gpu in ledgers:
             assert sum(row.bytes for row in gpu.rows) == gpu.total_bytes
         return ledgers
@@ -69,12 +69,12 @@ class Odd:
 
 def record_command(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
     """Runs a command to its end under ``zerotop run``."""
-    session = folder / "session"
+    recording = folder / "session"
     inherited = {name: value for name, value in make_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
     own = {"DS_ACCELERATOR": "cuda", "PYTHONZEROTOP_DEBUG": "1", **variables}
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *command],
+            [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(recording), "--", *command],
             cwd=folder,
             env=inherited | own,
             stdin=subprocess.DEVNULL,
@@ -90,19 +90,19 @@ def record_command(folder: Path, command: list[str], **variables: str) -> tuple[
     text = (folder / "output").read_text(errors="replace")
     assert code == 0, text
     assert "is no longer measured" not in text, text
-    return session, text
+    return recording, text
 
 
 def run_odd_job(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
     """Runs the loop of odd jobs."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(find_free_port())]
     command = [sys.executable, *launcher, str(LOOPS / "odd.py"), *options]
-    session, text = record_command(folder, command, **variables)
+    recording, text = record_command(folder, command, **variables)
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
     assert len(lines) == ranks, text
-    for path in session.glob("events-*.jsonl"):
+    for path in recording.glob("events-*.jsonl"):
         assert not [event for event in read_event_file(path) if event["event"] in ("probe_error", "sampler_error")]
-    return Odd(session, text, {line["rank"]: line for line in lines})
+    return Odd(recording, text, {line["rank"]: line for line in lines})
 
 
 def list_uuids() -> list[str]:
@@ -118,7 +118,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     rank, stats = odd_run.rank(), odd_run.by_rank[0]["stats"]
     (engine,) = rank.find_events("engine")
     assert engine["allocator"] == "cudaMallocAsync"
-    (path,) = odd_run.session.glob("allocator-*.rec")
+    (path,) = odd_run.recording.glob("allocator-*.rec")
     rows = read_table_file(path)
     assert set(rows["segments"]) == set(rows["requested_peak_bytes"]) == {-1}
     assert (rows["allocated_bytes"] <= rows["reserved_bytes"]).all()
@@ -145,7 +145,7 @@ def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
     (engine,) = rank.find_events("engine")
     assert engine["allocator"] == "pluggable"
     assert "error" in odd_run.by_rank[0]["stats"]
-    assert not list(odd_run.session.glob("allocator-*.rec"))
+    assert not list(odd_run.recording.glob("allocator-*.rec"))
     assert sum((span["flags"] & BOUNDARY) > 0 for span in rank.select_phases("step")) == 4
     assert rank.find_events("tensors")[-1]["device"]["parameters"] == 4 * PARAMETERS
     (gpu,) = [gpu for gpu in odd_run.gpus() if any("of its own" in note for note in gpu.notes)]
@@ -181,7 +181,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
     gpu = odd_run.gpu()
     assert gpu.ranks == (0, 1)
     assert gpu.sum_bytes("parameters") >= 2 * 4 * PARAMETERS
-    last = [read_table_file(path)["reserved_bytes"][-1] for path in odd_run.session.glob("allocator-*.rec")]
+    last = [read_table_file(path)["reserved_bytes"][-1] for path in odd_run.recording.glob("allocator-*.rec")]
     assert (len(last), gpu.reserved_bytes) == (2, sum(last))
     assert gpu.sum_bytes("outside_pytorch") > 100 << 20  # two contexts
 
@@ -200,9 +200,9 @@ def test_an_engine_without_optimizer(tmp_path: Path) -> None:
 
 
 def test_a_job_that_touches_no_gpu(tmp_path: Path) -> None:
-    session, _ = record_command(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
-    gpus = Odd(session, "", {}).gpus()
+    recording, _ = record_command(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
+    gpus = Odd(recording, "", {}).gpus()
     assert len(gpus) == len(list_uuids())
     assert not any(gpu.ranks or gpu.allocated_bytes or gpu.sum_bytes("this_job") for gpu in gpus)
-    opened = Session.open(session)
-    assert not [one for one in find_annotations(opened, opened.end_ns) if one.name != "others_on_gpu"]
+    opened = Recording.open(recording)
+    assert not [one for one in detect_findings(opened, opened.end_ns) if one.name != "others_on_gpu"]

@@ -24,8 +24,8 @@ PHASES = ("forward", "backward", "step")
 
 def run_measuring(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     folder = factory.mktemp("measuring")
-    session = None if recorded else Path()
-    return run_loop("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
+    recording = None if recorded else Path()
+    return run_loop("measuring", folder, *options, ranks=1, recording=recording, accelerator="cuda", bootstrap=recorded)
 
 
 def drop_free_pieces(counted: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def drop_free_pieces(counted: dict[str, Any]) -> dict[str, Any]:
 def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
     """(phase, highest of that field in its windows) of every phase of the loop, by time."""
     rank, _ = counted.read_rank(0)
-    (path,) = counted.session.glob("allocator-*.rec")
+    (path,) = counted.recording.glob("allocator-*.rec")
     rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[list[Any]] = []
@@ -110,7 +110,7 @@ def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPa
 def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
     counted = run_measuring(tmp_path_factory, "--steps", "6")
     rank, _ = counted.read_rank(0)
-    (path,) = counted.session.glob("device_times-*.rec")
+    (path,) = counted.recording.glob("device_times-*.rec")
     times = {int(row["begin_ns"]): int(row["device_ns"]) for row in read_table_file(path)}
     for name in PHASES:
         spans = rank.select_phases(name)[1:-1]  # the last step's are learnt too late, the first are no measure

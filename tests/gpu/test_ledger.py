@@ -14,11 +14,11 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import make_environment, run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, PRIVATE, GpuLedger
 from zerotop.analysis.views.loop_notices import describe_training
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import OutOfMemory
 
 torch = pytest.importorskip("torch")
@@ -35,15 +35,15 @@ GIB = 1 << 30
 class Watched(NamedTuple):
     """A recorded job, and what it counted itself."""
 
-    session: Session
+    recording: Recording
     counted: dict[str, Any]
     rank: Rank
 
     @property
-    def findings(self) -> tuple[Annotation, ...]:
-        return find_annotations(self.session, self.session.end_ns)
+    def findings(self) -> tuple[Finding, ...]:
+        return detect_findings(self.recording, self.recording.end_ns)
 
-    def find(self, name: str) -> Annotation:
+    def find(self, name: str) -> Finding:
         found = [finding for finding in self.findings if finding.name == name]
         assert found, [(finding.name, str(finding.headline)) for finding in self.findings]
         return found[0]
@@ -53,8 +53,8 @@ class Watched(NamedTuple):
 
     def read_ledger(self) -> GpuLedger:
         """Return the ledger at the last reading of the allocator; check that it adds up."""
-        last_ns = max(source.last_ns for source in self.session.sources["allocator"] if source.last_ns is not None)
-        (ledger,) = (one for one in read_ledgers(self.session.at(last_ns)) if one.ranks)
+        last_ns = max(source.last_ns for source in self.recording.sources["allocator"] if source.last_ns is not None)
+        (ledger,) = (one for one in read_ledgers(self.recording.at(last_ns)) if one.ranks)
         assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
         assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
         return ledger
@@ -72,9 +72,9 @@ def run_kind(kind: str, folder: Path) -> Watched:
     lines = [line for line in run.output.splitlines() if line.startswith("COUNTED ")]
     assert run.returncode == 0, run.output
     assert len(lines) == 1, run.output
-    rank = Rank(run.session, 0)
+    rank = Rank(run.recording, 0)
     assert not rank.find_events("probe_error"), rank.find_events("probe_error")
-    watched = Watched(Session.open(run.session), json.loads(lines[0][8:]), rank)
+    watched = Watched(Recording.open(run.recording), json.loads(lines[0][8:]), rank)
     for finding in watched.findings:
         print(kind, finding.severity.value, finding.step, finding.headline, finding.details, finding.fix, sep=" | ")
     return watched
@@ -157,8 +157,8 @@ def test_memory_of_a_graph_is_told_apart(tmp_path: Path) -> None:
 def test_the_ledger_at_a_failure_is_what_pytorch_held(tmp_path: Path) -> None:
     watched = run_kind("oom", tmp_path)
     (error,) = watched.rank.find_events("out_of_memory")
-    event = watched.session.events_of(OutOfMemory, watched.session.end_ns)[0]
-    (ledger,) = (one for one in read_ledgers(watched.session.at(event.unix_ns)) if one.ranks)
+    event = watched.recording.events_of(OutOfMemory, watched.recording.end_ns)[0]
+    (ledger,) = (one for one in read_ledgers(watched.recording.at(event.unix_ns)) if one.ranks)
     assert ledger.allocated_bytes == error["allocated_bytes"]
     assert ledger.sum_bytes(*ALLOCATED) == error["allocated_bytes"]
     counts = [one for one in watched.rank.find_events("tensors") if one["when"] == "out_of_memory"]
@@ -178,7 +178,7 @@ def test_replayed_steps_are_admitted(tmp_path: Path) -> None:
 
 def test_updates_by_hand_are_admitted(tmp_path: Path) -> None:
     watched = run_kind("by_hand", tmp_path)
-    notices = describe_training(watched.session.at(watched.session.end_ns))
+    notices = describe_training(watched.recording.at(watched.recording.end_ns))
     assert any("no steps" in notice or "without steps" in notice for notice in notices), notices
 
 
@@ -189,12 +189,12 @@ def test_a_context_on_the_gpu_of_another_rank_is_named(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(LOOPS / SCRIPT), "context", "cuda"]
     run = run_recorded(launch, tmp_path, environment)
     assert run.returncode == 0, run.output
-    session = Session.open(run.session)
+    recording = Recording.open(run.recording)
     counted = next(json.loads(line[8:]) for line in run.output.splitlines() if line.startswith("COUNTED "))
-    findings = find_annotations(session, session.end_ns)
+    findings = detect_findings(recording, recording.end_ns)
     (finding,) = (one for one in findings if one.name == "context_elsewhere")
     assert "Rank 1" in str(finding.headline), finding
     assert f"{SCRIPT}:{counted['lines']['load']}" in str(finding.details), finding
-    last_ns = min(source.last_ns for source in session.sources["allocator"] if source.last_ns is not None)
-    first = min(read_ledgers(session.at(last_ns)), key=lambda ledger: ledger.index)
+    last_ns = min(source.last_ns for source in recording.sources["allocator"] if source.last_ns is not None)
+    first = min(read_ledgers(recording.at(last_ns)), key=lambda ledger: ledger.index)
     assert first.sum_bytes(OTHER_RANKS) >= 0.1 * GIB

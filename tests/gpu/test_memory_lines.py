@@ -65,7 +65,7 @@ def read_counted(output: str) -> dict[str, Any]:
 def run_watched(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
     run = run_recorded(make_command(kind, steps), folder, make_cuda_environment(), options)
     assert run.returncode == 0, run.output
-    rank = Rank(run.session, 0)
+    rank = Rank(run.recording, 0)
     assert not rank.find_events("probe_error")
     return Watched(rank.find_events("memory_lines"), read_counted(run.output), rank)
 

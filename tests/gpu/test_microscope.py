@@ -26,21 +26,23 @@ pytestmark = [
 ]
 
 
-def run_microscope(session: Path, *options: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "zerotop", "microscope", str(session), "--json", *options]
+def run_microscope(recording: Path, *options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "zerotop", "microscope", str(recording), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 
 
 def test_looks_at_a_running_job(tmp_path: Path) -> None:
-    session = Path(directory.create_session(["python", "measuring.py"], path=str(tmp_path / "session")))
+    recording = Path(directory.create_recording(["python", "measuring.py"], path=str(tmp_path / "session")))
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
-        wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).select_phases("step")) > 5, 120)
-        looks = [run_microscope(session), run_microscope(session, "--steps", "2", "--stacks")]
+        job = pool.submit(
+            run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, recording=recording, accelerator="cuda"
+        )
+        wait_for(lambda: list(recording.glob("probe-*.rec")) and len(Rank(recording, 0).select_phases("step")) > 5, 120)
+        looks = [run_microscope(recording), run_microscope(recording, "--steps", "2", "--stacks")]
         job.result()
-    (path,) = session.glob("allocator-*.rec")
+    (path,) = recording.glob("allocator-*.rec")
     rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     for (look,), steps in zip(looks, (1, 2), strict=True):
@@ -50,7 +52,7 @@ def test_looks_at_a_running_job(tmp_path: Path) -> None:
         assert look["peak_phase"] in ("forward", "backward", "step")
         assert look["largest"]
     assert looks[0][0]["snapshot"] is None
-    assert (session / looks[1][0]["snapshot"]).stat().st_size > 10_000
-    rank = Rank(session, 0)
+    assert (recording / looks[1][0]["snapshot"]).stat().st_size > 10_000
+    rank = Rank(recording, 0)
     assert not rank.find_events("probe_error")
     assert len(rank.select_phases("step")) == 300

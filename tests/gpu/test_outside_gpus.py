@@ -42,20 +42,20 @@ def _require_driver() -> None:
         pytest.skip(str(seen.notice))
 
 
-def record_products(session: Path, products: int) -> tuple[NDArray[Any], float]:
+def record_products(recording: Path, products: int) -> tuple[NDArray[Any], float]:
     """The rows of the last second of such a job on GPU 0, and the bytes a second that it says it got."""
-    started = agent.launch_in_background(str(session), [*build_python_command(JOB), str(products)], grace_s=(2.0, 2.0))
+    started = agent.launch_in_background(str(recording), [*build_python_command(JOB), str(products)], grace_s=(2.0, 2.0))
 
     def read_output() -> bytes:
-        return b"".join(path.read_bytes() for path in session.glob("output-*.log"))
+        return b"".join(path.read_bytes() for path in recording.glob("output-*.log"))
 
     wait_for(lambda: b"ready" in read_output(), 120)
     time.sleep(3)
     stopped_ns = time.monotonic_ns()
     rate = float(read_output().split()[-1])
-    job_control.request_stop(str(session))
+    job_control.request_stop(str(recording))
     wait_for(lambda: not started.is_alive())
-    table = read_node_records(session, "gpus")
+    table = read_node_records(recording, "gpus")
     return table[(table["gpu"] == 0) & (table["time_ns"] < stopped_ns)][-10:], rate
 
 

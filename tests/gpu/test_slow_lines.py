@@ -11,8 +11,8 @@ import pytest
 
 from loop_runs import LOOPS
 from real_jobs import make_environment, run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
 
 torch = pytest.importorskip("torch")
 
@@ -26,15 +26,15 @@ STEPS = 160
 KINDS = ("iteration_shift", "time_lost_in_line", "cache_emptied", "time_between_phases", "repeated_pause", "data_stall")
 
 
-def run_watched(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
+def run_watched(kind: str, folder: Path) -> tuple[list[Finding], dict[str, Any]]:
     """Run the loop; return its findings about lines, and what it counted itself."""
     inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
     run = run_recorded([sys.executable, str(LOOPS / "slow_on_gpu.py"), kind, str(STEPS), "cuda"], folder, inherited)
     assert run.returncode == 0, run.output
     counted = next(line for line in run.output.splitlines() if line.startswith("COUNTED "))
-    session = Session.open(run.session)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name in KINDS]
+    recording = Recording.open(run.recording)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name in KINDS]
     return findings, json.loads(counted[8:])
 
 

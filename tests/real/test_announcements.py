@@ -15,7 +15,7 @@ import pytest
 
 import recordings
 from terminals import Terminal
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.viewer import Viewer
@@ -38,7 +38,7 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
         "-m",
         "zerotop",
         "run",
-        "--session",
+        "--recording",
         str(tmp_path / "session"),
         "--",
         sys.executable,
@@ -71,9 +71,9 @@ def test_text_of_a_job_cannot_write_escape_sequences() -> None:
 
 
 def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
-    session = recordings.open_recording("cpu-hang")
-    frame = Viewer(RecordingSource(session), None, time.monotonic).make_frame()
-    findings = find_annotations(session, session.end_ns)
+    recording = recordings.open_recording("cpu-hang")
+    frame = Viewer(RecordingSource(recording), None, time.monotonic).make_frame()
+    findings = detect_findings(recording, recording.end_ns)
     before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
     announcer = Announcer(cast(RecordingSource, source), is_own_job=False)

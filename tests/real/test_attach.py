@@ -50,8 +50,8 @@ def start_loop(folder: Path, launcher: str) -> Iterator[subprocess.Popen[bytes]]
 
 def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     """Waits until both ranks train, and has the probe in them."""
-    session = folder / "session"
-    session.mkdir()
+    recording = folder / "session"
+    recording.mkdir()
 
     def job_of_ours() -> jobs.FoundJob | None:
         found_jobs = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
@@ -62,16 +62,16 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     deadline = time.monotonic() + TIMEOUT_S
     while waiting:
         assert time.monotonic() < deadline
-        waiting = [entry.process for entry in enter_processes(waiting, str(session)) if entry.why_not]
+        waiting = [entry.process for entry in enter_processes(waiting, str(recording)) if entry.why_not]
         time.sleep(0.2)
-    return job, session
+    return job, recording
 
 
-def wait_for_spans(session: Path) -> None:
+def wait_for_spans(recording: Path) -> None:
     """Waits until both ranks have recorded some twenty steps."""
 
     def read_sizes() -> list[int]:
-        return [path.stat().st_size for path in session.glob("spans-rank*.rec")]
+        return [path.stat().st_size for path in recording.glob("spans-rank*.rec")]
 
     wait_for(lambda: len(read_sizes()) == 2 and min(read_sizes()) > 8000, 120.0)
 
@@ -88,18 +88,18 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
     attached.mkdir()
     alone.mkdir()
     with start_loop(attached, "deepspeed") as process:
-        job, session = entered_job(attached)
+        job, recording = entered_job(attached)
         assert job.launcher == "deepspeed"
         assert [rank.rank for rank in job.ranks] == [0, 1]
         ranks = [rank.process for rank in job.ranks]
         # One that waits for the other in a collective answers late on a busy machine.
-        wait_for(lambda: [entry.reply for entry in enter_processes(ranks, str(session))] == [str(session)] * 2)
-        wait_for_spans(session)
+        wait_for(lambda: [entry.reply for entry in enter_processes(ranks, str(recording))] == [str(recording)] * 2)
+        wait_for_spans(recording)
         (attached / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
     own = read_counted(attached)
     for number in (0, 1):
-        rank = Rank(session, number)
+        rank = Rank(recording, number)
         assert len(rank.find_events("entered")) == 1
         assert not rank.find_events("probe_error")
         steps = rank.select_phases("step")
@@ -116,7 +116,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
             recorded = recorded[np.isin(recorded, with_phases)]
             assert recorded.tolist() == np.repeat(with_phases, 2).tolist()
     done = ("--steps", str(own[0]["global_steps"]))
-    bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
+    bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", recording=Path(), bootstrap=False).by_rank
     for number in (0, 1):
         assert own[number]["losses"] == bare[number]["losses"]
         assert own[number]["weights"] == bare[number]["weights"]
@@ -124,15 +124,15 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
 
 def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) -> None:
     with start_loop(tmp_path, "bare") as process:
-        job, session = entered_job(tmp_path)
+        job, recording = entered_job(tmp_path)
         ranks = [rank.process for rank in job.ranks]
-        files = sorted(session.glob("spans-rank*.rec"))
-        wait_for_spans(session)
-        assert {entry.reply for entry in leave_processes(ranks, str(session))} == {"leaving"}
-        texts = sorted(session.glob("events-rank*.jsonl"))
+        files = sorted(recording.glob("spans-rank*.rec"))
+        wait_for_spans(recording)
+        assert {entry.reply for entry in leave_processes(ranks, str(recording))} == {"leaving"}
+        texts = sorted(recording.glob("events-rank*.jsonl"))
         wait_for(lambda: all('"left"' in path.read_text() for path in texts))
         sizes = [path.stat().st_size for path in files]
-        assert {entry.reply for entry in leave_processes(ranks, str(session))} == {"absent"}
+        assert {entry.reply for entry in leave_processes(ranks, str(recording))} == {"absent"}
         later = tmp_path / "later"
         later.mkdir()
         assert {entry.reply for entry in enter_processes(ranks, str(later))} == {"entered"}

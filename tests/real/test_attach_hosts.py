@@ -23,7 +23,7 @@ from real_jobs import TIMEOUT_S
 from real_jobs import make_environment as job_environment
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.directory import SESSION_FILE
 
 pytestmark = [
@@ -62,9 +62,9 @@ def start_training(cluster: Cluster, folder: Path, stack: ExitStack) -> list[sub
     return processes
 
 
-def count_written(session: Path, pattern: str) -> int:
+def count_written(recording: Path, pattern: str) -> int:
     """Bytes in these files."""
-    return sum(path.stat().st_size for path in session.glob(pattern))
+    return sum(path.stat().st_size for path in recording.glob(pattern))
 
 
 def read_counted(folder: Path, number: int) -> dict[str, object]:
@@ -73,11 +73,11 @@ def read_counted(folder: Path, number: int) -> dict[str, object]:
     return dict(json.loads(next(line for line in lines if line.startswith("COUNTED "))[8:]))
 
 
-def wait_until_entered(session: Path, count: int) -> None:
+def wait_until_entered(recording: Path, count: int) -> None:
     """Waits until both ranks have recorded for a while, in so many files."""
 
     def read_sizes(number: int) -> list[int]:
-        return [path.stat().st_size for path in session.glob(f"spans-rank{number}-*")]
+        return [path.stat().st_size for path in recording.glob(f"spans-rank{number}-*")]
 
     wait_for(lambda: all(sum(size > 5000 for size in read_sizes(number)) == count for number in (0, 1)), 60.0)
 
@@ -89,29 +89,29 @@ def trained_alike(folder: Path, alone: list[dict[str, object]]) -> bool:
     return all(here[name] == there[name] for here, there in zip(own, alone, strict=True) for name in names)
 
 
-def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_left(
+def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and_left(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
 ) -> None:
-    session = tmp_path / "session"
+    recording = tmp_path / "session"
     with ExitStack() as stack:
         processes = start_training(cluster, tmp_path, stack)
         with attach_zerotop(
-            call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--session", str(session)
+            call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--recording", str(recording)
         ) as messages:
             while messages[:-1]:
                 assert [process.poll() for process in processes] == [None, None], messages
-                messages = call_zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
-            wait_for(lambda: all(count_written(session, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
-            assert [list_samplers(node).count(str(session)) for node in cluster.nodes] == [1, 1]
+                messages = call_zerotop("attach", str(recording), "--hosts", "job", "--enter").stderr.splitlines()
+            wait_for(lambda: all(count_written(recording, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
+            assert [list_samplers(node).count(str(recording)) for node in cluster.nodes] == [1, 1]
             assert "sshd: root" not in cluster.nodes[1].run_command("ps", "-eo", "args").stdout
-            done = call_zerotop("detach", str(session))
+            done = call_zerotop("detach", str(recording))
         assert done.returncode == 0, done.stderr + done.stdout
         assert "on zt-node-2" in done.stdout
         assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
         assert [process.poll() for process in processes] == [None, None]
         assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     for number in (0, 1):
-        rank, own = Rank(session, number), read_counted(tmp_path, number)
+        rank, own = Rank(recording, number), read_counted(tmp_path, number)
         assert not rank.find_events("probe_error")
         assert len(rank.find_events("entered")) == len(rank.find_events("left")) == 1
         steps = rank.select_phases("step")["step"]
@@ -119,7 +119,7 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
         assert steps.tolist() == list(range(int(steps[0]), int(steps[0]) + len(steps)))
         assert int(steps[-1]) < int(str(own["global_steps"]))
     assert trained_alike(tmp_path, counted_alone)
-    recorded = Session.open(session)
+    recorded = Recording.open(recording)
     assert recorded.is_over
     view = RecordingSource(recorded).view_at(None)
     assert [(rank.rank, rank.host) for rank in view.ranks] == [(0, "zt_node_1"), (1, "zt_node_2")]
@@ -130,23 +130,25 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
 def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_alone(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
 ) -> None:
-    session = None
+    recording = None
     with ExitStack() as stack:
         processes = start_training(cluster, tmp_path, stack)
         for count in (1, 2):
-            with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as messages:
-                (session,) = tmp_path.glob("zerotop/sessions/*")
+            with attach_zerotop(
+                call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", recording=recording
+            ) as messages:
+                (recording,) = tmp_path.glob("zerotop/sessions/*")
                 while messages[:-1]:
                     assert [process.poll() for process in processes] == [None, None], messages
-                    messages = call_zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
-                wait_until_entered(session, count)
-                again = call_zerotop("attach", session.name, "--hosts", "job", "--enter")
+                    messages = call_zerotop("attach", recording.name, "--hosts", "job", "--enter").stderr.splitlines()
+                wait_until_entered(recording, count)
+                again = call_zerotop("attach", recording.name, "--hosts", "job", "--enter")
                 assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
                 assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
-                assert [len(list(session.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
+                assert [len(list(recording.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
         assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
-    assert session is not None
-    names = [event.event_name for event in Session.open(session).events]
+    assert recording is not None
+    names = [event.event_name for event in Recording.open(recording).events]
     said = [name for name in names if name in ("entered", "left", "probe_error")]
     assert sorted(said) == ["entered"] * 4 + ["left"] * 4
     assert trained_alike(tmp_path, counted_alone)
@@ -156,19 +158,21 @@ def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_
 def test_the_other_node_is_sampled_until_it_is_detached_from_and_taken_up_again(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
-    session = None
+    recording = None
     for _ in range(2):
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", session=session) as messages:
-            (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-            assert messages == [f"recording in {session}"]
-            wait_for_both(session)
-            again = call_zerotop("attach", session.name, "--hosts", "zt-node-2")
+        with attach_zerotop(
+            call_zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", recording=recording
+        ) as messages:
+            (recording,) = (tmp_path / "zerotop" / "sessions").iterdir()
+            assert messages == [f"recording in {recording}"]
+            wait_for_both(recording)
+            again = call_zerotop("attach", recording.name, "--hosts", "zt-node-2")
             assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
             assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
-            done = call_zerotop("detach", session.name)
-            assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
+            done = call_zerotop("detach", recording.name)
+            assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
             assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
-            assert not list(session.glob("shared-*"))
+            assert not list(recording.glob("shared-*"))
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -183,9 +187,9 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter_ranks())"
-        session = messages[-1].partition("recording in ")[2]
+        recording = messages[-1].partition("recording in ")[2]
         pressed = cluster.nodes[0].run_command(
-            sys.executable, "-c", call, session, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
+            sys.executable, "-c", call, recording, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
         )
         assert pressed.stdout == f"Rank 0 is not {early} Rank 1 on zt-node-2 is not {early}\n"
 
@@ -199,25 +203,25 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, cal
             )
             process = stack.enter_context(subprocess.Popen(command, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
             stack.callback(process.kill)
-            (session,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))
-            wait_for(lambda: (session / SESSION_FILE).exists())
-            wait_for_both(session)
+            (recording,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))
+            wait_for(lambda: (recording / SESSION_FILE).exists())
+            wait_for_both(recording)
         wait_for(lambda: list_samplers(two) == "")
-        recorded = Session.open(session)
+        recorded = Recording.open(recording)
         assert not recorded.is_over
         assert [event.writer.host for event in recorded.events if event.event_name == "parted"] == ["zt_node_2"]
 
         def list_alive() -> list[int]:
-            return [rank.rank for rank in RecordingSource(Session.open(session)).view_at(None).ranks if rank.alive]
+            return [rank.rank for rank in RecordingSource(Recording.open(recording)).view_at(None).ranks if rank.alive]
 
         wait_for(lambda: list_alive() == [0])
-        assert RecordingSource(Session.open(session)).view_at(None).job.state is JobState.RUNNING
+        assert RecordingSource(Recording.open(recording)).view_at(None).job.state is JobState.RUNNING
         assert process.poll() is None
         one.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         assert process.wait(30) == 0
-    ended_session = Session.open(session)
-    assert ended_session.is_over
-    assert RecordingSource(ended_session).view_at(None).job.state is JobState.ENDED
+    ended_recording = Recording.open(recording)
+    assert ended_recording.is_over
+    assert RecordingSource(ended_recording).view_at(None).job.state is JobState.ENDED
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -226,19 +230,19 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
 ) -> None:
     one, two = cluster.nodes
     with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
-        session = messages[-1].partition("recording in ")[2]
+        recording = messages[-1].partition("recording in ")[2]
         two.run_command("ip", "link", "set", "eth0", "down", check=True)
-        done = call_zerotop("detach", session)
+        done = call_zerotop("detach", recording)
         assert done.returncode == 1
         assert "zt-node-2 is not detached: ssh cannot connect" in done.stdout
         assert [bool(list_samplers(node)) for node in (one, two)] == [False, True]
         two.run_command("ip", "link", "set", "eth0", "up", check=True)
-        done = call_zerotop("detach", session)
-        assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
+        done = call_zerotop("detach", recording)
+        assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
         assert list_samplers(two) == ""
 
 
 def test_nodes_of_no_job(call_zerotop: Zerotop) -> None:
     done = call_zerotop("attach", "--hosts", "zt-node-2")
     assert done.returncode == 2
-    assert "--hosts needs a PID or SESSION" in done.stderr
+    assert "--hosts needs a PID or RECORDING" in done.stderr

@@ -26,7 +26,7 @@ from nodes import Cluster
 from programs import ZEROTOP, make_environment
 from real_jobs import TIMEOUT_S
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.directory import SESSION_FILE
 
 pytestmark = [
@@ -51,14 +51,14 @@ def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
     ssh = ("--ssh", f"ssh -F {odd}")
     names = "refused,stranger,locked,zt-node-2,silent"
     with attach_zerotop(call_zerotop, cluster, tmp_path, *ssh, "--hosts", names) as messages:
-        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        (recording,) = (tmp_path / "zerotop" / "sessions").iterdir()
         assert messages[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
         assert messages[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
         assert messages[2].startswith("locked takes no part: ssh cannot log in without a password (")
         assert messages[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
         assert len(messages) == 5
-        wait_for_both(session)
-        notices = RecordingSource(Session.open(session)).view_at(None).job.notices
+        wait_for_both(recording)
+        notices = RecordingSource(Recording.open(recording)).view_at(None).job.notices
         assert [line in notices for line in messages[:4]] == [True] * 4
 
 
@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_shared(cluster: Cluster, call_zerotop: Zerotop, tm
         attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
         assert "takes no part: it does not see the recording's folder" in messages[0]
-        assert "choose such a one with --session" in messages[0]
+        assert "choose such a one with --recording" in messages[0]
         assert list_samplers(cluster.nodes[1]) == ""
 
 
@@ -105,11 +105,11 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_ze
         program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
         program.chmod(0o755)
         with bind_file(two, program, Path("/usr/bin/zerotop")):
-            options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
+            options = ("--hosts", "zt-node-2", "--recording", f"{tmp_path}/recording")
             with attach_zerotop(
                 call_zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]
             ) as messages:
-                assert messages == [f"recording in {tmp_path}/session"]
+                assert messages == [f"recording in {tmp_path}/recording"]
                 assert (tmp_path / "asked").exists()
                 wait_for_both(tmp_path / "session")
     assert list_samplers(two) == ""
@@ -130,13 +130,13 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
 def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two = cluster.nodes[1]
     with attach_zerotop(call_zerotop, cluster, tmp_path) as messages:
-        session = messages[-1].partition("recording in ")[2]
-        assert (Path(session) / SESSION_FILE).exists()
-        request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
+        recording = messages[-1].partition("recording in ")[2]
+        assert (Path(recording) / SESSION_FILE).exists()
+        request = {"from": ["elsewhere", ""], "format": [99, 0], "recording": recording, "action": "join"}
         done = two.run_command(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
     answer = json.loads(done.stdout)["zerotop_there"]
     assert "zerotop there records in format 1." in answer["why_not"]
-    assert "this session has format 99.0. Install the same version on both nodes" in answer["why_not"]
+    assert "this recording has format 99.0. Install the same version on both nodes" in answer["why_not"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
 ) -> None:
     with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job") as messages:
         assert messages[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
-        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        said = call_zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
+        (recording,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        said = call_zerotop("attach", recording.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
         assert said[0] == (
             "zerotop: no-such-ssh cannot be executed (No such file or directory). "
             "Choose another command with --ssh or ZEROTOP_SSH."
@@ -191,10 +191,10 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
             " it again; detach ends its part too."
         )
         wait_for(lambda: list_samplers(two))
-        session = messages[-1].partition("recording in ")[2]
-        notices = RecordingSource(Session.open(Path(session))).view_at(None).job.notices
+        recording = messages[-1].partition("recording in ")[2]
+        notices = RecordingSource(Recording.open(Path(recording))).view_at(None).job.notices
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
-        assert call_zerotop("detach", session).returncode == 0
+        assert call_zerotop("detach", recording).returncode == 0
         assert list_samplers(two) == ""
 
 
@@ -210,13 +210,13 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, cal
     wrong.chmod(0o755)
     try:
         with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as messages:
-            session = Path(messages[-1].partition("recording in ")[2])
+            recording = Path(messages[-1].partition("recording in ")[2])
             assert messages[0] == (
                 "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
                 " Set both by NTP."
             )
-            wait_for_both(session)
-            recorded = Session.open(session)
+            wait_for_both(recording)
+            recorded = Recording.open(recording)
             one, other = sorted(recorded.sources["processes"], key=lambda source: source.host)
             newest = [source.array["time_ns"][-1] + source.offset_ns for source in (one, other)]
             assert abs(newest[0] - newest[1]) < 15 * 10**9

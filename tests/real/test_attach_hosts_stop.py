@@ -18,7 +18,7 @@ from node_jobs import PORT, Zerotop, attach_zerotop, find_first_pid, list_sample
 from nodes import Cluster, start_command, wait_for_exit
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 pytestmark = [
     pytest.mark.real,
@@ -73,16 +73,16 @@ def start_ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Pope
 def watched_job(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
-    """The live screen on the first node, of a job on both; its session and its ranks."""
+    """The live screen on the first node, of a job on both; its recording and its ranks."""
     with start_ranks(cluster, tmp_path) as processes:
         arguments = cluster.nodes[0].build_command(*ZEROTOP, "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2")
         program = [shutil.which(arguments[0]) or "", *arguments[1:]]
         terminal = Terminal(program, environment=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
         try:
             terminal.wait_for("E enter ranks")
-            (session,) = tmp_path.glob("zerotop/sessions/*")
-            wait_for_both(session)
-            yield terminal, session, processes
+            (recording,) = tmp_path.glob("zerotop/sessions/*")
+            wait_for_both(recording)
+            yield terminal, recording, processes
         finally:
             terminal.close()
 
@@ -90,7 +90,7 @@ def watched_job(
 def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
     cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    terminal, session, processes = watched_job
+    terminal, recording, processes = watched_job
     terminal.type_keys("q")
     terminal.wait_for("Stops it gracefully here and on zt-node-2; again forces it")
     assert [process.poll() for process in processes] == [None, None]
@@ -101,7 +101,7 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
     terminal.type_keys("l")
     terminal.exit_code()
     wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
-    sent = [event for event in Session.open(session).events if event.event_name == "stop_sent"]
+    sent = [event for event in Recording.open(recording).events if event.event_name == "stop_sent"]
     assert sorted((event.writer.host, event.facts["signal"]) for event in sent) == [
         ("zt_node_1", "SIGINT"),
         ("zt_node_2", "SIGINT"),
@@ -132,9 +132,9 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
 
 def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
-        session = messages[-1].partition("recording in ")[2]
+        recording = messages[-1].partition("recording in ")[2]
         means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
-        done = cluster.nodes[1].run_command(sys.executable, "-c", means, session, env=make_environment(tmp_path))
+        done = cluster.nodes[1].run_command(sys.executable, "-c", means, recording, env=make_environment(tmp_path))
         assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
 
 
@@ -143,22 +143,27 @@ def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, 
     full = small_folder / "full"
     with start_ranks(cluster, tmp_path) as processes:
         full.write_bytes(bytes(os.statvfs(small_folder).f_bavail * os.statvfs(small_folder).f_frsize - 8192))
-        session = small_folder / "early"
+        recording = small_folder / "early"
         done = call_zerotop(
-            "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session)
+            "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--recording", str(recording)
         )
         assert done.returncode == 1
-        assert f"nothing can be written to {session}: make room there" in done.stderr
+        assert f"nothing can be written to {recording}: make room there" in done.stderr
         assert [list_samplers(one), list_samplers(two)] == ["", ""]
 
         full.unlink()
-        session = small_folder / "late"
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
-            wait_for_both(session)
+        recording = small_folder / "late"
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--recording", str(recording)):
+            wait_for_both(recording)
             with pytest.raises(OSError, match="No space left"):
                 full.write_bytes(bytes(1 << 20))
             asked = one.run_command(
-                sys.executable, "-c", STOP, str(session), env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), check=True
+                sys.executable,
+                "-c",
+                STOP,
+                str(recording),
+                env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh),
+                check=True,
             )
             assert asked.stdout == "\n"
             assert [wait_for_exit(process, 30) for process in processes] == [4, 4]

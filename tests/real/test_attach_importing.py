@@ -29,15 +29,15 @@ while time.monotonic() < end:
 def test_a_rank_is_asked_again_until_it_has_imported(tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(MODULE)
     code = "import slow_module, time\nwhile True: time.sleep(0.01)"
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     with open(tmp_path / "output", "wb") as output:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=output)
     try:
         wait_for(lambda: "importing" in (tmp_path / "output").read_text())
         target = Process.from_pid(process.pid)
         assert target is not None
-        (entry,) = enter_processes([target], str(session), patience_s=PATIENCE_S)
+        (entry,) = enter_processes([target], str(recording), patience_s=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

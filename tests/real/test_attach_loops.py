@@ -54,8 +54,8 @@ for step in range(6):
 """
 
 
-def has_reported(session: Path) -> bool:
-    return bool(list(session.glob("events-rank0-*.jsonl")))
+def has_reported(recording: Path) -> bool:
+    return bool(list(recording.glob("events-rank0-*.jsonl")))
 
 
 def check_steps(rank: Rank, at_least: int) -> None:
@@ -72,22 +72,22 @@ def np_all(values: Any) -> bool:
 
 
 def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
-    session, end = tmp_path / "session", tmp_path / "end"
-    session.mkdir()
+    recording, end = tmp_path / "session", tmp_path / "end"
+    recording.mkdir()
     command = [sys.executable, str(LOOPS / "steady.py"), str(end)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=quiet(), text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         target = Process.from_pid(process.pid)
         assert target is not None
-        assert [entry.why_not for entry in enter_processes([target], str(session))] == [""]
+        assert [entry.why_not for entry in enter_processes([target], str(recording))] == [""]
         time.sleep(1)
-        assert [entry.why_not for entry in leave_processes([target], str(session))] == [""]
-        wait_for(lambda: '"left"' in next(session.glob("events-rank0-*")).read_text(), LIMIT_S)
+        assert [entry.why_not for entry in leave_processes([target], str(recording))] == [""]
+        wait_for(lambda: '"left"' in next(recording.glob("events-rank0-*")).read_text(), LIMIT_S)
         end.touch()
         steps = int(process.stdout.readline().split()[1])
     assert process.returncode == 0
-    rank = Rank(session, 0)
+    rank = Rank(recording, 0)
     check_steps(rank, 10)
     assert len(rank.select_phases("step")) < steps
     assert [event["event"] for event in rank.events[:2]] == ["hello", "entered"]
@@ -153,19 +153,19 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def test_an_idle_kernel_is_listed_and_entered_by_its_next_cell(kernel: Kernel, tmp_path: Path) -> None:
-    state, session = tmp_path / "state", tmp_path / "session"
-    session.mkdir()
+    state, recording = tmp_path / "state", tmp_path / "session"
+    recording.mkdir()
     assert kernel.run_cell(IMPORTS + TRAIN) == ""
     rows = json.loads(run_zerotop(state, "attach", "--json").stdout)
     (row,) = (row for row in rows if row["pid"] == kernel.process.pid)
-    assert (row["launcher"], row["script"], row["session"]) == ("jupyter", "lora.ipynb", None)
-    (entry,) = enter_processes([kernel.process], str(session), patience_s=0.5)
+    assert (row["launcher"], row["script"], row["recording"]) == ("jupyter", "lora.ipynb", None)
+    (entry,) = enter_processes([kernel.process], str(recording), patience_s=0.5)
     assert entry.is_pending
     assert entry.why_not == "it is an idle Jupyter kernel, waiting for the next cell"
     assert kernel.run_cell(TRAIN) == ""
     assert kernel.run_cell("raise ValueError") != ""
     assert kernel.run_cell(TRAIN) == ""
-    rank = Rank(session, 0)
+    rank = Rank(recording, 0)
     # The first step told that it trains; an exception between two cells changes nothing.
     check_steps(rank, 9)
     assert len(rank.select_phases("step")) == 9
@@ -177,18 +177,18 @@ def test_an_extension_records_a_notebook_without_a_terminal(kernel: Kernel, tmp_
     output = kernel.run_cell("%load_ext zerotop_probe")
     assert "zerotop attach" in output
     assert kernel.run_cell(IMPORTS + TRAIN) == ""
-    (row,) = json.loads(run_zerotop(state, "sessions", "--json").stdout)
+    (row,) = json.loads(run_zerotop(state, "recordings", "--json").stdout)
     assert row["state"] == "live"
-    session = Path(output.split("recorded to ")[1].split(".\n")[0].strip())
-    assert has_reported(session)
+    recording = Path(output.split("recorded to ")[1].split(".\n")[0].strip())
+    assert has_reported(recording)
     # A child that the notebook forks records nothing.
     child = "import os\npid = os.fork()\nif not pid:\n    exec(train)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
     assert kernel.run_cell(f"train = {TRAIN!r}\n{child}") == ""
     assert kernel.run_cell("%unload_ext zerotop_probe") != ""
     assert kernel.run_cell(TRAIN) == ""
-    rank = Rank(session, 0)
+    rank = Rank(recording, 0)
     check_steps(rank, 5)
     assert len(rank.select_phases("step")) == 5
     assert rank.events[-1]["event"] == "left"
-    assert os.path.isfile(session / "session.json")
-    assert json.loads(run_zerotop(state, "sessions", "--json").stdout)[0]["state"] != "live"
+    assert os.path.isfile(recording / "session.json")
+    assert json.loads(run_zerotop(state, "recordings", "--json").stdout)[0]["state"] != "live"

@@ -15,9 +15,9 @@ from free_ports import find_free_port
 from loop_runs import LOOPS
 from py_spy_access import can_read_others
 from real_jobs import TIMEOUT_S
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.headers import SessionError
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.headers import RecordingError
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 SCRIPT = LOOPS / "already_hanging.py"
@@ -43,19 +43,19 @@ class Attached:
         """Whether both ranks have come to the step of the hang."""
         return (self.folder / "output").read_bytes().count(b"STOPS") == len(self.ranks)
 
-    def find_hangs(self) -> list[Annotation]:
+    def find_hangs(self) -> list[Finding]:
         """Return the findings about a hang so far."""
         try:
-            session = Session.open(self.folder / "session")
-        except (SessionError, OSError):
+            recording = Recording.open(self.folder / "session")
+        except (RecordingError, OSError):
             return []
-        return [one for one in find_annotations(session, time.time_ns()) if one.name in ("stuck_at_start", "hung_ranks")]
+        return [one for one in detect_findings(recording, time.time_ns()) if one.name in ("stuck_at_start", "hung_ranks")]
 
     def attach(self) -> None:
         command = [sys.executable, "-m", "zerotop", "attach", str(self.ranks[0].pid), "--headless"]
         with open(self.folder / "watcher", "wb") as output:
             self.watcher = subprocess.Popen(
-                [*command, "--session", str(self.folder / "session")], stdout=output, stderr=subprocess.STDOUT
+                [*command, "--recording", str(self.folder / "session")], stdout=output, stderr=subprocess.STDOUT
             )
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ def attached(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str
                 job.watcher.wait(TIMEOUT_S)
 
 
-def wait_for_hang(job: Attached) -> Annotation:
+def wait_for_hang(job: Attached) -> Finding:
     end = time.monotonic() + TIMEOUT_S
     while not (found := job.find_hangs()):
         assert time.monotonic() < end, (job.folder / "watcher").read_text()
@@ -145,7 +145,7 @@ def test_a_job_that_is_well_has_no_hang(attached: dict[str, Attached]) -> None:
     job = attached["well"]
     wait_for_hang(attached["loop"])
     attached["loop"].end()  # it takes a whole core
-    begin_ns = Session.open(job.folder / "session").events_of(events.Attached)[0].unix_ns
+    begin_ns = Recording.open(job.folder / "session").events_of(events.Attached)[0].unix_ns
     time.sleep(max(0.0, WATCHED_S - (time.time_ns() - begin_ns) / 1e9))
     assert job.find_hangs() == []
     assert all(rank.poll() is None for rank in job.ranks)

@@ -23,8 +23,7 @@ import zerotop_probe
 from agents import wait_for
 from machine import small_disk
 from programs import ZEROTOP, make_environment, run_zerotop, start_on_terminal
-from zerotop_probe.outside.attaching import jobs, payload
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching, jobs, payload
 from zerotop_probe.outside.attaching.injector import State, plant_code
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, Target, examine_process
@@ -78,13 +77,13 @@ def start_job() -> Iterator[Job]:
         one.communicate()
 
 
-def list_sessions(state: Path) -> list[tuple[str, str]]:
-    """(name, state) of each session."""
-    return [(row["name"], row["state"]) for row in json.loads(run_zerotop(state, "sessions", "--json").stdout)]
+def list_recordings(state: Path) -> list[tuple[str, str]]:
+    """(name, state) of each recording."""
+    return [(row["name"], row["state"]) for row in json.loads(run_zerotop(state, "recordings", "--json").stdout)]
 
 
 def attach_headless(state: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
-    """``zerotop attach`` without a screen, and the name of the session that it records in."""
+    """``zerotop attach`` without a screen, and the name of the recording that it records in."""
     attached = subprocess.Popen(
         [*ZEROTOP, "attach", *arguments, "--headless"], env=make_environment(state), stderr=subprocess.PIPE, text=True
     )
@@ -99,11 +98,11 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
+def why_not(process: subprocess.Popen[bytes], recording: Path) -> str:
     """Why it cannot be entered."""
     target = Process.from_pid(process.pid)
     assert target is not None
-    (entry,) = enter_processes([target], str(session), patience_s=1.0)
+    (entry,) = enter_processes([target], str(recording), patience_s=1.0)
     assert entry.reply in ("", "early")
     return entry.why_not
 
@@ -111,25 +110,25 @@ def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
 def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(start_job: Job, tmp_path: Path) -> None:
     process = start_job()
     attached, name = attach_headless(tmp_path, str(process.pid))
-    assert list_sessions(tmp_path) == [(name, "live")]
+    assert list_recordings(tmp_path) == [(name, "live")]
     for called in (str(process.pid), name):
         done = run_zerotop(tmp_path, "detach", called)
         assert done.returncode == 0, done.stderr
         assert f"Recorded in {tmp_path}" in done.stdout.decode()
         _, said = attached.communicate(timeout=30)
         assert (attached.returncode, said) == (0, "")
-        assert list_sessions(tmp_path) == [(name, "ended")]
-        assert f"{name}  detached" in run_zerotop(tmp_path, "sessions").stdout.decode()
+        assert list_recordings(tmp_path) == [(name, "ended")]
+        assert f"{name}  detached" in run_zerotop(tmp_path, "recordings").stdout.decode()
         assert process.poll() is None
         attached, again = attach_headless(tmp_path, name)
         assert again == name
-        assert list_sessions(tmp_path) == [(name, "live")]
+        assert list_recordings(tmp_path) == [(name, "live")]
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
     assert "The job and its recording continue." in said
     assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
-    wait_for(lambda: list_sessions(tmp_path) == [(name, "ended")])
+    wait_for(lambda: list_recordings(tmp_path) == [(name, "ended")])
     assert run_zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
         f"zerotop: The job of {name} has ended; watch the recording with: zerotop replay {name}\n"
     )
@@ -137,13 +136,13 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(start_job
 
 @pytest.mark.parametrize(("size", "existed"), [("4k", False), ("8k", False), ("8k", True)])
 def test_where_nothing_can_be_recorded_nothing_is_left(start_job: Job, tmp_path: Path, size: str, existed: bool) -> None:
-    """On a full disk, and on one with room for the session's own file and no event."""
+    """On a full disk, and on one with room for the recording's own file and no event."""
     with small_disk(tmp_path / "disk", size) as disk:
         (disk / "filler").write_bytes(bytes(4096))
         if existed:
             (disk / "s").mkdir()
-        done = run_zerotop(tmp_path, "attach", str(start_job().pid), "--headless", "--session", str(disk / "s"))
-        said = f"zerotop: Cannot record to {disk}/s: No space left on device. Choose another folder with --session DIR\n"
+        done = run_zerotop(tmp_path, "attach", str(start_job().pid), "--headless", "--recording", str(disk / "s"))
+        said = f"zerotop: Cannot record to {disk}/s: No space left on device. Choose another folder with --recording DIR\n"
         assert (done.returncode, done.stderr.decode()) == (1, said)
         assert (disk / "s").exists() == existed
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
@@ -176,9 +175,9 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
 def test_the_sampler_ends_when_its_recording_was_removed(start_job: Job, tmp_path: Path) -> None:
     process = start_job()
     attached, name = attach_headless(tmp_path, str(process.pid))
-    session = tmp_path / "zerotop" / "sessions" / name
-    (sampler,) = job_control.read_facts(str(session)).samplers
-    shutil.rmtree(session)
+    recording = tmp_path / "zerotop" / "sessions" / name
+    (sampler,) = job_control.read_facts(str(recording)).samplers
+    shutil.rmtree(recording)
     wait_for(lambda: not sampler.is_alive())
     attached.communicate(timeout=30)
     assert process.poll() is None
@@ -205,18 +204,18 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
 
 
 def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     write = (
         "import sys, time\nfrom zerotop_probe.recording.writer import EventWriter, Identity\n"
         "who = Identity.for_this_process('control')._replace(pid=int(sys.argv[2]))\n"
         "EventWriter(sys.argv[1], who).write(time.monotonic_ns(), sys.argv[3])"
     )
     for pid, event in ((9, "attached"), (1, "detached")):
-        subprocess.run([sys.executable, "-c", write, str(session), str(pid), event], check=True)
-    assert job_control.read_facts(str(session)).detached
-    subprocess.run([sys.executable, "-c", write, str(session), "5", "attached"], check=True)
-    assert not job_control.read_facts(str(session)).detached
+        subprocess.run([sys.executable, "-c", write, str(recording), str(pid), event], check=True)
+    assert job_control.read_facts(str(recording)).detached
+    subprocess.run([sys.executable, "-c", write, str(recording), "5", "attached"], check=True)
+    assert not job_control.read_facts(str(recording)).detached
 
 
 def test_entering_from_the_screen(start_job: Job, tmp_path: Path) -> None:
@@ -232,7 +231,7 @@ def test_entering_from_the_screen(start_job: Job, tmp_path: Path) -> None:
         assert terminal.exit_code() == 0
     finally:
         terminal.close()
-    ((name, state),) = list_sessions(tmp_path)
+    ((name, state),) = list_recordings(tmp_path)
     assert state == "live"
     assert run_zerotop(tmp_path, "detach", name).returncode == 0
     assert process.poll() is None
@@ -249,14 +248,14 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
     assert done.returncode == 2
     words = "is not a Python process of a job here" if command == "attach" else f"PID {number} is not being recorded"
     assert words in done.stderr.decode()
-    assert list_sessions(tmp_path) == []
+    assert list_recordings(tmp_path) == []
 
 
 def test_without_a_terminal_nothing_is_begun(start_job: Job, tmp_path: Path) -> None:
     done = run_zerotop(tmp_path, "attach", str(start_job().pid))
     assert done.returncode == 1
     assert done.stderr == b"zerotop: The live screen needs a terminal; --headless records without one\n"
-    assert list_sessions(tmp_path) == []
+    assert list_recordings(tmp_path) == []
 
 
 def test_a_python_without_pytorch_is_not_entered_yet(start_job: Job, tmp_path: Path) -> None:

@@ -29,19 +29,19 @@ from rank_recordings import Rank
     ],
 )
 def test_a_job_that_dies_is_reported(tmp_path: Path, code: str, exit_code: int, sentence: str | None) -> None:
-    session = tmp_path / "sessions" / "mine"
+    recording = tmp_path / "recordings" / "mine"
     plain = subprocess.run(build_python_command(code), capture_output=True, check=False)
-    done = run_headless(session, build_python_command(code))
+    done = run_headless(recording, build_python_command(code))
     assert (done.returncode, done.stdout) == (exit_code, plain.stdout)
     ours = [sentence] if sentence else []
-    said = "".join(f"zerotop: {line}\n" for line in [*ours, f"recorded in {session}"])
+    said = "".join(f"zerotop: {line}\n" for line in [*ours, f"recorded in {recording}"])
     assert done.stderr == plain.stderr + said.encode()
 
 
 def test_the_kernels_oom_killer_is_named(tmp_path: Path) -> None:
     job = build_python_command("import time; time.sleep(0.5); held = bytearray(300 << 20)")
     with small_group(120 << 20) as group:
-        command = run_in_cgroup(group, *ZEROTOP, "run", "--headless", "--session", str(tmp_path / "s"), "--", *job)
+        command = run_in_cgroup(group, *ZEROTOP, "run", "--headless", "--recording", str(tmp_path / "s"), "--", *job)
         done = subprocess.run(command, check=False, timeout=60, capture_output=True)
     assert done.returncode == -9
     assert b"zerotop: The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of" in done.stderr
@@ -69,13 +69,13 @@ sys.exit(subprocess.call([sys.executable, "-c", {RANK!r}], env={{**os.environ, "
 
 
 def test_a_killed_rank_leaves_all_it_did(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    done = run_headless(session, build_python_command(LAUNCHER))
+    recording = tmp_path / "session"
+    done = run_headless(recording, build_python_command(LAUNCHER))
     assert (done.returncode, done.stdout) == (3, b"step 2 begins\n")
-    assert [event["rank"] for event in read_node_events(session, "rank_found", "rank_gone")] == [0, 0]
-    rank = Rank(session, 0)
+    assert [event["rank"] for event in read_node_events(recording, "rank_found", "rank_gone")] == [0, 0]
+    rank = Rank(recording, 0)
     assert (len(rank.spans), len(rank.begins)) == (6, 7)
-    exported = run_zerotop(tmp_path, "export", str(session))
+    exported = run_zerotop(tmp_path, "export", str(recording))
     assert len(exported.stdout.splitlines()) == 3
 
 
@@ -90,13 +90,13 @@ def test_a_killed_rank_leaves_all_it_did(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_code_is_the_jobs_whatever_we_are_started_with(tmp_path: Path, shell: str, exit_code: int) -> None:
-    command = shell.format(f"{' '.join(ZEROTOP)} run --headless --session {tmp_path / 's'} -- sh")
+    command = shell.format(f"{' '.join(ZEROTOP)} run --headless --recording {tmp_path / 's'} -- sh")
     done = subprocess.run(["bash", "-c", command], check=False, capture_output=True, timeout=60)
     assert done.returncode == exit_code
 
 
 def test_nothing_of_ours_comes_into_the_jobs_output_where_standard_error_is_closed(tmp_path: Path) -> None:
-    command = f"{' '.join(ZEROTOP)} run --headless --session {tmp_path / 's'} -- echo hi 2>&-"
+    command = f"{' '.join(ZEROTOP)} run --headless --recording {tmp_path / 's'} -- echo hi 2>&-"
     done = subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.PIPE, timeout=60)
     assert done.stdout == join_output_bytes(tmp_path / "s", "stdout") == b"hi\n"
 
@@ -123,10 +123,10 @@ def test_a_users_own_modules_are_the_users_own(tmp_path: Path) -> None:
     chosen = {"env": make_environment(tmp_path, PYTHONPATH=os.pathsep.join(path)), "cwd": tmp_path}
     command = [sys.executable, "train.py"]
     plain = subprocess.run(command, check=True, capture_output=True, **chosen)  # type: ignore[call-overload]
-    done = run_headless(tmp_path / "sessions" / "s", command, **chosen)
+    done = run_headless(tmp_path / "recordings" / "s", command, **chosen)
     assert done.stdout == plain.stdout
     # Our own Python has found it too.
-    ours = f"zerotop: recorded in {tmp_path}/sessions/s\n"
+    ours = f"zerotop: recorded in {tmp_path}/recordings/s\n"
     assert done.stderr == b"sitecustomize of the user\n" + plain.stderr + ours.encode()
 
 
@@ -138,7 +138,7 @@ def test_a_job_whose_recording_has_no_place_runs_unless_it_is_required(tmp_path:
     flag = tmp_path / "started"
     with small_disk(tmp_path / "disk", "1m") as disk:
         make_read_only(disk)
-        folder = ["--session", str(disk / "s")] if chosen else []
+        folder = ["--recording", str(disk / "s")] if chosen else []
         job = ("--", "touch", str(flag))
         done = run_zerotop(disk, "run", "--headless", "--require-recording", *folder, *job)
         assert not flag.exists()
@@ -146,24 +146,24 @@ def test_a_job_whose_recording_has_no_place_runs_unless_it_is_required(tmp_path:
         where = disk / "s" if chosen else disk / "zerotop" / "sessions"
     why = f"Cannot record to {where}: Read-only file system"
     assert done.returncode == 1
-    assert done.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --session DIR\n"
+    assert done.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --recording DIR\n"
     assert ran.returncode == 0
     assert flag.exists()
-    (session,) = tmp_path.glob("zerotop-touch-*")
+    (recording,) = tmp_path.glob("zerotop-touch-*")
     assert ran.stderr.decode().splitlines() == [
-        f"zerotop: {why}. Recording to {session} instead",
-        f"zerotop: recorded in {session} instead: {why}",
+        f"zerotop: {why}. Recording to {recording} instead",
+        f"zerotop: recorded in {recording} instead: {why}",
     ]
 
 
 @pytest.mark.parametrize("program", ["true", "./train"])
 def test_a_folder_that_is_named_by_nothing_is_the_one_we_are_in(tmp_path: Path, program: str) -> None:
-    """As from --session "$UNSET". What lies there is not ours, also where the command turns out to be no program."""
+    """As from --recording "$UNSET". What lies there is not ours, also where the command turns out to be no program."""
     train = tmp_path / "work" / "train"
     train.parent.mkdir()
     train.write_text("no program")
     train.chmod(0o700)
-    done = run_zerotop(tmp_path, "run", "--headless", "--session", "", "--", program, cwd=train.parent)
+    done = run_zerotop(tmp_path, "run", "--headless", "--recording", "", "--", program, cwd=train.parent)
     assert done.stderr.decode().startswith(
         f"zerotop: Cannot record to {train.parent}: {train.parent} exists and is not empty"
     )
@@ -171,12 +171,12 @@ def test_a_folder_that_is_named_by_nothing_is_the_one_we_are_in(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path, chosen: bool) -> None:
+def test_a_disk_that_is_full_from_the_start_keeps_no_half_recording(tmp_path: Path, chosen: bool) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
         (disk / "zerotop" / "sessions").mkdir(parents=True)
         with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             list(iter(lambda: filler.write(bytes(4096)), 0))
-        folder = ["--session", str(disk / "s")] if chosen else []
+        folder = ["--recording", str(disk / "s")] if chosen else []
         done = run_zerotop(disk, "run", "--headless", "--require-recording", *folder, "--", "true")
         assert done.returncode == 1
         assert b": No space left on device. Choose another folder" in done.stderr
@@ -187,10 +187,10 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path
 def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(300): sys.stdout.write(f'{i:09999}\\n')\nsys.exit(5)"
     with small_disk(tmp_path / "disk", "1m") as disk:
-        session = disk / "zerotop" / "sessions" / "full"
-        done = run_headless(session, build_python_command(code))
-        recorded = join_output_bytes(session, "stdout")
-        listed = run_zerotop(disk, "sessions").stdout.decode()
+        recording = disk / "zerotop" / "sessions" / "full"
+        done = run_headless(recording, build_python_command(code))
+        recorded = join_output_bytes(recording, "stdout")
+        listed = run_zerotop(disk, "recordings").stdout.decode()
     assert done.returncode == 5
     assert done.stdout == b"".join(b"%09999d\n" % i for i in range(300))
     assert done.stdout.startswith(recorded)
@@ -222,9 +222,9 @@ def test_a_locale_without_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
     strange = run_headless(tmp_path / "日本", ["true"], **chosen)
     assert strange.returncode == 0
     assert strange.stderr.isascii() or locale == {"LC_ALL": "C"}
-    for arguments in (["sessions"], ["sessions", "--json"], ["doctor"], ["export", str(tmp_path / "日本")]):
+    for arguments in (["recordings"], ["recordings", "--json"], ["doctor"], ["export", str(tmp_path / "日本")]):
         result = run_zerotop(tmp_path, *arguments, **chosen)
         assert (result.stderr, bool(result.stdout)) == (b"", True)
-    assert run_zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
+    assert run_zerotop(tmp_path, "recordings", **chosen).stdout.count(b"\n") == 1
     assert b"There is no recording" in run_zerotop(tmp_path, "replay", "Größe", **chosen).stderr
     assert run_zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 127

@@ -38,16 +38,16 @@ def open_terminal(tmp_path: Path) -> Iterator[Open]:
 
 
 @pytest.fixture
-def hostile_session(tmp_path: Path) -> str:
+def hostile_recording(tmp_path: Path) -> str:
     """A recording of such output."""
-    session = tmp_path / "session"
-    assert run_headless(session, build_python_command(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
-    return str(session)
+    recording = tmp_path / "session"
+    assert run_headless(recording, build_python_command(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
+    return str(recording)
 
 
 def test_a_jobs_output_is_text_whatever_it_is(open_terminal: Open, tmp_path: Path) -> None:
     code = f"import os, time; os.write(1, {HOSTILE!r}); time.sleep(2)"
-    terminal = open_terminal("run", "--session", str(tmp_path / "session"), "--", *build_python_command(code))
+    terminal = open_terminal("run", "--recording", str(tmp_path / "session"), "--", *build_python_command(code))
     terminal.wait_for("[red]markup[/red] [/] [@click=app.quit]click[/] [bold", "exit code 0", "no end of line")
     terminal.wait_for("coloured cleared titled alternate cursor", "wide 日本語 emoji 🎉")
     for escape in (b"\x1b[31m", b"my title", b"\x1b[3J", b"\x9b", b"\xff"):
@@ -60,7 +60,7 @@ def test_a_jobs_output_is_text_whatever_it_is(open_terminal: Open, tmp_path: Pat
 def test_forty_columns(open_terminal: Open, tmp_path: Path, term: str) -> None:
     code = "import time; print('at work', flush=True); time.sleep(600)"
     terminal = open_terminal(
-        "run", "--session", str(tmp_path / "s"), "--", *build_python_command(code), rows=15, columns=40, TERM=term
+        "run", "--recording", str(tmp_path / "s"), "--", *build_python_command(code), rows=15, columns=40, TERM=term
     )
     terminal.wait_for("LIVE", "no step yet", "q leave")
     terminal.type_keys("q")
@@ -71,9 +71,9 @@ def test_forty_columns(open_terminal: Open, tmp_path: Path, term: str) -> None:
     assert terminal.exit_code() == 130
 
 
-def test_a_terminal_of_hardly_any_size(open_terminal: Open, hostile_session: str) -> None:
+def test_a_terminal_of_hardly_any_size(open_terminal: Open, hostile_recording: str) -> None:
     for rows, columns in ((1, 1), (3, 10), (200, 20)):
-        terminal = open_terminal("replay", hostile_session, rows=rows, columns=columns)
+        terminal = open_terminal("replay", hostile_recording, rows=rows, columns=columns)
         terminal.watch_output(1.0)
         terminal.type_keys("q")
         assert terminal.exit_code() == 0
@@ -87,9 +87,9 @@ def test_a_terminal_of_hardly_any_size(open_terminal: Open, hostile_session: str
     ],
 )
 def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(
-    open_terminal: Open, hostile_session: str, locale: dict[str, str]
+    open_terminal: Open, hostile_recording: str, locale: dict[str, str]
 ) -> None:
-    terminal = open_terminal("replay", hostile_session, "--speed", "1000", **locale)
+    terminal = open_terminal("replay", hostile_recording, "--speed", "1000", **locale)
     terminal.wait_for("[red]markup", "emoji", "exit code 0")
     terminal.watch_output(0.5)
     assert terminal.drawn.isascii()
@@ -97,8 +97,8 @@ def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(
     assert terminal.exit_code() == 0
 
 
-def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile_session: str) -> None:
-    done = run_zerotop(tmp_path, "replay", hostile_session)
+def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile_recording: str) -> None:
+    done = run_zerotop(tmp_path, "replay", hostile_recording)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"zerotop: Replay needs a terminal; zerotop export writes the same data to files\n"
     # A screen cannot be shown, so the job is run as a batch job.
@@ -106,8 +106,8 @@ def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile_s
     assert (done.returncode, done.stdout) == (0, b"1\n")
 
 
-def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(open_terminal: Open, hostile_session: str) -> None:
-    terminal = open_terminal("replay", hostile_session, ignoring="HUP")
+def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(open_terminal: Open, hostile_recording: str) -> None:
+    terminal = open_terminal("replay", hostile_recording, ignoring="HUP")
     terminal.wait_for("EXIT 0")
     status = Path(f"/proc/{terminal.pid}/status").read_text()
     (ignored,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]

@@ -17,7 +17,7 @@ from zerotop.analysis.sweeps.settings import build_points
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
 from zerotop.commands.sweeping.slurm_queue import read_ended_jobs
-from zerotop.session.sweeps import Plan, Sweep, read_sweep, write_sweep
+from zerotop.recording.sweeps import Plan, Sweep, read_sweep, write_sweep
 
 pytest.importorskip("submitit")
 
@@ -66,7 +66,7 @@ def test_points_run_as_jobs(tmp_path: Path, cluster: str) -> None:
     assert runner.problem == ""
     results = [point.result for point in read_sweep(path).points]
     assert [(one.outcome, one.attempts) for one in results if one is not None] == [("ok", 3), ("out_of_memory", 1)]
-    assert all((path / one.session / "session.json").is_file() for one in results if one is not None)
+    assert all((path / one.recording / "session.json").is_file() for one in results if one is not None)
 
 
 @pytest.mark.usefixtures("_slurm")

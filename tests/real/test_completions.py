@@ -24,15 +24,15 @@ _ZSH = 'autoload -U compinit; compinit -D -u; eval "$(zerotop completions zsh)";
 
 @pytest.fixture(scope="module")
 def shell_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a home with the program on the path and two sessions."""
+    """Make a home with the program on the path and two recordings."""
     home = tmp_path_factory.mktemp("home")
     program = home / "zerotop"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m zerotop "$@"\n')
     program.chmod(0o755)
-    sessions = home / "state" / "zerotop" / "sessions"
-    sessions.mkdir(parents=True)
+    folders = home / "state" / "zerotop" / "sessions"
+    folders.mkdir(parents=True)
     for name in ("brisk-otter", "calm-heron"):
-        shutil.copy(recordings.find_packed_file("cpu-clean"), sessions / f"{name}.zerotop")
+        shutil.copy(recordings.find_packed_file("cpu-clean"), folders / f"{name}.zerotop")
     return home
 
 
@@ -54,7 +54,7 @@ def complete_line(home: Path, shell: str, line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_commands_options_and_sessions_are_completed(shell_home: Path, shell: str) -> None:
+def test_commands_options_and_recordings_are_completed(shell_home: Path, shell: str) -> None:
     assert complete_line(shell_home, shell, "zerotop repl") == ["replay"]
     assert complete_line(shell_home, shell, "zerotop export --form") == ["--format"]
     assert sorted(complete_line(shell_home, shell, "zerotop export --format p")) == ["parquet", "perfetto"]

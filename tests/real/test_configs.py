@@ -14,8 +14,8 @@ from config_runs import EVALUATE, OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPS
 from real_jobs import RANKS, Run
 from zerotop import demo
 from zerotop.analysis.engine import read_first_engine
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -50,7 +50,7 @@ def test_config_trains(config: str, request: pytest.FixtureRequest, finetune_run
 
 
 def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str, Run]) -> None:
-    session = Session.open(runs_together[OWN_MODEL].session)
+    recording = Recording.open(runs_together[OWN_MODEL].recording)
     expected = []
     for name in list(runs_together)[1:]:
         config = "zero3_bf16" if name == OWN_MODEL else name
@@ -60,19 +60,19 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
     facts = ("zero_stage", "offload_optimizer", "offload_parameters", "dtype")
     for rank in range(RANKS):
         loop, *engines = [
-            event.facts for event in session.events if (event.event_name, event.writer.rank) == ("engine", rank)
+            event.facts for event in recording.events if (event.event_name, event.writer.rank) == ("engine", rank)
         ]
         assert loop["kind"] == "loop"
         # The first engine takes over the loop's number, so that its steps count too.
         numbers = [0, *range(len(expected))]
         assert [engine["engine"] for engine in (loop, *engines)] == numbers
         assert [tuple(engine[fact] for fact in facts) for engine in engines] == expected
-        (spans,) = [source.array for source in session.sources["spans"] if source.rank == rank]
+        (spans,) = [source.array for source in recording.sources["spans"] if source.rank == rank]
         steps = spans[spans["phase"] == PHASE_CODE["step"]]
         assert steps[["engine", "step"]].tolist() == [(number, step) for number in numbers for step in range(3)]
-    assert read_first_engine(session.at()).zero_stage == expected[0][0]
-    assert [rows["step"].tolist() for rows in read_rank_steps(session)] == [[0, 1, 2, 0, 1, 2]] * RANKS
-    assert not [event for event in session.events if event.event_name in ("probe_error", "sampler_error", "rank_silent")]
+    assert read_first_engine(recording.at()).zero_stage == expected[0][0]
+    assert [rows["step"].tolist() for rows in read_rank_steps(recording)] == [[0, 1, 2, 0, 1, 2]] * RANKS
+    assert not [event for event in recording.events if event.event_name in ("probe_error", "sampler_error", "rank_silent")]
 
 
 @pytest.mark.parametrize("config", ["zero2_offload_optimizer_bf16", None])

@@ -13,9 +13,9 @@ import pytest
 
 from loop_runs import LOOPS
 from real_jobs import build_launch_command, run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.inside import native
 from zerotop_probe.recording.directory import NATIVE_VARIABLE
 from zerotop_probe.recording.events import Hello, Overflow, ProbeError
@@ -30,20 +30,20 @@ _SKIPPED = 120, 149
 class ShortRun(NamedTuple):
     """A finished run: its steps by rank, its findings, and the moments around each update that the script noted."""
 
-    session: Session
+    recording: Recording
     steps: list[Any]
-    findings: tuple[Annotation, ...]
+    findings: tuple[Finding, ...]
     moments: list[Any]
 
 
 def _run_counted(folder: Path, environment: dict[str, str], command: list[str]) -> ShortRun:
     run = run_recorded(command, folder, environment)
     assert run.returncode == 0, run.output
-    session = Session.open(run.session)
-    findings = find_annotations(session, session.end_ns)
-    steps = read_rank_steps(session)
+    recording = Recording.open(run.recording)
+    findings = detect_findings(recording, recording.end_ns)
+    steps = read_rank_steps(recording)
     moments = [np.array(json.loads((folder / f"moments-rank{rank}.json").read_bytes())) for rank in range(len(steps))]
-    return ShortRun(session, steps, findings, moments)
+    return ShortRun(recording, steps, findings, moments)
 
 
 @pytest.fixture(scope="module", params=["C", "Python"])
@@ -85,12 +85,12 @@ def test_counted_steps_have_exact_numbers_and_times(
 ) -> None:
     for run in (clean_run, planted_run, scaled_run):
         (steps,), moments = run.steps, run.moments[0]
-        (hello,) = run.session.events_of(Hello)
+        (hello,) = run.recording.events_of(Hello)
         assert hello.facts["native"] is (environment[NATIVE_VARIABLE] == "1")
         assert steps["step"].tolist() == list(range(200))
         assert steps["counted"].sum() > 100
         assert not steps["counted"][:20].any()
-        ends_ns = steps["end_unix_ns"] - run.session.sources["spans"][0].offset_ns
+        ends_ns = steps["end_unix_ns"] - run.recording.sources["spans"][0].offset_ns
         assert (moments[:, 0] <= ends_ns).all()
         assert (ends_ns <= moments[:, 1]).all()
         seconds = steps["iteration_s"] + steps["eval_s"] + steps["checkpoint_s"]
@@ -128,7 +128,7 @@ def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(pla
 def test_skipped_updates_and_micro_steps(scaled_run: ShortRun) -> None:
     (steps,) = scaled_run.steps
     assert np.flatnonzero(steps["skipped"]).tolist() == [*_SKIPPED]
-    overflows = [event.facts for event in scaled_run.session.events_of(Overflow)]
+    overflows = [event.facts for event in scaled_run.recording.events_of(Overflow)]
     assert [(one["step"], one["loss_scale_before"], one["loss_scale_after"]) for one in overflows] == [
         (_SKIPPED[0], 2.0**16, 2.0**15),
         (_SKIPPED[1], 2.0**15, 2.0**14),
@@ -155,8 +155,8 @@ def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, environmen
     assert run.returncode == 0, run.output
     facts, facts_alone = (json.loads((folder / "odd-steps.json").read_bytes()) for folder in (tmp_path, alone))
     assert facts == facts_alone
-    session = Session.open(run.session)
-    assert not session.events_of(ProbeError)
-    steps = max(read_rank_steps(session), key=len)  # the forked child has few
+    recording = Recording.open(run.recording)
+    assert not recording.events_of(ProbeError)
+    steps = max(read_rank_steps(recording), key=len)  # the forked child has few
     assert steps["step"].tolist() == list(range(facts["updates"]))
     assert steps["counted"].sum() > 100

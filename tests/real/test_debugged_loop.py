@@ -11,8 +11,8 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -23,7 +23,7 @@ class DebuggedRun(NamedTuple):
     """A finished run: its rank's records, its findings, and the line that switches anomaly mode."""
 
     rank: Rank
-    findings: tuple[Annotation, ...]
+    findings: tuple[Finding, ...]
     line: int
 
 
@@ -32,9 +32,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str
     done = run_recorded([sys.executable, str(LOOPS / "debugged.py")], tmp_path_factory.mktemp("debugged"), job_environment)
     assert done.returncode == 0, done.output
     counted = next(line for line in done.output.splitlines() if line.startswith("COUNTED "))
-    session = Session.open(done.session)
+    recording = Recording.open(done.recording)
     line = json.loads(counted[8:])["lines"]["anomaly"]
-    return DebuggedRun(Rank(done.session, 0), find_annotations(session, session.end_ns), line)
+    return DebuggedRun(Rank(done.recording, 0), detect_findings(recording, recording.end_ns), line)
 
 
 def test_nothing_went_wrong_inside(run: DebuggedRun) -> None:

@@ -12,7 +12,7 @@ import pytest
 from real_jobs import QUICK_COMPILERS
 from zerotop import demo
 from zerotop.analysis.reports.recorded_run import RecordedRun
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -31,7 +31,7 @@ def test_the_planted_fault_is_found_with_its_line_and_nothing_is_compiled(tmp_pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "operators").exists()
     path = done.stdout.partition("Recording in ")[2].splitlines()[0]
-    findings = RecordedRun(Session.open(Path(path)), memory=False).findings
+    findings = RecordedRun(Recording.open(Path(path)), memory=False).findings
     (finding,) = (one for one in findings if one.name == "data_stall")
     lines = demo.FAULTY_SCRIPT_PATH.read_text().splitlines()
     (fault,) = (number for number, line in enumerate(lines, 1) if "self.list.index(" in line)

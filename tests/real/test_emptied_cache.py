@@ -11,15 +11,15 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
 
 FIRST = 40
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
-def is_near(finding: Annotation) -> bool:
+def is_near(finding: Finding) -> bool:
     """Whether it begins where the loop begins to empty the cache."""
     return finding.step is not None and abs(finding.step - FIRST) <= 8
 
@@ -29,15 +29,15 @@ def test_the_line_that_empties_the_cache_is_named(tmp_path: Path, job_environmen
     assert done.returncode == 0, done.output
     counted = json.loads(next(line for line in done.output.splitlines() if line.startswith("COUNTED "))[8:])
     assert counted["compiled"] == 2.0
-    rank = Rank(done.session, 0)
+    rank = Rank(done.recording, 0)
     assert not rank.find_events("probe_error")
     known = [
         (event["calls"], event["seconds"]) for event in rank.find_events("cache_cleared") if event["line"] == counted["line"]
     ]
     assert [calls for calls, _ in known] == [1, 2, 4, 8, 16, 32, 64]
     assert all(seconds >= 0.02 * calls for calls, seconds in known)
-    session = Session.open(done.session)
-    findings = find_annotations(session, session.end_ns)
+    recording = Recording.open(done.recording)
+    findings = detect_findings(recording, recording.end_ns)
     # The slower steps are told once. Where a machine is busy, others may get slower too.
     (finding,) = [one for one in findings if one.name == "cache_emptied" or (one.name == "iteration_shift" and is_near(one))]
     assert finding.headline == f"The allocator's cache is emptied in each step: emptying.py:{counted['line']}"

@@ -13,10 +13,10 @@ import pytest
 
 from config_runs import RUNS
 from real_jobs import RANKS, Run
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.reports.export import FORMATS
 from zerotop.analysis.reports.export_tables import TABLES
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import BOUNDARY
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -36,21 +36,21 @@ def from_json_lines(data: bytes, schema: polars.Schema) -> polars.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def recorded_session(finetune_run: Callable[..., Run]) -> Path:
+def recorded_folder(finetune_run: Callable[..., Run]) -> Path:
     launcher, options = RUNS["zero3_bf16"]
     run = finetune_run("zero3_bf16", launcher=launcher, options=options)
     assert run.returncode == 0, run.output[-4000:]
-    return run.session
+    return run.recording
 
 
 @pytest.fixture(scope="module")
 def exported_tables(
-    recorded_session: Path, tmp_path_factory: pytest.TempPathFactory
+    recorded_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], polars.DataFrame]:
     """Every table as read back from every format, with Parquet's types."""
     folder = tmp_path_factory.mktemp("exported")
     for fmt in FORMATS:
-        run_zerotop("export", str(recorded_session), "--table", "all", "--format", fmt, "-o", str(folder))
+        run_zerotop("export", str(recorded_folder), "--table", "all", "--format", fmt, "-o", str(folder))
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.{fmt}" for name in TABLES for fmt in FORMATS)
     found = {}
     for name in TABLES:
@@ -63,17 +63,17 @@ def exported_tables(
 
 @pytest.mark.parametrize("table", TABLES)
 def test_all_formats_say_the_same(
-    recorded_session: Path, exported_tables: dict[tuple[str, str], polars.DataFrame], table: str
+    recorded_folder: Path, exported_tables: dict[tuple[str, str], polars.DataFrame], table: str
 ) -> None:
     whole = exported_tables[table, "parquet"]
     for fmt in ("csv", "jsonl"):
         assert exported_tables[table, fmt].columns == whole.columns
         assert exported_tables[table, fmt].equals(whole), (table, fmt)
-    recording = Session.open(recorded_session)
+    recording = Recording.open(recorded_folder)
     if table == "events":
         assert whole.height == len(recording.events) > 0
-    elif table == "annotations":
-        assert whole.height == len(find_annotations(recording, recording.end_ns))
+    elif table == "findings":
+        assert whole.height == len(detect_findings(recording, recording.end_ns))
     elif table == "step_parts":
         updates = [source.array["flags"] & BOUNDARY != 0 for source in recording.sources["spans"]]
         assert whole.height == sum(int(boundary.sum()) for boundary in updates) > 0
@@ -108,7 +108,7 @@ def test_launchers_keep_their_rank_and_texts_are_no_formulas(
 
 
 def test_without_a_file_it_is_standard_output(
-    recorded_session: Path, exported_tables: dict[tuple[str, str], polars.DataFrame]
+    recorded_folder: Path, exported_tables: dict[tuple[str, str], polars.DataFrame]
 ) -> None:
-    said = run_zerotop("export", str(recorded_session), "--table", "steps", "--format", "jsonl").stdout
+    said = run_zerotop("export", str(recorded_folder), "--table", "steps", "--format", "jsonl").stdout
     assert from_json_lines(said, exported_tables["steps", "jsonl"].schema).equals(exported_tables["steps", "jsonl"])

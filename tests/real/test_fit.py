@@ -12,7 +12,7 @@ import pytest
 from programs import make_environment, run_zerotop, start_on_terminal
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
-from zerotop.session.sweeps import read_sweep
+from zerotop.recording.sweeps import read_sweep
 
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 JOB = ["--", sys.executable, str(SCRIPT), "{longest}", "{seq_length}", "{steps}", "none"]

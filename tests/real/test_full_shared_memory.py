@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from real_jobs import BIN
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 
 JOB = """
 import sys, time, torch
@@ -46,13 +46,13 @@ pytestmark = [
 @pytest.mark.parametrize("first", [0, 160])
 def test_the_shortage_is_named(first: int, tmp_path: Path, job_environment: dict[str, str]) -> None:
     """Before the first step, and later."""
-    script, session = tmp_path / "job.py", tmp_path / "session"
+    script, recording = tmp_path / "job.py", tmp_path / "session"
     script.write_text(JOB)
-    run = [BIN / "zerotop", "run", "--headless", "--session", session, "--", sys.executable, script, str(first)]
+    run = [BIN / "zerotop", "run", "--headless", "--recording", recording, "--", sys.executable, script, str(first)]
     command = ["unshare", "-m", "sh", "-c", f"{MOUNT} && exec {shlex.join(map(str, run))}"]
     assert subprocess.run(command, env=job_environment, capture_output=True, timeout=200, check=False).returncode == 1
-    recording = Session.open(session)
-    (finding,) = [one for one in find_annotations(recording, recording.end_ns) if one.name == "dead_rank"]
+    planted = Recording.open(recording)
+    (finding,) = [one for one in detect_findings(planted, planted.end_ns) if one.name == "dead_rank"]
     assert str(finding.headline).startswith("/dev/shm of 64.0 MiB is full: a DataLoader worker")
     assert "--shm-size" in finding.advice
     assert "--ipc=host" in finding.advice

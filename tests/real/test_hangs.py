@@ -10,9 +10,9 @@ import pytest
 from py_spy_access import can_read_others
 from real_jobs import TIMEOUT_S
 from standing_jobs import LINES, StandingJob
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.hangs.reader import find_stillness
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import RankStacks, Stacks
 
 ODD, STEP = 1, 30
@@ -44,7 +44,7 @@ def standing_jobs(
         job.stop()
 
 
-def wait_for_finding(job: StandingJob, name: str = "hung_ranks") -> Annotation:
+def wait_for_finding(job: StandingJob, name: str = "hung_ranks") -> Finding:
     """Return a finding once it names a line, as it does later on a busy machine."""
     end = time.monotonic() + TIMEOUT_S
     while (finding := job.find_named(name)) is None or str(finding.fix).startswith("py-spy"):
@@ -61,7 +61,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(standing_jobs:
     finding = wait_for_finding(standing_jobs[kind])
     assert finding.ranks == (ODD,)
     assert finding.step in (STEP, STEP + 1)
-    found = find_stillness(Session.open(standing_jobs[kind].session).at(time.time_ns()))
+    found = find_stillness(Recording.open(standing_jobs[kind].recording).at(time.time_ns()))
     assert found is not None
     standstill, since_ns = found
     assert since_ns == finding.begin_ns
@@ -91,7 +91,7 @@ def test_saving_and_computing_for_long_is_no_hang(standing_jobs: dict[str, Stand
     """The other ranks wait as long as in a hang."""
     job = standing_jobs[kind]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
-    written = [event for event in Session.open(job.session).events_of(Stacks) if event.facts.get("why") == "silent"]
+    written = [event for event in Recording.open(job.recording).events_of(Stacks) if event.facts.get("why") == "silent"]
     assert {event.writer.rank for event in written} >= {0}
     assert job.find_named("hung_ranks") is None
 
@@ -105,7 +105,7 @@ def test_a_rank_that_stops_before_the_first_step_is_named_with_its_line(standing
     assert "Rank 0 waits in init_process_group at hanging.py:" in finding.details
     assert job.stopped_ns is not None
     assert abs(finding.begin_ns - job.stopped_ns) < 40e9  # on a busy machine it takes as long to be seen as idle
-    found = find_stillness(Session.open(job.session).at(time.time_ns()))
+    found = find_stillness(Recording.open(job.recording).at(time.time_ns()))
     assert found is not None
     assert [group.ranks for group in found.standstill.groups] == [(ODD,), (0,)]
 
@@ -114,7 +114,7 @@ def test_a_rank_that_computes_before_the_first_step_holds_nobody_up(standing_job
     job = standing_jobs["prepare"]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
     if can_read_others():
-        read = Session.open(job.session).events_of(RankStacks)
+        read = Recording.open(job.recording).events_of(RankStacks)
         # One waits and does nothing, if it gets a core for that; the other one computes.
         assert {event.rank for event in read if (event.idle_s or 0) > 10} <= {0}
     assert job.find_named("stuck_at_start") is None

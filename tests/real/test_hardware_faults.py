@@ -12,8 +12,8 @@ import numpy as np
 
 from agents import read_node_events, wait_for
 from played_nvml import PlayedNvml
-from zerotop.analysis.annotations import Annotation, Annotator
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Detection, Finding
+from zerotop.recording.reader import Recording
 
 JOB = """
 import os, sys, time, torch
@@ -43,29 +43,29 @@ LATEST_S = 2.0
 def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path) -> None:
     played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "session"
     program = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-c", JOB, str(end)]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *program]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *program]
     with subprocess.Popen(command, env=played.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
         try:
             pid = Path(f"{end}.pid")
             wait_for(lambda: pid.exists() and pid.read_text(), 60)
             played.add(f"pid 1 {pid.read_text()}")
             time.sleep(3)
-            session = Session.open(folder)
-            annotator = Annotator(session)
+            recording = Recording.open(folder)
+            detection = Detection(recording)
             for name, line in FAULTS.items():
                 began_ns = time.time_ns()
                 played.add(line)
-                finding = wait_for(_find(annotator, session, name))
+                finding = wait_for(_find(detection, recording, name))
                 assert time.time_ns() - began_ns < LATEST_S * 1e9, name
                 assert finding.known_ns - began_ns < LATEST_S * 1e9, name
                 assert (finding.ranks, "GPU 1 of rank 0" in finding.headline) == ((0,), True)
             played.add("hang nvmlDeviceGetMemoryInfo 1", "hang nvmlDeviceGetNvLinkState 1")
-            wait_for(_find(annotator, session, "nvml_silent"))
+            wait_for(_find(detection, recording, "nvml_silent"))
             hung_ns = time.time_ns()
             time.sleep(1.5)
-            session.refresh()
+            recording.refresh()
             rows = np.concatenate(
-                [source.array[source.array["time_ns"] + source.offset_ns > hung_ns] for source in session.sources["gpus"]]
+                [source.array[source.array["time_ns"] + source.offset_ns > hung_ns] for source in recording.sources["gpus"]]
             )
             assert set(rows["gpu"]) == {0}
             assert len(rows) >= 10
@@ -75,11 +75,11 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
     assert read_node_events(folder, "sampler_error") == []
 
 
-def _find(annotator: Annotator, session: Session, name: str) -> Callable[[], Annotation | None]:
-    def find() -> Annotation | None:
-        session.refresh()
-        annotator.update()
-        findings = annotator.findings_at(session.last_written_ns)
+def _find(detection: Detection, recording: Recording, name: str) -> Callable[[], Finding | None]:
+    def find() -> Finding | None:
+        recording.refresh()
+        detection.update()
+        findings = detection.findings_at(recording.last_written_ns)
         return next((finding for finding in findings if finding.name == name), None)
 
     return find

@@ -18,9 +18,9 @@ from config_runs import ACCUMULATE, EVALUATE, RUNS, SAVE, skip_if_impossible_her
 from real_jobs import RANKS, SMALL, Run
 from zerotop import demo
 from zerotop.analysis.reports.export import export_table
-from zerotop.session.output.tail import read_output_tail
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.output.tail import read_output_tail
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -42,7 +42,7 @@ class Recorded:
     launcher: str
     options: tuple[str, ...]
     run: Run
-    session: Session
+    recording: Recording
 
     @property
     def ranks(self) -> list[int]:
@@ -57,13 +57,13 @@ class Recorded:
         return self.read_option(ACCUMULATE[0]) if ACCUMULATE[0] in self.options else 1
 
     def select_spans(self, rank: int, phase: str) -> NDArray[Any]:
-        (source,) = [source for source in self.session.sources["spans"] if source.rank == rank]
+        (source,) = [source for source in self.recording.sources["spans"] if source.rank == rank]
         array: NDArray[Any] = source.array
         spans: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
         return spans
 
     def find_facts(self, event: str) -> list[dict[str, Any]]:
-        return [found.facts for found in self.session.events if found.event_name == event]
+        return [found.facts for found in self.recording.events if found.event_name == event]
 
 
 @pytest.fixture(params=list(CHOSEN))
@@ -73,15 +73,15 @@ def recorded_run(request: pytest.FixtureRequest, finetune_run: Callable[..., Run
     launcher, options = CHOSEN[config]
     run = finetune_run(config, launcher=launcher, options=options)
     assert run.returncode == 0, run.output[-4000:]
-    return Recorded(config, launcher, options, run, Session.open(run.session))
+    return Recorded(config, launcher, options, run, Recording.open(run.recording))
 
 
 def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -> None:
     (ended,) = recorded_run.find_facts("job_ended")
     assert (ended["exit_code"], ended["signal"]) == (0, None)
-    assert not recorded_run.session.is_live
-    assert recorded_run.session.info["launcher"] == ("" if recorded_run.launcher == "python" else recorded_run.launcher)
-    assert recorded_run.session.damaged_files == 0
+    assert not recorded_run.recording.is_live
+    assert recorded_run.recording.info["launcher"] == ("" if recorded_run.launcher == "python" else recorded_run.launcher)
+    assert recorded_run.recording.damaged_files == 0
     assert (
         not recorded_run.find_facts("probe_error")
         + recorded_run.find_facts("sampler_error")
@@ -91,7 +91,7 @@ def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -
 
 def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -> None:
     for name in ("hello", "engine", "goodbye"):
-        ranks = [event.writer.rank for event in recorded_run.session.events if event.event_name == name]
+        ranks = [event.writer.rank for event in recorded_run.recording.events if event.event_name == name]
         assert sorted(ranks) == recorded_run.ranks, name
     content = json.loads(demo.find_config(recorded_run.config).read_text())
     zero = content["zero_optimization"]
@@ -109,7 +109,7 @@ def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -
 
 
 def test_steps_are_those_asked_for(recorded_run: Recorded) -> None:
-    table = read_steps(recorded_run.session)
+    table = read_steps(recorded_run.recording)
     count = recorded_run.read_option("--steps")
     expected = [(rank, step) for rank in recorded_run.ranks for step in range(count)]
     assert table[["rank", "step"]].tolist() == expected
@@ -135,9 +135,9 @@ def test_evaluations_and_checkpoints_are_where_asked(recorded_run: Recorded) -> 
 
 def test_the_sampler_found_all_ranks_with_their_memory(recorded_run: Recorded) -> None:
     pids_found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
-    pids = {event.writer.rank: event.writer.pid for event in recorded_run.session.events if event.event_name == "hello"}
+    pids = {event.writer.rank: event.writer.pid for event in recorded_run.recording.events if event.event_name == "hello"}
     assert pids_found == pids
-    (processes,) = recorded_run.session.sources["processes"]
+    (processes,) = recorded_run.recording.sources["processes"]
     for rank, pid in pids.items():
         samples = processes.array[(processes.array["rank"] == rank) & (processes.array["pid"] == pid)]
         assert len(samples) > 1, rank
@@ -150,17 +150,17 @@ def test_the_recorded_output_is_what_the_job_printed(recorded_run: Recorded) -> 
     # Where a machine is busy there may be a finding, which is told before.
     ours = re.search(rb"(^zerotop: [^\n]+\n)+\Z", printed, re.MULTILINE)
     assert ours is not None
-    assert ours[0].endswith(f"zerotop: recorded in {recorded_run.run.session}\n".encode())
-    tail = read_output_tail(recorded_run.session.at(recorded_run.session.last_written_ns), size=len(printed))
+    assert ours[0].endswith(f"zerotop: recorded in {recorded_run.run.recording}\n".encode())
+    tail = read_output_tail(recorded_run.recording.at(recorded_run.recording.last_written_ns), size=len(printed))
     assert tail == printed[: ours.start()]
     assert f"after {recorded_run.read_option('--steps')} steps".encode() in tail
     assert b"final loss" in tail
 
 
 def test_exported_steps_are_the_steps(recorded_run: Recorded) -> None:
-    table = read_steps(recorded_run.session)
+    table = read_steps(recorded_run.recording)
     stream = io.BytesIO()
-    assert export_table(recorded_run.session, "steps", "csv", stream) == len(table)
+    assert export_table(recorded_run.recording, "steps", "csv", stream) == len(table)
     lines = list(csv.DictReader(io.StringIO(stream.getvalue().decode())))
     columns = ["rank", "step", "micro_steps", "rows", "tokens"]
     assert [tuple(int(line[name]) for name in columns) for line in lines] == table[columns].tolist()

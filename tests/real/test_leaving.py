@@ -30,14 +30,14 @@ raise SystemExit(6)
 
 
 class Work:
-    """A job watched on a terminal, in the session "mine" of a state directory of its own."""
+    """A job watched on a terminal, in the recording "mine" of a state directory of its own."""
 
     def __init__(self, folder: Path, *, stubborn: bool = False) -> None:
         self.folder = folder
-        self.session = folder / "zerotop" / "sessions" / "mine"
+        self.recording = folder / "zerotop" / "sessions" / "mine"
         self._flag = folder / "end"
         job = [*build_python_command(WORKER), str(self._flag), str(int(stubborn))]
-        self.terminal = start_on_terminal(folder, "run", "--session", str(self.session), "--", *job)
+        self.terminal = start_on_terminal(folder, "run", "--recording", str(self.recording), "--", *job)
         self.terminal.wait_for("at work")
 
     def attach_again(self, called: str = "mine") -> Terminal:
@@ -58,10 +58,10 @@ class Work:
         return self.terminal.exit_code()
 
     def wait_until_said(self, word: bytes) -> None:
-        wait_for(lambda: word in join_output_bytes(self.session, "output"))
+        wait_for(lambda: word in join_output_bytes(self.recording, "output"))
 
     def read_listed(self) -> dict[str, object]:
-        (row,) = json.loads(run_zerotop(self.folder, "sessions", "--json").stdout)
+        (row,) = json.loads(run_zerotop(self.folder, "recordings", "--json").stdout)
         assert isinstance(row, dict)
         return row
 
@@ -71,11 +71,11 @@ class Work:
     def close(self) -> None:
         self.end_job()
         self.terminal.close()
-        if (job := job_control.read_facts(str(self.session)).job) is not None:
+        if (job := job_control.read_facts(str(self.recording)).job) is not None:
             wait_for(lambda: not job.is_alive())
 
     def kill_sampler(self) -> None:
-        (sampler,) = [process for process in job_control.read_facts(str(self.session)).samplers if process.is_alive()]
+        (sampler,) = [process for process in job_control.read_facts(str(self.recording)).samplers if process.is_alive()]
         os.kill(sampler.pid, signal.SIGKILL)
         wait_for(lambda: not sampler.is_alive())
 
@@ -121,8 +121,8 @@ def test_a_viewer_that_is_killed_takes_nothing_with_it(start_work: Start) -> Non
     assert work.terminal.exit_code() == -signal.SIGKILL
     assert work.read_listed()["state"] == "live"
     work.end_job()
-    wait_for(lambda: read_node_events(work.session, "job_ended"))
-    assert join_output_bytes(work.session, "output") == b"at work\nwork done\n"
+    wait_for(lambda: read_node_events(work.recording, "job_ended"))
+    assert join_output_bytes(work.recording, "output") == b"at work\nwork done\n"
 
 
 def test_a_terminal_that_is_closed_leaves_the_job_running(start_work: Start) -> None:
@@ -131,7 +131,7 @@ def test_a_terminal_that_is_closed_leaves_the_job_running(start_work: Start) -> 
     wait_for(work.terminal.has_ended)
     assert work.read_listed()["state"] == "live"
     work.end_job()
-    wait_for(lambda: read_node_events(work.session, "job_ended"))
+    wait_for(lambda: read_node_events(work.recording, "job_ended"))
 
 
 def test_a_job_is_stopped_gently(start_work: Start) -> None:
@@ -139,7 +139,7 @@ def test_a_job_is_stopped_gently(start_work: Start) -> None:
     work.answer_quit("s")
     assert work.leave_ended() == 4
     assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
-    assert join_output_bytes(work.session, "output") == b"at work\nasked by SIGINT\n"
+    assert join_output_bytes(work.recording, "output") == b"at work\nasked by SIGINT\n"
 
 
 def test_a_job_that_does_not_want_to_end_is_killed(start_work: Start) -> None:
@@ -161,7 +161,7 @@ def test_a_cancelled_leave_changes_nothing(start_work: Start) -> None:
     work.terminal.wait_for("work done", "exit code 6")
     work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 6
-    assert read_node_events(work.session, "stop_sent") == []
+    assert read_node_events(work.recording, "stop_sent") == []
 
 
 def test_a_sampler_that_died_is_replaced_from_the_screen(start_work: Start) -> None:
@@ -172,13 +172,13 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start_work: Start) -> N
     assert "exit status is unknown" not in work.terminal.text
     work.terminal.wait_for("The sampler has stopped")
     work.terminal.type_keys("r")
-    wait_for(lambda: job_control.is_sampler_alive(str(work.session)))
+    wait_for(lambda: job_control.is_sampler_alive(str(work.recording)))
     work.end_job()
     work.terminal.wait_for("work done", "its exit code is not known")
     work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
     assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", None)
-    assert "mine  exit ?" in run_zerotop(work.folder, "sessions").stdout.decode()
+    assert "mine  exit ?" in run_zerotop(work.folder, "recordings").stdout.decode()
 
 
 def test_attaching_replaces_a_sampler_that_died(start_work: Start) -> None:
@@ -186,13 +186,13 @@ def test_attaching_replaces_a_sampler_that_died(start_work: Start) -> None:
     work.answer_quit("d")
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
-    again = work.attach_again(str(work.session))
+    again = work.attach_again(str(work.recording))
     again.wait_for("a new one records from now on", "at work")
-    assert job_control.is_sampler_alive(str(work.session))
+    assert job_control.is_sampler_alive(str(work.recording))
     work.answer_quit("s")
     assert work.leave_ended() == 1
     assert "its exit code is not known" in again.text
-    assert recorded_by_all(work.session) == b"at work\nasked by SIGINT\n"
+    assert recorded_by_all(work.recording) == b"at work\nasked by SIGINT\n"
 
 
 def test_attaching_without_a_terminal_still_replaces_the_sampler(start_work: Start) -> None:
@@ -204,16 +204,16 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start_work: Sta
         "zerotop: The job's sampler had died: a new one records from now on.\n"
         "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
-    assert job_control.is_sampler_alive(str(work.session))
+    assert job_control.is_sampler_alive(str(work.recording))
     work.end_job()
-    wait_for(lambda: read_node_events(work.session, "sampler_ended"))
+    wait_for(lambda: read_node_events(work.recording, "sampler_ended"))
 
 
 def test_a_job_that_ended_unseen_is_no_success(start_work: Start) -> None:
     work = start_work()
     work.kill_sampler()
     work.end_job()
-    wait_for(lambda: not job_control.is_job_alive(str(work.session)))
+    wait_for(lambda: not job_control.is_job_alive(str(work.recording)))
     work.terminal.wait_for("exit status is unknown")
     work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
@@ -221,7 +221,7 @@ def test_a_job_that_ended_unseen_is_no_success(start_work: Start) -> None:
     assert work.read_listed()["exit_code"] is None
 
 
-def recorded_by_all(session: Path) -> bytes:
+def recorded_by_all(recording: Path) -> bytes:
     """The job's output by all samplers, in the order of their starts."""
-    logs = sorted(session.glob("output-node-*.log"), key=lambda path: path.stat().st_mtime_ns)
+    logs = sorted(recording.glob("output-node-*.log"), key=lambda path: path.stat().st_mtime_ns)
     return b"".join(log.read_bytes() for log in logs)

@@ -13,15 +13,15 @@ from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 
 NAMES = recordings.list_recordings()
 MOMENTS = 150
 
 
 @cache
-def open_cached(name: str) -> Session:
+def open_cached(name: str) -> Recording:
     return recordings.open_recording(name)
 
 
@@ -49,12 +49,12 @@ OWNERS = {
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_who_owns_the_peak(name: str) -> None:
-    session = open_cached(name)
-    peaks = next(peaks for peaks in read_rank_peaks(session.at(session.last_written_ns)) if peaks.process.rank == 0)
+    recording = open_cached(name)
+    peaks = next(peaks for peaks in read_rank_peaks(recording.at(recording.last_written_ns)) if peaks.process.rank == 0)
     highest = peaks.phases[0]
     assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
     assert highest.allocated_bytes / 2**30 == pytest.approx(OWNERS[name].gib, abs=0.001)
-    at_peak = read_peak_ledgers(session.at(session.last_written_ns))
+    at_peak = read_peak_ledgers(recording.at(recording.last_written_ns))
     assert at_peak
     for found in at_peak:
         assert sum(row.bytes for row in found.ledger.rows) == found.ledger.total_bytes
@@ -63,8 +63,8 @@ def test_who_owns_the_peak(name: str) -> None:
 
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
-    session = open_cached("story")
-    host_ledgers = read_host_ledgers(session.at(int(read_steps(session)["end_unix_ns"].max())))
+    recording = open_cached("story")
+    host_ledgers = read_host_ledgers(recording.at(int(read_steps(recording)["end_unix_ns"].max())))
     assert len(host_ledgers) == 4
     for host in host_ledgers:
         assert host.pinned is not None
@@ -76,8 +76,8 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 
 def test_an_evaluation_that_did_not_fit() -> None:
-    session = open_cached("z2-oom")
-    post_mortem = find_post_mortem(session.at(session.last_written_ns))
+    recording = open_cached("z2-oom")
+    post_mortem = find_post_mortem(recording.at(recording.last_written_ns))
     assert post_mortem is not None
     assert (post_mortem.kind, post_mortem.source, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
         "cuda",
@@ -95,13 +95,13 @@ def test_an_evaluation_that_did_not_fit() -> None:
     assert "607,744 bytes for each of the 163,840 tokens" in post_mortem.cause  # 151 936 logits of 4 bytes
     assert post_mortem.setting == "per_device_eval_batch_size"
     assert "Tried to allocate 92.73 GiB" in post_mortem.text
-    before = next(event for event in session.events if event.event_name == "out_of_memory").unix_ns - 1
-    assert find_post_mortem(session.at(before)) is None
+    before = next(event for event in recording.events if event.event_name == "out_of_memory").unix_ns - 1
+    assert find_post_mortem(recording.at(before)) is None
 
 
 def test_flushes_of_the_cache_are_counted() -> None:
-    session = open_cached("z2-oom")
-    (health,) = read_allocator_health(session.at(session.last_written_ns), read_steps(session))
+    recording = open_cached("z2-oom")
+    (health,) = read_allocator_health(recording.at(recording.last_written_ns), read_steps(recording))
     assert (health.retries, health.ooms, len(health.flushes)) == (3, 1, 3)
     assert health.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
     assert [flush.phase for flush in health.flushes] == ["backward", "forward", "forward"]

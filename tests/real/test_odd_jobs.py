@@ -11,7 +11,7 @@ from real_jobs import build_launch_command, make_environment, run_recorded
 from zerotop.analysis.reports.memory import read_report
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.commands.common.memory_text import format_report
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -25,7 +25,7 @@ def record_odd_job(factory: pytest.TempPathFactory, *options: str) -> Counted:
     done = run_recorded(command, factory.mktemp("odd"), make_environment())
     assert done.returncode == 0, done.output
     lines = [json.loads(line[8:]) for line in done.output.splitlines() if line.startswith("COUNTED ")]
-    return Counted(done.session, done.output, {line["rank"]: line for line in lines})
+    return Counted(done.recording, done.output, {line["rank"]: line for line in lines})
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,13 @@ def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> No
 
 
 def test_their_memory_is_shown_together(several_engines: Counted) -> None:
-    session = Session.open(several_engines.session)
-    view = read_memory_view(session.at(session.last_written_ns), 1)
+    recording = Recording.open(several_engines.recording)
+    view = read_memory_view(recording.at(recording.last_written_ns), 1)
     parts = {line.key: line for line in view.host_lines}
     assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
     assert parts["optimizer_state"].expected_bytes == 2 * 8 * PARAMETERS // 2
     assert parts["optimizer_state"].now_bytes == pytest.approx(2 * 8 * PARAMETERS // 2, rel=0.01)
-    report = read_report(session)
+    report = read_report(recording)
     assert report is not None
     assert "each rank has 2 engines" in format_report(report)[0]
 
@@ -77,8 +77,8 @@ def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) ->
 
 
 def test_its_memory(without_optimizer: Counted) -> None:
-    session = Session.open(without_optimizer.session)
-    view = read_memory_view(session.at(session.last_written_ns))
+    recording = Recording.open(without_optimizer.recording)
+    view = read_memory_view(recording.at(recording.last_written_ns))
     assert view.setup is not None
     assert not view.setup.trains
     parts = {line.key: line for line in view.host_lines}

@@ -66,8 +66,8 @@ print(json.dumps({
     "open": sorted(os.listdir("/proc/self/fd")), "environment": dict(os.environ),
 }))
 """
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     before = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
@@ -76,12 +76,12 @@ print(json.dumps({
     arguments = [*build_python_command(code), "two words", "--", ""]
     options = {"input": b"typed", "cwd": tmp_path, "env": before, "stderr": subprocess.DEVNULL}
     plain = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, **options)  # type: ignore[call-overload]
-    ours = run_in_foreground(session, *arguments, stdout=subprocess.PIPE, **options)
+    ours = run_in_foreground(recording, *arguments, stdout=subprocess.PIPE, **options)
     expected, got = json.loads(plain.stdout), json.loads(ours.stdout)
     assert got.pop("environment") == {
         **expected.pop("environment"),
         "PYTHONPATH": os.path.dirname(zerotop_probe.__file__) + "/bootstrap" + os.pathsep + before["PYTHONPATH"],
-        "PYTHONZEROTOP_SESSION": str(session),
+        "PYTHONZEROTOP_SESSION": str(recording),
     }
     assert got == expected
 
@@ -94,38 +94,38 @@ def test_a_background_job_has_a_session_of_its_own_and_no_input(tmp_path: Path) 
 
 
 def test_killing_the_agent_leaves_the_job_to_a_good_end(tmp_path: Path) -> None:
-    session, flag, result = tmp_path / "session", tmp_path / "flag", tmp_path / "result"
-    session.mkdir()
+    recording, flag, result = tmp_path / "session", tmp_path / "flag", tmp_path / "result"
+    recording.mkdir()
     code = f"""
 import os, time
 while not os.path.exists({str(flag)!r}): time.sleep(0.02); print("word " * 1000)
 open({str(result)!r}, "w").write("done")
 """
-    started = agent.launch_in_background(str(session), build_python_command(code))
-    assert job_control.is_sampler_alive(str(session))
+    started = agent.launch_in_background(str(recording), build_python_command(code))
+    assert job_control.is_sampler_alive(str(recording))
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not job_control.is_sampler_alive(str(session)))
-    assert job_control.is_job_alive(str(session))
+    wait_for(lambda: not job_control.is_sampler_alive(str(recording)))
+    assert job_control.is_job_alive(str(recording))
     flag.touch()
-    wait_for(lambda: not job_control.is_job_alive(str(session)))
+    wait_for(lambda: not job_control.is_job_alive(str(recording)))
     assert result.read_text() == "done"
 
 
-def test_removing_the_session_does_not_harm_the_job(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    session.mkdir()
+def test_removing_the_recording_does_not_harm_the_job(tmp_path: Path) -> None:
+    recording = tmp_path / "session"
+    recording.mkdir()
     code = f"""
 import os, shutil, time
-while len(os.listdir({str(session)!r})) < 4: time.sleep(0.02)
-shutil.rmtree({str(session)!r})
+while len(os.listdir({str(recording)!r})) < 4: time.sleep(0.02)
+shutil.rmtree({str(recording)!r})
 for i in range(10): print(i); time.sleep(0.05)
 """
-    done = run_in_foreground(session, *build_python_command(code), capture_output=True)
+    done = run_in_foreground(recording, *build_python_command(code), capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"".join(b"%d\n" % i for i in range(10))
 
 
-def test_a_session_that_cannot_be_written_does_not_harm_the_job(tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_written_does_not_harm_the_job(tmp_path: Path) -> None:
     """A file stands where the directory should be: not even root can write into it."""
     nowhere = tmp_path / "file"
     nowhere.touch()
@@ -142,15 +142,15 @@ def not_a_program(tmp_path: Path) -> Path:
 
 
 def test_a_command_that_cannot_be_executed(tmp_path: Path, not_a_program: Path) -> None:
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     plain = tmp_path / "train.py"
     plain.touch()
     cases = {
         "no-such-command": (errno.ENOENT, "There is no command 'no-such-command' on the PATH"),
         str(tmp_path / "gone"): (errno.ENOENT, f"There is no command '{tmp_path}/gone'"),
         str(plain): (errno.EACCES, f"'{plain}' is not executable: run it as python {plain}, or chmod +x it"),
-        str(session): (errno.EISDIR, f"'{session}' is a directory, not a command"),
+        str(recording): (errno.EISDIR, f"'{recording}' is a directory, not a command"),
         str(not_a_program): (
             errno.ENOEXEC,
             f"'{not_a_program}' is neither a program nor a script that begins with #!",
@@ -159,11 +159,11 @@ def test_a_command_that_cannot_be_executed(tmp_path: Path, not_a_program: Path) 
     for command, (number, sentence) in cases.items():
         for launch in (agent.launch_in_background, agent.run_in_foreground):
             with pytest.raises(CommandError) as caught:
-                launch(str(session), [command])
+                launch(str(recording), [command])
             assert (caught.value.errno, str(caught.value)) == (number, sentence)
-        done = run_in_foreground(session, command, capture_output=True)
+        done = run_in_foreground(recording, command, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (1, b"", f"{sentence}\n".encode())
-    assert list(session.iterdir()) == []
+    assert list(recording.iterdir()) == []
 
 
 def test_the_callers_signal_mask_comes_back(tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_the_callers_signal_mask_comes_back(tmp_path: Path) -> None:
 def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("psutil", "pynvml", "argparse", "zerotop_probe", "probe"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     monkeypatch.chdir(tmp_path)
-    started = agent.launch_in_background(str(session), ["true"])
+    started = agent.launch_in_background(str(recording), ["true"])
     wait_for(lambda: not started.is_alive())
-    assert read_node_events(session, "job_ended")[0]["exit_code"] == 0
+    assert read_node_events(recording, "job_ended")[0]["exit_code"] == 0
 
 
 def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

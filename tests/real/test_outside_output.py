@@ -25,8 +25,8 @@ from terminals import Terminal
 from zerotop_probe.outside.job import agent
 
 
-def run_python_code(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return run_in_foreground(session, *build_python_command(code), **options)
+def run_python_code(recording: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return run_in_foreground(recording, *build_python_command(code), **options)
 
 
 def test_streams_apart_and_byte_exact(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_one_file_for_both_keeps_their_order(tmp_path: Path) -> None:
     assert join_output_bytes(tmp_path, "output") == done.stdout
 
 
-def peak_kib_of_agent(session: Path, megabytes: int) -> tuple[int, bytes]:
+def peak_kib_of_agent(recording: Path, megabytes: int) -> tuple[int, bytes]:
     """The agent's highest resident memory, and what it passed on."""
-    session.mkdir()
+    recording.mkdir()
     code = f"import os\npiece = os.urandom(1 << 20)\nfor _ in range({megabytes}): os.write(1, piece)"
     script = (
         "import re, sys\nfrom zerotop_probe.outside.job.agent import run_in_foreground\n"
-        f"run_in_foreground({str(session)!r}, [sys.executable, '-c', {code!r}])\n"
+        f"run_in_foreground({str(recording)!r}, [sys.executable, '-c', {code!r}])\n"
         "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
@@ -101,13 +101,13 @@ def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
 def test_a_slow_reader_slows_the_job_as_a_pipe_does(tmp_path: Path) -> None:
     """Nobody reads: the job waits in a write, and no process holds what it has not written yet."""
     progress = tmp_path / "progress"
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     code = f"""
 import os
 for i in range(1024): os.write(1, b"y" * (1 << 16)); open({str(progress)!r}, "w").write(str(i + 1))
 """
-    command = [*AGENT, "--foreground", str(session), "--", sys.executable, "-c", code]
+    command = [*AGENT, "--foreground", str(recording), "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         wait_for(progress.exists)
@@ -119,7 +119,7 @@ for i in range(1024): os.write(1, b"y" * (1 << 16)); open({str(progress)!r}, "w"
         assert int(written) < 16
         assert process.stdout.read() == b"y" * (64 << 20)
         assert process.wait(10) == 0
-    assert len(join_output_bytes(session, "stdout")) == 64 << 20
+    assert len(join_output_bytes(recording, "stdout")) == 64 << 20
 
 
 def test_the_end_is_recorded_while_the_last_output_waits_for_a_reader(tmp_path: Path) -> None:
@@ -160,15 +160,15 @@ os.write(1, b"two")
         with path.open(mode) as file:
             file.seek(0, 2)
             inode = os.fstat(file.fileno()).st_ino
-            session = tmp_path / "session"
-            session.mkdir(exist_ok=True)
-            command = [*AGENT, "--foreground", str(session), "--"] if ours else []
+            recording = tmp_path / "session"
+            recording.mkdir(exist_ok=True)
+            command = [*AGENT, "--foreground", str(recording), "--"] if ours else []
             done = subprocess.run(
                 [*command, *build_python_command(code)], stdout=file, stderr=subprocess.PIPE, check=True, timeout=60
             )
         seen.append((path.read_bytes(), done.stderr.replace(str(inode).encode(), b"")))
     assert seen[0] == seen[1]
-    assert join_output_bytes(session, "stdout") == b"one two"
+    assert join_output_bytes(recording, "stdout") == b"one two"
 
 
 def test_a_full_disk_of_the_output_fails_as_without_us(tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_closed_descriptors_stay_closed(tmp_path: Path) -> None:
 def test_the_other_end_sees_what_the_job_closes(tmp_path: Path, closed: int) -> None:
     """Neither we nor the holder keep a pipe open that the job was given."""
     code = f"import os; os.close({closed}); os.read(4, 1)"
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     low = (*os.pipe(), *os.pipe())
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low]
     for end in low:
@@ -202,7 +202,7 @@ def test_the_other_end_sees_what_the_job_closes(tmp_path: Path, closed: int) -> 
     ours, theirs = ends[:2] if closed else ends[1::-1]
     stay, leave = ends[2:]
     shell = f'exec "$@" {closed}{">&" if closed else "<&"}{theirs} 4<&{stay} {theirs}>&- {stay}<&-'
-    command = ["bash", "-c", shell, "bash", *AGENT, "--foreground", str(session), "--", *build_python_command(code)]
+    command = ["bash", "-c", shell, "bash", *AGENT, "--foreground", str(recording), "--", *build_python_command(code)]
     with subprocess.Popen(command, pass_fds=(theirs, stay), stderr=subprocess.DEVNULL) as process:
         os.close(theirs)
         os.close(stay)
@@ -244,8 +244,8 @@ while not os.path.exists("end"): time.sleep(0.05)
         terminal.close()
 
 
-def has_new_holder(session: Path, before: int) -> bool:
-    return bool(read_node_events(session, "output_holder")[-1]["pid"] != before)
+def has_new_holder(recording: Path, before: int) -> bool:
+    return bool(read_node_events(recording, "output_holder")[-1]["pid"] != before)
 
 
 def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> Non
 
 def test_output_is_recorded_after_the_sampler_was_killed_and_replaced(tmp_path: Path) -> None:
     flag = tmp_path / "go on"
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     code = f"""
 import os, time
 for i in range(100): print("first", i)
@@ -277,30 +277,30 @@ while not os.path.exists({str(flag)!r}): time.sleep(0.02)
 for i in range(100): print("second", i)
 while os.path.exists({str(flag)!r}): time.sleep(0.02)
 """
-    first = agent.launch_in_background(str(session), [sys.executable, "-c", code])
-    wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in join_output_bytes(session, "output"))
+    first = agent.launch_in_background(str(recording), [sys.executable, "-c", code])
+    wait_for(lambda: list(recording.glob("output-*.rec")) and b"first 99\n" in join_output_bytes(recording, "output"))
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not first.is_alive())
     flag.touch()
-    second = agent.watch_in_background(str(session))
+    second = agent.watch_in_background(str(recording))
     assert second is not None
     expected = b"".join(b"%s %d\n" % (word, i) for word in (b"first", b"second") for i in range(100))
 
-    wait_for(lambda: join_output_bytes(session, "output") == expected)
-    assert agent.watch_in_background(str(session)) is None
+    wait_for(lambda: join_output_bytes(recording, "output") == expected)
+    assert agent.watch_in_background(str(recording)) is None
     flag.unlink()
     wait_for(lambda: not second.is_alive())
-    (end,) = read_node_events(session, "job_ended")
+    (end,) = read_node_events(recording, "job_ended")
     assert end["exit_code"] is None
     assert "not known" in str(end["text"])
 
 
 def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
-    with small_disk(tmp_path / "small", "256k") as session:
-        done = run_python_code(session, code, capture_output=True)
-        recorded = join_output_bytes(session, "stdout")
-        (ended,) = read_node_events(session, "sampler_ended")
+    with small_disk(tmp_path / "small", "256k") as recording:
+        done = run_python_code(recording, code, capture_output=True)
+        recorded = join_output_bytes(recording, "stdout")
+        (ended,) = read_node_events(recording, "sampler_ended")
     assert done.returncode == 7
     assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
     assert recorded
@@ -329,18 +329,18 @@ raise SystemExit(7)
 
 def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_filled(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "512k") as disk:
-        session = disk / "session"
-        session.mkdir()
+        recording = disk / "session"
+        recording.mkdir()
         done = run_in_foreground(
-            session, *build_python_command(FILLER), str(disk / "filler"), f"{session}/events-node-*", capture_output=True
+            recording, *build_python_command(FILLER), str(disk / "filler"), f"{recording}/events-node-*", capture_output=True
         )
-        (file,) = session.glob("events-node-*.jsonl")
+        (file,) = recording.glob("events-node-*.jsonl")
         assert (done.returncode, done.stderr) == (7, b"")
         assert file.stat().st_size > 4096
-        assert len(read_node_events(session, "rank_found")) == 16
-        assert [event["exit_code"] for event in read_node_events(session, "job_ended")] == [7]
-        assert read_node_events(session, "sampler_ended")[0]["lost_records"] > 0
-        assert [event["where"] for event in read_node_events(session, "sampler_error")] == ["samples"]
+        assert len(read_node_events(recording, "rank_found")) == 16
+        assert [event["exit_code"] for event in read_node_events(recording, "job_ended")] == [7]
+        assert read_node_events(recording, "sampler_ended")[0]["lost_records"] > 0
+        assert [event["where"] for event in read_node_events(recording, "sampler_error")] == ["samples"]
         assert file.stat().st_blocks * 512 < file.stat().st_size + 4096, "what was kept and not needed is given back"
 
 

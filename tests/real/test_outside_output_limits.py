@@ -14,9 +14,9 @@ import pytest
 from agents import AGENT, build_python_command, join_output_bytes, read_node_events, run_in_foreground, wait_for
 from programs import run_headless
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
-from zerotop.session.output.tail import read_output_tail
-from zerotop.session.output.transcript import Transcript
-from zerotop.session.reader import Session
+from zerotop.recording.output.tail import read_output_tail
+from zerotop.recording.output.transcript import Transcript
+from zerotop.recording.reader import Recording
 
 LIMIT = 1 << 17
 
@@ -48,16 +48,16 @@ def test_a_long_output_keeps_its_begin_and_end(long_recording: Path) -> None:
 
 
 def test_readers_say_how_much_is_left_out(long_recording: Path) -> None:
-    session = Session.open(long_recording)
-    buffer = OutputBuffer(session)
-    buffer.refresh_at(session.last_written_ns)
+    recording = Recording.open(long_recording)
+    buffer = OutputBuffer(recording)
+    buffer.refresh_at(recording.last_written_ns)
     texts = [line.text for line in buffer.read_lines(BEGIN, 1 << 30)]
     (gap,) = [place for place, text in enumerate(texts) if not text.startswith("line ")]
     missing = (int(texts[gap + 1].split()[1]) - int(texts[gap - 1].split()[1]) - 1) * 16
     assert texts[gap] == f"[{missing:,} bytes of output left out here]"
-    shown = Transcript(session).read_tail(session.last_written_ns, 1 << 30)
+    shown = Transcript(recording).read_tail(recording.last_written_ns, 1 << 30)
     assert list(shown) == texts
-    tail = read_output_tail(session.at(session.last_written_ns), 20_000)
+    tail = read_output_tail(recording.at(recording.last_written_ns), 20_000)
     assert tail == "".join(f"{text}\n" for text in texts).encode()[-20_000:]
 
 
@@ -81,12 +81,12 @@ with open(sys.argv[1], "wb", buffering=0) as file:
     assert read_node_events(tmp_path / "session", "job_ended")[0]["signal"] == "SIGXFSZ"
 
 
-def run_with_limit(session: Path, kind: int, value: int) -> subprocess.CompletedProcess[bytes]:
+def run_with_limit(recording: Path, kind: int, value: int) -> subprocess.CompletedProcess[bytes]:
     """Run a job that prints a word and ends with 3."""
     code = f"""
 import os, resource, sys
 resource.setrlimit({int(kind)}, ({value}, {value}))
-os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", "--session", {str(session)!r},
+os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", {str(recording)!r},
     "--", "sh", "-c", "echo word; exit 3"])
 """
     return subprocess.run(build_python_command(code), capture_output=True, check=False, timeout=60)
@@ -109,35 +109,37 @@ def test_with_too_few_descriptors_the_job_runs_alone_and_they_are_named(tmp_path
 
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:
-    session = tmp_path / "session"
-    done = run_headless(session, ["sh", "-c", f"until rm -rf {session} 2>/dev/null; do :; done; echo word"])
+    recording = tmp_path / "session"
+    done = run_headless(recording, ["sh", "-c", f"until rm -rf {recording} 2>/dev/null; do :; done; echo word"])
     assert (done.returncode, done.stdout) == (0, b"word\n")
-    assert done.stderr == f"zerotop: not recorded in {session}: it was moved or removed while the job ran\n".encode()
+    assert done.stderr == f"zerotop: not recorded in {recording}: it was moved or removed while the job ran\n".encode()
 
 
 def test_ranks_in_the_background_are_recorded_to_their_end(tmp_path: Path) -> None:
-    session = tmp_path / "session"
+    recording = tmp_path / "session"
     rank = f"RANK=0 WORLD_SIZE=1 {sys.executable} -S -c 'import time; time.sleep(3); print(1)'"
-    done = run_headless(session, ["bash", "-c", f"{rank} & exit 6"])
+    done = run_headless(recording, ["bash", "-c", f"{rank} & exit 6"])
     assert (done.returncode, done.stdout) == (6, b"1\n")
     assert done.stderr.startswith(b"zerotop: The job's first process has ended, but its training goes on.")
-    assert [event["rank"] for event in read_node_events(session, "rank_found", "rank_gone")] == [0, 0]
+    assert [event["rank"] for event in read_node_events(recording, "rank_found", "rank_gone")] == [0, 0]
 
 
 def test_a_daemon_holds_nothing_up_and_its_output_is_passed_on(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    session = tmp_path / "session"
-    session.mkdir()
+    recording = tmp_path / "session"
+    recording.mkdir()
     job = f"(until [ -e {flag} ]; do sleep 0.05; done; echo late) & echo early"
-    with subprocess.Popen([*AGENT, "--foreground", str(session), "--", "sh", "-c", job], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*AGENT, "--foreground", str(recording), "--", "sh", "-c", job], stdout=subprocess.PIPE
+    ) as process:
         assert process.wait(20) == 0
         assert process.stdout is not None
         assert process.stdout.readline() == b"early\n"
         flag.touch()
         assert process.stdout.read() == b"late\n"
-    wait_for(lambda: join_output_bytes(session, "stdout") == b"early\nlate\n")
+    wait_for(lambda: join_output_bytes(recording, "stdout") == b"early\nlate\n")
 
 
-def test_a_session_of_a_job_without_output_has_no_output_files(tmp_path: Path) -> None:
+def test_a_recording_of_a_job_without_output_has_no_output_files(tmp_path: Path) -> None:
     run_in_foreground(tmp_path, "true")
     assert not list(tmp_path.glob("output-*"))

@@ -57,11 +57,11 @@ def start_job(tmp_path: Path) -> Iterator[Start]:
     wait_for(lambda: not any(process.is_alive() for process in started))
 
 
-def rows_of(session: Path, name: str, least: int, **wanted: int) -> NDArray[Any]:
+def rows_of(recording: Path, name: str, least: int, **wanted: int) -> NDArray[Any]:
     """Waits for at least so many rows with these values."""
 
     def select_rows() -> NDArray[Any]:
-        rows = read_node_records(session, name)
+        rows = read_node_records(recording, name)
         for field, value in wanted.items():
             rows = rows[rows[field] == value]
         return rows
@@ -157,7 +157,7 @@ time.sleep(600)
     assert set(ranks.tolist()) == {-1, 0}
 
 
-def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, start_job: Start) -> None:
+def test_reports_of_other_recordings_and_machines_make_no_rank(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(SLEEP))
     (root,) = wait_for(lambda: read_node_events(tmp_path, "job_started"))
     here = Identity.for_this_process("rank", 7)

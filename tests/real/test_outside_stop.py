@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from agents import AGENT, build_python_command, join_output_bytes, read_node_events, wait_for
-from zerotop_probe.outside.attaching import jobs
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching, jobs
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.procfs import Process
 
@@ -44,12 +43,12 @@ def build_listener(signals: str, last: str) -> list[str]:
     return [*build_python_command(LISTENER), signals, last]
 
 
-def signals_sent(session: Path) -> list[str]:
-    return [event["signal"] for event in read_node_events(session, "stop_sent")]
+def signals_sent(recording: Path) -> list[str]:
+    return [event["signal"] for event in read_node_events(recording, "stop_sent")]
 
 
-def is_ready(session: Path) -> bool:
-    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in join_output_bytes(session, "output")
+def is_ready(recording: Path) -> bool:
+    return bool(list(recording.glob("output-*.rec"))) and b"ready\n" in join_output_bytes(recording, "output")
 
 
 def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> None:
@@ -96,42 +95,42 @@ def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) 
 
 @pytest.fixture
 def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Process, Process]:
-    """A session whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
-    session = tmp_path / "session"
-    session.mkdir()
+    """A recording whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
+    recording = tmp_path / "session"
+    recording.mkdir()
     monkeypatch.chdir(tmp_path)
-    started = agent.launch_in_background(str(session), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
-    wait_for(lambda: is_ready(session) and read_node_events(session, "rank_found"))
+    started = agent.launch_in_background(str(recording), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
+    wait_for(lambda: is_ready(recording) and read_node_events(recording, "rank_found"))
     rank = Process.from_pid(int((tmp_path / "child").read_text()))
     assert rank is not None
-    return session, started, rank
+    return recording, started, rank
 
 
 def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, Process, Process]) -> None:
-    session, started, rank = stubborn_job
-    job_control.request_stop(str(session))
+    recording, started, rank = stubborn_job
+    job_control.request_stop(str(recording))
     wait_for(lambda: not started.is_alive())
     assert not rank.is_alive()
-    assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert [event["rank"] for event in read_node_events(session, "rank_gone")] == [0]
+    assert signals_sent(recording) == ["SIGINT", "SIGTERM", "SIGKILL"]
+    assert [event["rank"] for event in read_node_events(recording, "rank_gone")] == [0]
 
 
 def test_stopping_without_an_agent(stubborn_job: tuple[Path, Process, Process]) -> None:
-    session, started, rank = stubborn_job
+    recording, started, rank = stubborn_job
     os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not job_control.is_sampler_alive(str(session)))
-    facts = job_control.read_facts(str(session))
+    wait_for(lambda: not job_control.is_sampler_alive(str(recording)))
+    facts = job_control.read_facts(str(recording))
     assert facts.job is not None
     root = facts.job
-    job_control.request_stop(str(session))  # the launcher is interrupted, its rank stays
+    job_control.request_stop(str(recording))  # the launcher is interrupted, its rank stays
     wait_for(lambda: not root.is_alive())
     assert rank.is_alive()
-    assert job_control.is_job_alive(str(session))
-    job_control.request_stop(str(session))  # terminated: ignored
+    assert job_control.is_job_alive(str(recording))
+    job_control.request_stop(str(recording))  # terminated: ignored
     assert rank.is_alive()
-    job_control.request_stop(str(session))
+    job_control.request_stop(str(recording))
     wait_for(lambda: not rank.is_alive())
-    assert not job_control.is_job_alive(str(session))
+    assert not job_control.is_job_alive(str(recording))
 
 
 def test_nothing_to_stop(tmp_path: Path) -> None:
@@ -239,13 +238,13 @@ def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
         assert [rank.stdout is not None and rank.stdout.readline() for rank in ranks] == [b"ready\n"] * 2
         job = jobs.find_job(ranks[1].pid)
         assert job is not None
-        session = attaching.begin_session(job, str(tmp_path / "session"))
-        sampler = agent.watch_in_background(session)
+        recording = attaching.begin_recording(job, str(tmp_path / "session"))
+        sampler = agent.watch_in_background(recording)
         assert sampler is not None
-        job_control.request_stop(session)
+        job_control.request_stop(recording)
         assert [rank.wait(30) for rank in ranks] == [9, 9]
         wait_for(lambda: not sampler.is_alive())
-        assert signals_sent(Path(session)) == ["SIGINT"]
+        assert signals_sent(Path(recording)) == ["SIGINT"]
     finally:
         for rank in ranks:
             rank.kill()

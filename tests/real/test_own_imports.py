@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from real_jobs import run_recorded
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
 # PyTorch does not import the first ones by itself, or survives such a file.
@@ -43,5 +43,5 @@ def test_the_probe_and_the_job_have_each_their_own_modules(
     assert run.returncode == 0, run.output
     assert alone.stdout == " ".join(f"{name} of the job" for name in sorted(NAMES)) + "\n"
     assert alone.stdout in run.output
-    (spans,) = Session.open(run.session).sources["spans"]
+    (spans,) = Recording.open(run.recording).sources["spans"]
     assert (spans.array["phase"] == PHASE_CODE["step"]).sum() == 20

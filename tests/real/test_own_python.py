@@ -17,7 +17,7 @@ LIST_LOADED = "import sys\nprint(*sys.modules)"
 COMMANDS = {
     "version": ("--version",),
     "doctor": ("doctor", "--json"),
-    "sessions": ("sessions", "--json"),
+    "recordings": ("recordings", "--json"),
     "attach": ("attach", "--json"),
     "run": ("run", "--headless", "--", "sh", "-c", "echo word; exit 3"),
 }
@@ -88,8 +88,8 @@ def test_the_job_gets_its_variables_back(tmp_path: Path) -> None:
         code = (
             "import sys; from zerotop_probe.outside import own_python; from zerotop_probe.outside.job import agent;"
             " from zerotop_probe.recording import directory; own_python.restore_environment();"
-            " session = directory.create_session(sys.argv[2:], path=sys.argv[1]);"
-            " agent.launch_in_background(session, sys.argv[2:])"
+            " recording = directory.create_recording(sys.argv[2:], path=sys.argv[1]);"
+            " agent.launch_in_background(recording, sys.argv[2:])"
         )
         if command:
             arguments = [install_command(), "run", *command, *job]

@@ -52,7 +52,9 @@ def test_results_are_the_same_to_the_bit_without_the_probe(single_runs: Counted,
     for name, options, counted in (("alone", STYLES, single_runs), ("together", ("accumulate",), ddp_run)):
         (tmp_path / name).mkdir()
         launcher, ranks = ("python", len(STYLES)) if counted is single_runs else ("bare", 2)
-        blind = run_loop("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
+        blind = run_loop(
+            "plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, recording=Path(), bootstrap=False
+        )
         for number, own in blind.by_rank.items():
             assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 
@@ -228,7 +230,7 @@ def compiled_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 def test_the_compiler_makes_the_same_graphs(compiled_run: Counted, tmp_path: Path) -> None:
     rank, own = compiled_run.read_rank(0)
-    blind = run_loop("compiled", tmp_path, launcher="python", ranks=1, session=Path(), bootstrap=False)
+    blind = run_loop("compiled", tmp_path, launcher="python", ranks=1, recording=Path(), bootstrap=False)
     assert own | {"pid": 0} == blind.by_rank[0] | {"pid": 0}
     # One graph each: no breaks, no recompilations. The second of two blocks has an input that needs a gradient.
     assert own["graphs"] == {"module": 1, "method": 1, "blocks": 2, "step": 1, "function": 1}
@@ -243,7 +245,7 @@ def test_the_compiler_makes_the_same_graphs(compiled_run: Counted, tmp_path: Pat
 
 
 def test_a_program_that_only_infers_writes_nothing(single_runs: Counted) -> None:
-    assert not list(single_runs.session.glob(f"*rank{STYLES.index('infer')}*"))
+    assert not list(single_runs.recording.glob(f"*rank{STYLES.index('infer')}*"))
 
 
 def test_accelerate(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ DIRECT = (
 OFFLOAD = ("--stage", "2", "--dtype", "bf16", "--offload", "--width", "1024", "--torch-adam")
 
 
-def run_on_cuda(factory: pytest.TempPathFactory, *options: str, session: Path | None = None) -> Counted:
+def run_on_cuda(factory: pytest.TempPathFactory, *options: str, recording: Path | None = None) -> Counted:
     folder = factory.mktemp("cuda")
-    return run_loop("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
+    return run_loop("hand_written", folder, *options, ranks=1, recording=recording, accelerator="cuda")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_backwards_in_autograds_thread(direct_run: Counted) -> None:
 
 def test_the_allocator_at_every_edge_and_in_between(direct_run: Counted) -> None:
     rank, _ = direct_run.read_rank(0)
-    (path,) = direct_run.session.glob("allocator-*.rec")
+    (path,) = direct_run.recording.glob("allocator-*.rec")
     rows = read_table_file(path)
     assert np.all(rows["allocated_bytes"] <= rows["reserved_bytes"])
     assert np.all(rows["allocated_bytes"] <= rows["allocated_peak_bytes"])
@@ -82,7 +82,7 @@ def test_the_jobs_own_counters_do_not_change(
     direct_run: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The same allocations, peaks, losses and weights as without a recording."""
-    blind = run_on_cuda(tmp_path_factory, *DIRECT, session=tmp_path / "missing")
+    blind = run_on_cuda(tmp_path_factory, *DIRECT, recording=tmp_path / "missing")
     for name in ("memory", "losses", "weights"):
         assert blind.by_rank[0][name] == direct_run.by_rank[0][name]
 

@@ -182,7 +182,7 @@ def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded
     assert len(rank.select_phases("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
     assert not np.any(rank.select_phases("data")["flags"])
     # Rank 0 also has the values that it logs.
-    names = [path.name for path in offloaded_run.session.glob(f"*rank{number}-*")]
+    names = [path.name for path in offloaded_run.recording.glob(f"*rank{number}-*")]
     assert len(names) == 4 + (number == 0), names
 
 
@@ -230,13 +230,13 @@ def test_hello(offloaded_run: Counted, number: int) -> None:
     )
     assert hello["launcher"] == "deepspeed"
     assert {"python", "torch", "deepspeed"} <= hello.keys()
-    assert next(offloaded_run.session.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
+    assert next(offloaded_run.recording.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
 
 
-def test_a_session_that_is_not_there_changes_nothing(offloaded_run: Counted, variants: dict[str, Counted]) -> None:
+def test_a_recording_that_is_not_there_changes_nothing(offloaded_run: Counted, variants: dict[str, Counted]) -> None:
     """Nothing is written, nothing is said, and the training comes out the same to the bit."""
     blind = variants[MISSING]
-    assert not blind.session.exists()
+    assert not blind.recording.exists()
     for number in (0, 1):
         for name in ("losses", "weights", "steps"):
             assert blind.by_rank[number][name] == offloaded_run.by_rank[number][name]
@@ -329,8 +329,8 @@ def test_other_threads_and_forked_children_are_not_the_training(two_engines: tup
     rank, own = two_engines
     assert len(rank.select_phases("data")) == own["steps"] + 1
     assert not rank.find_events("probe_error")
-    assert {path.stem.rsplit("-", 1)[1] for path in rank.session.glob("*rank*")} == {str(own["pid"])}
-    assert os.listdir(rank.session) != []
+    assert {path.stem.rsplit("-", 1)[1] for path in rank.recording.glob("*rank*")} == {str(own["pid"])}
+    assert os.listdir(rank.recording) != []
 
 
 def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
@@ -343,8 +343,8 @@ def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
     assert len(rank.select_phases("backward")) == len(rank.select_phases("forward")) == own["steps"] - 1
 
 
-def test_a_script_that_asks_without_a_session_trains_on(tmp_path: Path) -> None:
-    asked = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False, session=Path())
+def test_a_script_that_asks_without_a_recording_trains_on(tmp_path: Path) -> None:
+    asked = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False, recording=Path())
     assert asked.by_rank[0] | {"pid": 0} == {"answers": [False, False], "steps": 4, "pid": 0}
 
 

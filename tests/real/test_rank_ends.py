@@ -11,10 +11,10 @@ import pytest
 
 from loop_runs import LOOPS
 from real_jobs import build_launch_command, run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
+from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
 RAISING_LINE = next(
@@ -22,23 +22,23 @@ RAISING_LINE = next(
 )
 
 
-def _run_to_death(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> tuple[Session, Annotation]:
+def _run_to_death(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> tuple[Recording, Finding]:
     run = run_recorded(build_launch_command(launcher, [str(LOOPS / "ending.py"), how]), folder, environment)
     assert run.returncode != 0
-    session = Session.open(run.session)
-    dead = [finding for finding in find_annotations(session, session.last_written_ns) if finding.name == "dead_rank"]
+    recording = Recording.open(run.recording)
+    dead = [finding for finding in detect_findings(recording, recording.last_written_ns) if finding.name == "dead_rank"]
     assert len(dead) == 1, run.output
-    return session, dead[0]
+    return recording, dead[0]
 
 
 @pytest.mark.parametrize(("launcher", "words"), [("torchrun", "torchrun"), ("deepspeed", "DeepSpeed's launcher")])
 def test_a_killed_rank_has_the_signal_that_its_launcher_printed(
     launcher: str, words: str, tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
-    session, dead = _run_to_death(launcher, "signal", tmp_path, job_environment)
+    recording, dead = _run_to_death(launcher, "signal", tmp_path, job_environment)
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 5 steps"
     assert f"as {words} printed. Rank 0 failed because of that." in dead.details
-    failure = find_failure(session.at(session.last_written_ns))
+    failure = find_failure(recording.at(recording.last_written_ns))
     assert failure is not None
     assert (failure.rank, "was killed by SIGKILL" in failure.what) == (1, True)
 
@@ -53,12 +53,12 @@ def test_tensors_of_different_sizes_that_gloo_aborts_for(tmp_path: Path, job_env
 def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
-    session, dead = _run_to_death("torchrun", "exception", tmp_path, job_environment)
+    recording, dead = _run_to_death("torchrun", "exception", tmp_path, job_environment)
     place = f"ending.py:{RAISING_LINE} in save_or_die"
     assert dead.headline == f"Rank 1 ended with ValueError at {place}"
     assert dead.details.startswith("ValueError: no such shape.")
     assert "Rank 0 failed because of that." in dead.details
-    failure = find_failure(session.at(session.last_written_ns))
+    failure = find_failure(recording.at(recording.last_written_ns))
     assert failure is not None
     assert (failure.rank, failure.why) == (1, f"ValueError: no such shape, at {place}.")
 
@@ -78,14 +78,14 @@ def test_the_file_with_the_last_words_of_a_rank_is_named_and_read(
     command = build_launch_command(launcher, [str(LOOPS / "ending.py"), "exception"])
     command[1:1] = [*options, str(tmp_path / "logs")]
     run = run_recorded(command, tmp_path, job_environment)
-    session = Session.open(run.session)
-    (dead,) = [one for one in find_annotations(session, session.last_written_ns) if one.name == "dead_rank"]
+    recording = Recording.open(run.recording)
+    (dead,) = [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "dead_rank"]
     assert dead.headline == f"Rank 1 ended with ValueError at ending.py:{RAISING_LINE} in save_or_die"
     files = [path for path in map(str, (tmp_path / "logs").rglob("*.log")) if path.endswith(name)]
     assert f"Its last output is in {files[0]}." in dead.details
     assert f"Its last output is in {files[0]}." in run.output
-    buffer = OutputBuffer(session)
-    buffer.refresh_at(session.last_written_ns)
+    buffer = OutputBuffer(recording)
+    buffer.refresh_at(recording.last_written_ns)
     lines = [line.text for line in buffer.read_lines(BEGIN, 1000)]
     assert any(files[0] in line for line in lines)
     assert sum("ValueError: no such shape" in line for line in lines) == 1
@@ -98,8 +98,8 @@ def test_a_forked_training_that_ends_well_is_no_dead_rank(
     """As a notebook forks one. ``os._exit(0)`` is a good end, other codes are not."""
     run = run_recorded([sys.executable, str(LOOPS / "forking.py"), how], tmp_path, job_environment)
     assert run.returncode == 0, run.output
-    session = Session.open(run.session)
-    found = [finding.name for finding in find_annotations(session, session.last_written_ns)]
+    recording = Recording.open(run.recording)
+    found = [finding.name for finding in detect_findings(recording, recording.last_written_ns)]
     assert found.count("dead_rank") == deaths
-    (rank,) = [source for source in session.sources["spans"] if source.rank == 0]
+    (rank,) = [source for source in recording.sources["spans"] if source.rank == 0]
     assert np.count_nonzero(rank.array["phase"] == PHASE_CODE["step"]) == 12

@@ -14,11 +14,11 @@ from programs import start_on_terminal
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
-from zerotop.analysis.reports.headline import summarize_session
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.output.tail import read_output_tail
-from zerotop.session.reader import Session
+from zerotop.recording.output.tail import read_output_tail
+from zerotop.recording.reader import Recording
 
 # What the jobs were asked for: (steps that were done, of them skipped, exit code).
 EXPECTED = {
@@ -35,14 +35,14 @@ NAMES = sorted(EXPECTED)
 PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
 
 
-def list_cursors(session: Session, count: int = 12) -> list[int]:
+def list_cursors(recording: Recording, count: int = 12) -> list[int]:
     """Moments evenly through a recording, its end the last."""
-    whole = session.last_written_ns - session.begin_ns
-    return [session.begin_ns + whole * place // count for place in range(1, count + 1)]
+    whole = recording.last_written_ns - recording.begin_ns
+    return [recording.begin_ns + whole * place // count for place in range(1, count + 1)]
 
 
-def read_output(session: Session) -> str:
-    return read_output_tail(session.at(session.last_written_ns), 1 << 20).decode()
+def read_output(recording: Recording) -> str:
+    return read_output_tail(recording.at(recording.last_written_ns), 1 << 20).decode()
 
 
 def test_there_are_all() -> None:
@@ -52,16 +52,16 @@ def test_there_are_all() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_output(name: str) -> None:
-    session = recordings.open_recording(name)
-    assert (session.damaged_files, session.damaged_lines) == (0, 0)
+    recording = recordings.open_recording(name)
+    assert (recording.damaged_files, recording.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
-    view = RecordingSource(session).view_at(None)
-    output = read_output(session)
+    view = RecordingSource(recording).view_at(None)
+    output = read_output(recording)
     losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", output)
     assert len(losses) == len(view.iterations.step) == steps
     assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
     assert view.job.exit_code == code
-    assert f"{steps} steps, {skipped} skipped" in summarize_session(session)
+    assert f"{steps} steps, {skipped} skipped" in summarize_recording(recording)
     if code == 0:
         assert f"after {steps} steps" in output
         (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", output)
@@ -85,7 +85,7 @@ def check_view(view: LiveView) -> None:
 def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     """The packed one shows what the directory does; what has been reached is never less later."""
     packed = recordings.open_recording(name)
-    here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.unpack_to_folder(name, tmp_path)))
+    here, there = RecordingSource(packed), RecordingSource(Recording.open(recordings.unpack_to_folder(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
     for cursor in list_cursors(packed):
         view = here.view_at(cursor)
@@ -102,10 +102,10 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exports(name: str) -> None:
-    session = recordings.open_recording(name)
+    recording = recordings.open_recording(name)
     for table in TABLES:
         stream = io.BytesIO()
-        rows = export_table(session, table, "csv", stream)
+        rows = export_table(recording, table, "csv", stream)
         assert len(list(csv.DictReader(io.StringIO(stream.getvalue().decode())))) == rows > 0
 
 

@@ -21,7 +21,7 @@ import recordings
 import sweep_progress
 import zerotop
 from zerotop.cli import main
-from zerotop.session.sweeps import write_sweep
+from zerotop.recording.sweeps import write_sweep
 
 STORY = str(recordings.find_packed_file("story"))
 STORY_CHARTS = 9
@@ -125,7 +125,7 @@ async def test_it_prints_on_white_paper(open_report: browser.Page, tmp_path: Pat
     assert await open_report.evaluate_script("'theme' in document.documentElement.dataset") is False
 
 
-async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
+async def test_a_recording_displays_itself_in_a_notebook(tmp_path: Path) -> None:
     program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")

@@ -10,9 +10,9 @@ import pytest
 
 from loop_runs import LOOPS
 from real_jobs import BIN, run_recorded
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.recording.reader import Recording
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -24,14 +24,14 @@ FINISHED = "Failed at step 7 ({cause}), restarted {times}, finished"
 
 def run_attempts(
     command: list[str], tmp_path: Path, environment: dict[str, str]
-) -> tuple[int, str, Session, list[Annotation]]:
+) -> tuple[int, str, Recording, list[Finding]]:
     run = run_recorded(command, tmp_path, environment)
-    session = Session.open(run.session)
+    recording = Recording.open(run.recording)
     assert run.output.count("To see") == 1
-    return run.returncode, run.output, session, [*find_annotations(session, session.end_ns)]
+    return run.returncode, run.output, recording, [*detect_findings(recording, recording.end_ns)]
 
 
-def select_ends(findings: list[Annotation]) -> list[Annotation]:
+def select_ends(findings: list[Finding]) -> list[Finding]:
     return [one for one in findings if one.name in ("restarted", "dead_rank")]
 
 
@@ -42,7 +42,7 @@ def select_ends(findings: list[Annotation]) -> list[Annotation]:
 def test_a_job_that_finishes_at_last(
     how: tuple[str, ...], cause: str, times: str, tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
-    code, output, session, findings = run_attempts([*TORCHRUN, str(tmp_path), *how], tmp_path, job_environment)
+    code, output, recording, findings = run_attempts([*TORCHRUN, str(tmp_path), *how], tmp_path, job_environment)
     assert code == 0
     (finding,) = select_ends(findings)
     assert finding.headline == FINISHED.format(cause=cause, times=times)
@@ -50,7 +50,7 @@ def test_a_job_that_finishes_at_last(
     assert f"zerotop: {finding.headline}. " in output
     assert [one for one in findings if one.severity is Severity.ERROR] == []
     assert len({one.name for one in findings}) == len(findings)  # no finding twice
-    assert find_failure(session.at(session.end_ns)) is None
+    assert find_failure(recording.at(recording.end_ns)) is None
 
 
 def test_a_job_that_never_trains_has_its_finding_in_the_last_line(tmp_path: Path, job_environment: dict[str, str]) -> None:
@@ -64,14 +64,14 @@ def test_a_job_that_never_trains_has_its_finding_in_the_last_line(tmp_path: Path
 
 def test_the_last_failure_comes_first(tmp_path: Path, job_environment: dict[str, str]) -> None:
     command = [*TORCHRUN, str(tmp_path), "raise", "early", "early"]
-    code, output, session, findings = run_attempts(command, tmp_path, job_environment)
+    code, output, recording, findings = run_attempts(command, tmp_path, job_environment)
     assert code == 1
     (finding,) = select_ends(findings)
     assert finding.headline.endswith(f"ended with RuntimeError at restarting.py:{EARLY_LINE} in attempt 3")
     assert "Attempt 1 failed on rank 0 at step 7: ValueError: planned" in finding.details
     assert "RuntimeError: no checkpoint in attempt 1" in finding.details
     assert f"zerotop: {finding.headline}. " in output
-    failure = find_failure(session.at(session.end_ns))
+    failure = find_failure(recording.at(recording.end_ns))
     assert failure is not None
     assert failure.what.endswith("failed in attempt 3 before its first step.")
     assert failure.why.startswith("RuntimeError: no checkpoint in attempt 2")

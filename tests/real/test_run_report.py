@@ -18,7 +18,7 @@ JOB = "import sys, time; print('working'); time.sleep(0.3); sys.exit(int(sys.arg
 
 
 def run_job(folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), *options]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / "session"), *options]
     return subprocess.run(
         [*command, "--", sys.executable, "-c", JOB, str(code)], capture_output=True, text=True, cwd=folder, check=False
     )
@@ -51,13 +51,13 @@ def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_pa
 
 
 def test_the_header_shows_what_the_job_has_cost_so_far() -> None:
-    session = recordings.open_recording("story")
-    source = RecordingSource(session, price=HourlyPrice.parse("$30"))
+    recording = recordings.open_recording("story")
+    source = RecordingSource(recording, price=HourlyPrice.parse("$30"))
     glyphs = choose_glyphs({}, "utf-8")
 
     def draw_job_line(cursor_ns: int | None) -> str:
         return row_text(draw_header(source.view_at(cursor_ns), (), 120, 2, glyphs)[1])
 
     assert "cost $0.63" in draw_job_line(None)
-    assert "cost $0.50" in draw_job_line(session.begin_ns + 60 * 10**9)
-    assert "cost" not in row_text(draw_header(RecordingSource(session).view_at(None), (), 120, 2, glyphs)[1])
+    assert "cost $0.50" in draw_job_line(recording.begin_ns + 60 * 10**9)
+    assert "cost" not in row_text(draw_header(RecordingSource(recording).view_at(None), (), 120, 2, glyphs)[1])

@@ -30,10 +30,10 @@ TOKEN = "it's-a-secret"
 @pytest.fixture
 def state_folder(tmp_path: Path) -> Path:
     """A state directory with two recordings."""
-    sessions = tmp_path / "zerotop" / "sessions"
-    sessions.mkdir(parents=True)
-    shutil.copy(recordings.find_packed_file("story"), sessions)
-    shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
+    folders = tmp_path / "zerotop" / "sessions"
+    folders.mkdir(parents=True)
+    shutil.copy(recordings.find_packed_file("story"), folders)
+    shutil.copy(recordings.find_packed_file("z2-oom"), folders)
     return tmp_path
 
 
@@ -152,16 +152,16 @@ async def test_windows_end_with_the_server(state_folder: Path) -> None:
             time.sleep(0.05)
 
 
-def test_a_session_cannot_be_a_command(state_folder: Path) -> None:
+def test_a_recording_cannot_be_a_command(state_folder: Path) -> None:
     folder = state_folder / "$(touch injected); touch injected #'\""
     folder.mkdir()
-    session = recordings.unpack_to_folder("z2-oom", folder)
-    with start_serving(state_folder, str(session)) as server:
+    recording = recordings.unpack_to_folder("z2-oom", folder)
+    with start_serving(state_folder, str(recording)) as server:
         assert get_page(server.address)[0] == 200
         command = subprocess.run(["pgrep", "-f", "web.window"], capture_output=True, text=True, check=False)
-        assert str(session) not in command.stdout
+        assert str(recording) not in command.stdout
     assert not (state_folder / "injected").exists()
-    assert shlex.split(shlex.join([str(session)])) == [str(session)]
+    assert shlex.split(shlex.join([str(recording)])) == [str(recording)]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_session_cannot_be_a_command(state_folder: Path) -> None:
         (["--host", ""], 2, "Unknown address ''"),
         (["--port", "65536"], 2, "Invalid port 65536"),
         (["--host", "192.0.2.1", "--token", "x"], 1, "Cannot listen on 192.0.2.1, port 8023"),
-        (["no-such-session"], 1, "There is no recording 'no-such-session'"),
+        (["no-such-recording"], 1, "There is no recording 'no-such-recording'"),
     ],
 )
 def test_an_error_is_one_sentence(

@@ -40,7 +40,7 @@ def test_losses_are_the_same_to_the_bit_without_the_probe(
 ) -> None:
     version, counted = sharded_run
     blind = blind_runs[str(version)]
-    assert not any(blind.session.iterdir())
+    assert not any(blind.recording.iterdir())
     for number, own in blind.by_rank.items():
         assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 

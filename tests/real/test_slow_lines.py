@@ -13,9 +13,9 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import run_recorded
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.annotations.support.lines.stack_lines import UNSEEN
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.support.lines.stack_lines import UNSEEN
+from zerotop.recording.reader import Recording
 
 _LAST = range(720, 750)
 
@@ -24,7 +24,7 @@ class SlowRun(NamedTuple):
     """A finished run: its rank's records, its findings, and its slow lines by their names."""
 
     rank: Rank
-    findings: tuple[Annotation, ...]
+    findings: tuple[Finding, ...]
     lines: dict[str, int]
 
 
@@ -34,8 +34,8 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str
     run = run_recorded([sys.executable, str(LOOPS / "slow_lines.py"), str(_LAST.stop)], folder, job_environment)
     assert run.returncode == 0, run.output
     counted = next(line for line in run.output.splitlines() if line.startswith("COUNTED "))
-    session = Session.open(run.session)
-    return SlowRun(Rank(run.session, 0), find_annotations(session, session.end_ns), json.loads(counted[8:])["lines"])
+    recording = Recording.open(run.recording)
+    return SlowRun(Rank(run.recording, 0), detect_findings(recording, recording.end_ns), json.loads(counted[8:])["lines"])
 
 
 def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, str, float]:

@@ -1,4 +1,4 @@
-"""A session on a file system that stalls: the training goes on as if nothing had happened, and nothing is lost."""
+"""A recording on a file system that stalls: the training goes on as if nothing had happened, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import stalling_files
 from agents import AGENT, wait_for
 from zerotop.analysis.views.job_exit import count_losses
 from zerotop.analysis.views.notices import describe_notices
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import directory
 
 pytestmark = pytest.mark.real
@@ -64,11 +64,11 @@ def test_no_step_waits_for_a_stalled_file_system(
     stalling_folder: tuple[Path, subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     folder, server = stalling_folder
-    session = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
+    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
     times = tmp_path / "times"
-    agent = subprocess.Popen([*AGENT, "--foreground", str(session), "--", sys.executable, "-c", LOOP, str(times)])
+    agent = subprocess.Popen([*AGENT, "--foreground", str(recording), "--", sys.executable, "-c", LOOP, str(times)])
     try:
-        wait_for(lambda: any(path.stat().st_size > 10_000 for path in session.glob("spans-rank0-*.rec")))
+        wait_for(lambda: any(path.stat().st_size > 10_000 for path in recording.glob("spans-rank0-*.rec")))
         time.sleep(3.0)
         server.send_signal(signal.SIGSTOP)
         begin_s = time.monotonic()
@@ -88,11 +88,11 @@ def test_no_step_waits_for_a_stalled_file_system(
     usual = statistics.median(durations[~in_stall])
     assert statistics.median(durations[in_stall]) < 3 * usual  # others may use the machine meanwhile
     assert durations[in_stall].max() < STALL_S / 2, "a step waited"
-    recording = Session.open(session)
-    assert read_steps(recording)["step"].tolist() == list(range(len(ends)))
-    losses = count_losses(recording.at())
+    planted = Recording.open(recording)
+    assert read_steps(planted)["step"].tolist() == list(range(len(ends)))
+    losses = count_losses(planted.at())
     assert losses.records == 0
-    notices = describe_notices(recording.at(recording.last_written_ns), losses, ())
+    notices = describe_notices(planted.at(planted.last_written_ns), losses, ())
     (late,) = [text for text in notices if "late" in text]
     assert late.startswith("Records of rank 0 were written up to ")
     assert float(late.split("up to ")[1].split(" s ")[0]) > STALL_S - 2

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 
 def start_program(folder: Path) -> Terminal:
-    """The program without arguments, its sessions in ``folder``."""
+    """The program without arguments, its recordings in ``folder``."""
     environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
     return Terminal([sys.executable, "-m", "zerotop"], environment=environment, folder=folder)
 
@@ -33,9 +33,9 @@ def test_without_a_terminal_a_command_is_needed(capsys: pytest.CaptureFixture[st
 
 
 def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
-    sessions = tmp_path / "zerotop" / "sessions"
-    sessions.mkdir(parents=True)
-    shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
+    folders = tmp_path / "zerotop" / "sessions"
+    folders.mkdir(parents=True)
+    shutil.copy(recordings.find_packed_file("z2-oom"), folders)
     terminal = start_program(tmp_path)
     terminal.wait_for("1 recording")
     terminal.wait_for("OOM (GPU)")
@@ -49,11 +49,11 @@ def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
 
 def test_two_hundred_are_there_at_once(tmp_path: Path) -> None:
     """Half a second on a machine at rest, measured beside what any program of this toolkit needs to be there."""
-    sessions = tmp_path / "zerotop" / "sessions"
-    sessions.mkdir(parents=True)
+    folders = tmp_path / "zerotop" / "sessions"
+    folders.mkdir(parents=True)
     names = recordings.list_recordings()
     for number in range(200):
-        shutil.copy(recordings.find_packed_file(names[number % len(names)]), sessions / f"{number}.zerotop")
+        shutil.copy(recordings.find_packed_file(names[number % len(names)]), folders / f"{number}.zerotop")
     seconds = min(_seconds_until_listed(tmp_path) for _ in range(3))
     bare = min(_seconds_to_import() for _ in range(3))
     assert seconds < bare * 3 + 0.2, (seconds, bare)

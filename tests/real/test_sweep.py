@@ -19,8 +19,8 @@ from agents import wait_for
 from programs import ZEROTOP, make_environment, run_zerotop, start_on_terminal
 from terminals import Terminal
 from zerotop.commands.sweeping.runner import SweepRunner
-from zerotop.session.reader import Session
-from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
+from zerotop.recording.reader import Recording
+from zerotop.recording.sweeps import Plan, Point, Sweep, Value, read_sweep
 from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -51,7 +51,7 @@ def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> N
         assert (row["steps"], row["micro_batch_tokens"]) == (3, 2 * row["seq_length"])
         assert row["tokens_per_s"] > row["iterations_per_s"] > 0
         assert row["step_cores"] > 0
-        engine = Session.open(tmp_path / "sweep" / row["session"]).events_of(Engine)[0].facts
+        engine = Recording.open(tmp_path / "sweep" / row["recording"]).events_of(Engine)[0].facts
         assert (engine["zero_stage"], engine["offload_optimizer"]) == (2, "cpu")
 
 
@@ -107,14 +107,14 @@ def test_a_job_that_hangs_is_stopped(tmp_path: Path) -> None:
     (row,) = json.loads(done.stdout)["results"]
     assert (row["outcome"], row["attempts"]) == ("hung", 1)
     assert "for too long" in row["reason"]
-    assert Session.open(tmp_path / "sweep" / "points" / "0000").is_over
+    assert Recording.open(tmp_path / "sweep" / "points" / "0000").is_over
 
 
 def test_a_point_measures_pace_without_warm_up(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
     path, results = sweep_outcomes
     row = results["train"]
     assert row["steps"] == 4
-    (spans,) = (source.array for source in Session.open(path / row["session"]).sources["spans"])
+    (spans,) = (source.array for source in Recording.open(path / row["recording"]).sources["spans"])
     ends_ns = spans["end_ns"][spans["phase"] == PHASE_CODE["step"]]
     assert row["iterations_per_s"] == pytest.approx(3e9 / (ends_ns[5] - ends_ns[2]), rel=0.02)
     assert row["iterations_per_s"] < 20  # each iteration sleeps for 50 ms
@@ -123,13 +123,13 @@ def test_a_point_measures_pace_without_warm_up(sweep_outcomes: tuple[Path, dict[
     assert row["host_peak_bytes"] > 50 << 20
 
 
-def test_every_attempt_is_a_session(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+def test_every_attempt_is_a_recording(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
     path, results = sweep_outcomes
     assert sorted(folder.name for folder in (path / "points").iterdir()) == [
         "0000", "0001", "0001-2", "0001-3", "0002", "0002-2", "0002-3", "0003",
     ]  # fmt: skip
-    assert results["flaky"]["session"] == "points/0001-3"
-    assert Session.open(path / "points" / "0000").is_over
+    assert results["flaky"]["recording"] == "points/0001-3"
+    assert Recording.open(path / "points" / "0000").is_over
     assert polars.read_csv(path / "results.csv")["outcome"].to_list() == [row["outcome"] for row in results.values()]
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from loop_runs import LOOPS
 from real_jobs import run_recorded
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -29,8 +29,8 @@ PYTHON = shlex.quote(sys.executable)
 )
 def test_lines_are_named(command: list[str], name: str, tmp_path: Path, job_environment: dict[str, str]) -> None:
     run = run_recorded(command, tmp_path, job_environment)
-    session = Session.open(run.session)
-    found = {one.name: one for one in find_annotations(session, session.end_ns)}
+    recording = Recording.open(run.recording)
+    found = {one.name: one for one in detect_findings(recording, recording.end_ns)}
     line = SCRIPT.read_text().splitlines().index("    time.sleep(0.1)") + 1
     assert f"{name}:{line}" in found["time_between_phases"].headline
     assert f"the list kept of {name}" in found["host_growth"].details

@@ -64,7 +64,7 @@ def record(name: str, folder: Path) -> None:
     work.mkdir()
     nvml = PlayedNvml(work, gpus=2)
     job = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29871"]
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / name), "--"]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / name), "--"]
     command += ["env", "-u", "LD_LIBRARY_PATH", *job, str(HERE), "--train", str(work), ending]
     with (folder / f"{name}.out").open("wb") as output:
         environment = nvml.environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -60,7 +60,7 @@ def record(name: str, folder: Path) -> None:
     work.mkdir()
     job = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29873"]
     with small_group(LIMITS[name]) as group, (folder / f"{name}.out").open("wb") as output:
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / name), "--"]
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / name), "--"]
         command += run_in_cgroup(group, *job, str(HERE), "--train", name, str(work))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False)

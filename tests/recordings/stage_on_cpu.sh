@@ -12,7 +12,7 @@ record() {
     shift 2
     if [ "$wanted" != "  " ] && [[ "$wanted" != *" $name "* ]]; then return; fi
     # shellcheck disable=SC2086
-    flock /tmp/deepspeed.lock timeout 200 python3 -m zerotop run --headless --session "$folder/$name" -- \
+    flock /tmp/deepspeed.lock timeout 200 python3 -m zerotop run --headless --recording "$folder/$name" -- \
         $launcher "$here/staged.py" "$@" >"$folder/$name.out" 2>&1
     echo "$name: $?"
 }

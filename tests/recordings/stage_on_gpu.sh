@@ -9,7 +9,7 @@ record() {
     name=$1
     shift
     # shellcheck disable=SC2086
-    timeout 90 python3 -m zerotop run --headless --session "$folder/$name" -- \
+    timeout 90 python3 -m zerotop run --headless --recording "$folder/$name" -- \
         python3 -m deepspeed.launcher.runner --num_gpus 1 "$here/staged.py" $size "$@" >"$folder/$name.out" 2>&1
     echo "$name: $?"
 }

@@ -81,7 +81,7 @@ def record(name: str, folder: Path) -> None:
     work = folder / f"{name}.files"
     work.mkdir()
     nvml = PlayedNvml(work)
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / name), "--"]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder / name), "--"]
     command += ["env", "-u", "LD_LIBRARY_PATH", sys.executable, str(HERE), "--both", str(work), str(KEPT[name])]
     with (folder / f"{name}.out").open("wb") as output:
         environment = nvml.environment | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

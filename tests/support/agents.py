@@ -23,9 +23,9 @@ def build_python_command(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def run_in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run_in_foreground(recording: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end under an agent in the foreground."""
-    arguments = [*AGENT, "--foreground", str(session), "--", *command]
+    arguments = [*AGENT, "--foreground", str(recording), "--", *command]
     return subprocess.run(arguments, check=False, timeout=60, **options)
 
 
@@ -38,9 +38,9 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     return value
 
 
-def read_node_events(session: Path, *names: str) -> list[dict[str, Any]]:
-    """Return the events of the session's agents that have one of the names, or all."""
-    paths = sorted(session.glob("events-node-*.jsonl"))
+def read_node_events(recording: Path, *names: str) -> list[dict[str, Any]]:
+    """Return the events of the recording's agents that have one of the names, or all."""
+    paths = sorted(recording.glob("events-node-*.jsonl"))
     values = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     return [value for value in values if value.get("event") in names or (not names and "event" in value)]
 
@@ -53,15 +53,15 @@ def read_table_file(path: Path) -> NDArray[Any]:
     return np.frombuffer(content[: len(content) - len(content) % dtype.itemsize], dtype)
 
 
-def read_node_records(session: Path, name: str) -> NDArray[Any]:
-    """Wait for the file of the session's only agent; return its records."""
-    return read_table_file(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
+def read_node_records(recording: Path, name: str) -> NDArray[Any]:
+    """Wait for the file of the recording's only agent; return its records."""
+    return read_table_file(wait_for(lambda: next(recording.glob(f"{name}-node-*.rec"), None)))
 
 
-def join_output_bytes(session: Path, stream: str) -> bytes:
+def join_output_bytes(recording: Path, stream: str) -> bytes:
     """Return the bytes of one stream, joined from the index and log of each segment of one agent."""
     text = b""
-    for path in sorted(session.glob("output-node-*.rec"), key=_first_byte):
+    for path in sorted(recording.glob("output-node-*.rec"), key=_first_byte):
         index, log = read_table_file(path), path.with_suffix(".log").read_bytes()
         assert np.all(np.diff(index["time_ns"]) >= 0)
         wanted = index[index["stream"] == STREAMS.index(stream)]

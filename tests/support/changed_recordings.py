@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.reader import Recording
 
 Rows = np.ndarray[Any, Any]
 
@@ -24,7 +24,7 @@ def change_table(folder: Path, name: str, write: Callable[[Rows], None]) -> None
     path.write_bytes(header + b"\n" + rows.tobytes())
 
 
-def find_named(folder: Path, name: str) -> list[Annotation]:
+def find_named(folder: Path, name: str) -> list[Finding]:
     """Return the findings of that name."""
-    session = Session.open(folder)
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+    recording = Recording.open(folder)
+    return [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name]

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.session.packed.packing import pack_folder, unpack_files
-from zerotop.session.storage import Directory
+from zerotop.recording.packed.packing import pack_folder, unpack_files
+from zerotop.recording.storage import Directory
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.event_base import read_fields
 
@@ -71,7 +71,7 @@ _MEBIBYTE = 1 << 20
 
 Damage = Callable[[Path, random.Random], None]
 ON_FOLDERS: dict[str, Damage] = {}
-"""Change a session directory."""
+"""Change a recording folder."""
 ON_PACKS: dict[str, Damage] = {}
 """Change a packed recording."""
 
@@ -419,7 +419,7 @@ def escapes_everywhere(folder: Path, chance: random.Random) -> None:
 
 
 @_on_folders
-def wrong_session_file(folder: Path, chance: random.Random) -> None:
+def wrong_recording_file(folder: Path, chance: random.Random) -> None:
     path = folder / "session.json"
     facts = json.loads(path.read_text())
     _replace_value(facts, chance)
@@ -634,7 +634,7 @@ def damaged_inside(path: Path, chance: random.Random) -> None:
         wrong_fact,
         foreign_writer,
         escapes_everywhere,
-        wrong_session_file,
+        wrong_recording_file,
         any_events,
     ]
     chance.choice(kinds)(folder, chance)

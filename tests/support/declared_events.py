@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop.session.events.event_schema import drop_invalid_facts
+from zerotop.recording.events.event_schema import drop_invalid_facts
 from zerotop_probe.recording import events  # noqa: F401  # declares them
 from zerotop_probe.recording.event_base import EVENTS, read_fields
 

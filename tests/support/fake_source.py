@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import EngineSummary, parse_engine
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import (
     Cost,
     Gpu,
@@ -29,12 +29,12 @@ from zerotop.analysis.live_view import (
     Rank,
     RankHistory,
 )
-from zerotop.analysis.views.annotation_runner import SearchResult
+from zerotop.analysis.views.finding_search import SearchResult
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
-from zerotop.session.samples import Ints, Rows
-from zerotop.session.steps.step_dtype import STEP_DTYPE
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Ints, Rows
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.events import EngineFacts
 
 GIB = 1024**3
@@ -64,7 +64,7 @@ class Story:
     hosts: int = 1
     pinned_gib: float = 0.0
     ends: bool = field(default=False)
-    findings: tuple[Annotation, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def ends_s(self) -> float:
@@ -184,8 +184,10 @@ class FakeSource(RecordingSource):
     def __init__(self, story: Story, now_s: Callable[[], float] | None = None) -> None:
         self.story = story
         self.now_s = now_s
-        # An empty session: a story has no tables for the screens that read them.
-        self.session = Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
+        # An empty recording: a story has no tables for the screens that read them.
+        self.recording = Recording(
+            Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}}
+        )
         self.views = 0
         starts = np.cumsum([0.0, *(sum(step) for step in story.step_s)]) + story.engine_s
         self._begins, self._finished = starts[:-1], starts[1:]
@@ -234,7 +236,7 @@ class FakeSource(RecordingSource):
     def search_findings(self) -> SearchResult:
         return SearchResult(False, False)
 
-    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+    def findings_at(self, cursor_ns: int | None) -> tuple[Finding, ...]:
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 

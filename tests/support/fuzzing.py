@@ -27,11 +27,11 @@ from waiting import wait_for_idle_loop
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.commands.job.open_session import open_recording
+from zerotop.commands.job.open_recording import open_recording
 from zerotop.commands.job.recording_library import UserLibrary
-from zerotop.session import catalog
-from zerotop.session.packed.packing import unpack_files
-from zerotop.session.reader import Session, SessionError
+from zerotop.recording import catalog
+from zerotop.recording.packed.packing import unpack_files
+from zerotop.recording.reader import Recording, RecordingError
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.tabs import TABS
@@ -65,7 +65,7 @@ class TooLong(BaseException):
 
 
 def write_case(packed: Path, kind: str, seed: int, state: Path) -> Path:
-    """Write a recording, damaged, and a healthy one beside it, where ``zerotop sessions`` lists them; return its path."""
+    """Write a recording, damaged, and a healthy one beside it, where ``zerotop recordings`` lists them; return its path."""
     folder = state / "zerotop" / "sessions"
     folder.mkdir(parents=True)
     shutil.copy(packed, folder / "healthy.zerotop")
@@ -101,25 +101,25 @@ def find_faults(path: Path, kind: str, seed: int, screens: bool = True) -> Itera
 
 def _list_commands(path: Path, state: Path, seed: int) -> Iterator[list[str]]:
     """Yield all commands; every other case has them print JSON, and each a third of the formats."""
-    session, healthy = str(path), str(path.with_name("healthy.zerotop"))
+    recording, healthy = str(path), str(path.with_name("healthy.zerotop"))
     json = ["--json"] * (seed % 2)
     form = ("csv", "jsonl", "parquet")[seed % 3]
-    yield ["sessions", *json]
-    yield ["findings", session, *json]
-    yield ["memory", session, *json]
-    yield ["memory", session, "--at", "3", *json]
-    yield ["microscope", session, "--wait", "1", *json]
-    yield ["compare", session, healthy, *json]
-    yield ["export", session, "--table", "all", "--format", form, "-o", str(state / form)]
-    yield ["export", session]
-    yield ["export", session, "--format", "perfetto", "-o", str(state / "trace")]
-    yield ["report", session, "-o", str(state / "report.html")]
-    yield ["check", session, "--baseline", session, *json]
-    yield ["pack", session, "-o", str(state / "again.zerotop")]
-    yield ["what-if", session, "--micro-batch", "2", "--all", *json]
-    yield ["estimate", session, "--grade", *json]
-    yield ["replay", session]
-    yield ["attach", session]
+    yield ["recordings", *json]
+    yield ["findings", recording, *json]
+    yield ["memory", recording, *json]
+    yield ["memory", recording, "--at", "3", *json]
+    yield ["microscope", recording, "--wait", "1", *json]
+    yield ["compare", recording, healthy, *json]
+    yield ["export", recording, "--table", "all", "--format", form, "-o", str(state / form)]
+    yield ["export", recording]
+    yield ["export", recording, "--format", "perfetto", "-o", str(state / "trace")]
+    yield ["report", recording, "-o", str(state / "report.html")]
+    yield ["check", recording, "--baseline", recording, *json]
+    yield ["pack", recording, "-o", str(state / "again.zerotop")]
+    yield ["what-if", recording, "--micro-batch", "2", "--all", *json]
+    yield ["estimate", recording, "--grade", *json]
+    yield ["replay", recording]
+    yield ["attach", recording]
 
 
 def _run_command(arguments: list[str]) -> None:
@@ -136,7 +136,7 @@ def _run_command(arguments: list[str]) -> None:
         obeyed = _OBEYED.search(said)
         assert obeyed is None, f"it prints {obeyed.group()!r} in {said[max(0, obeyed.start() - 60) : obeyed.end() + 20]!r}"
     assert len(errors.getvalue()) < 20_000, "its message is too long"
-    if arguments[0] == "sessions":
+    if arguments[0] == "recordings":
         assert code == 0, "the list is broken"
         assert "healthy.zerotop" in text, "the list lacks the healthy recording"
         assert "damaged" in text or not Path("zerotop/sessions/damaged/session.json").exists(), "it is not listed"
@@ -146,7 +146,7 @@ async def visit_screens(path: Path) -> None:
     """Show a recording on every screen and press a few keys; raise the errors of the app."""
     try:
         opened = open_recording(path)
-    except SessionError:
+    except RecordingError:
         return
     app = ZerotopApp(opened.source, None, title=path.name, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
@@ -162,7 +162,7 @@ async def visit_screens(path: Path) -> None:
 
 
 async def _watch_shrinking(path: Path, seed: int) -> None:
-    source = RecordingSource(Session.open(path))
+    source = RecordingSource(Recording.open(path))
     app = ZerotopApp(source, None, title="shrinking", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()

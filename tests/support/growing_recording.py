@@ -3,7 +3,7 @@
 Ranks with a GPU each train at a steady pace on one node or several; only the figures are invented. As a program it writes
 until it is ended, and is the job and the sampler of its recording, as their process ids there say:
 
-    python growing_recording.py SESSION [--ranks 8] [--hosts 1] [--hertz 20] [--slower 1]
+    python growing_recording.py RECORDING [--ranks 8] [--hosts 1] [--hertz 20] [--slower 1]
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ FACT_S = 0.0371  # not a divisor of any screen's rhythm
 class Rows:
     """A table whose records are written by the names of their fields; other fields are unknown."""
 
-    def __init__(self, session: str, table: Table, identity: Identity) -> None:
+    def __init__(self, recording: str, table: Table, identity: Identity) -> None:
         self._places = {field.name: place for place, field in enumerate(table.fields)}
         self._unknown = [0 if field.name in ("pad", "depth", "engine", "flags") else UNKNOWN for field in table.fields]
-        self._writer = RecordWriter(session, table, identity)
+        self._writer = RecordWriter(recording, table, identity)
 
     def append_record(self, **values: Any) -> None:
         """Append one record."""
@@ -74,21 +74,21 @@ class Rows:
 class GrowingRank:
     """One rank: its phases one after the other."""
 
-    def __init__(self, session: str, rank: int, world: int, *, host: str, local: int, slower: float) -> None:
+    def __init__(self, recording: str, rank: int, world: int, *, host: str, local: int, slower: float) -> None:
         self.rank, self.local = rank, local
         self.pid = 100_000 + rank  # no process of this machine
         self.phase, self.step = "other", 0
         self._slower = slower
         self._identity = Identity.for_this_process("rank", rank)._replace(pid=self.pid, host=host)
         self._spans, self._begins, self._allocator, self._probe = (
-            Rows(session, table, self._identity) for table in (SPANS, BEGINS, ALLOCATOR, PROBE)
+            Rows(recording, table, self._identity) for table in (SPANS, BEGINS, ALLOCATOR, PROBE)
         )
         self._peak = 0
-        self._say_hello(session, world)
+        self._say_hello(recording, world)
 
-    def _say_hello(self, session: str, world: int) -> None:
+    def _say_hello(self, recording: str, world: int) -> None:
         now = time.monotonic_ns()
-        writer = EventWriter(session, self._identity)
+        writer = EventWriter(recording, self._identity)
         writer.write(now, events.Hello, rank=self.rank, local_rank=self.local, world_size=world)
         writer.write(
             now,
@@ -179,15 +179,15 @@ def _make_uuid(gpu: int) -> str:
 class GrowingNode:
     """The sampler's side: everything is sampled at every tick, some of it more seldom."""
 
-    def __init__(self, session: str, ranks: list[GrowingRank], hertz: int, host: str) -> None:
+    def __init__(self, recording: str, ranks: list[GrowingRank], hertz: int, host: str) -> None:
         self._ranks, self._hertz, self._tick = ranks, hertz, 0
         identity = Identity.for_this_process("node")._replace(host=host)
         self._gpus, self._held, self._processes, self._threads, self._hosts, self._output = (
-            Rows(session, table, identity) for table in (GPUS, GPU_PROCESSES, PROCESSES, THREADS, HOSTS, OUTPUT)
+            Rows(recording, table, identity) for table in (GPUS, GPU_PROCESSES, PROCESSES, THREADS, HOSTS, OUTPUT)
         )
-        self._log = create_file(session, f"output-{identity.file_stem}", ".log")
+        self._log = create_file(recording, f"output-{identity.file_stem}", ".log")
         self._written = self._facts = 0
-        writer, now = EventWriter(session, identity), time.monotonic_ns()
+        writer, now = EventWriter(recording, identity), time.monotonic_ns()
         writer.write(now, events.JobStarted, pid=identity.pid, start=identity.start, command=COMMAND)
         gpus = [{"index": rank.local, "uuid": _make_uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
         writer.write(now, events.Node, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
@@ -266,13 +266,13 @@ class GrowingNode:
         self.print_text(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
-def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
+def write_recording(recording: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
     """Write the recording forever."""
     names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
     places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
-    everyone = [GrowingRank(session, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
-    nodes = [GrowingNode(session, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
+    everyone = [GrowingRank(recording, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
+    nodes = [GrowingNode(recording, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
     lives = [rank.run_steps() for rank in everyone]
     due = [(time.monotonic(), place) for place in range(ranks)]
     sample = fact = time.monotonic()
@@ -293,7 +293,7 @@ def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: fl
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("session")
+    parser.add_argument("recording")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--hertz", type=int, default=20)
@@ -301,9 +301,9 @@ def main() -> None:
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    session = directory.create_session(COMMAND, path=options.session, launcher="deepspeed")
+    recording = directory.create_recording(COMMAND, path=options.recording, launcher="deepspeed")
     print("writing", flush=True)
-    write_recording(session, options.ranks, options.hosts, options.hertz, options.slower)
+    write_recording(recording, options.ranks, options.hosts, options.hertz, options.slower)
 
 
 if __name__ == "__main__":

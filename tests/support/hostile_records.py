@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.packed.packing import unpack_files
+from zerotop.recording.packed.packing import unpack_files
 from zerotop_probe.recording import tables
 
 Rows = NDArray[Any]

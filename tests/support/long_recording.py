@@ -74,7 +74,7 @@ class _Writer:
         self.node = Identity.for_this_process("node")
 
     def write_recording(self) -> Path:
-        directory.create_session(["python", "train.py"], path=str(self.path), clock=self.clock)
+        directory.create_recording(["python", "train.py"], path=str(self.path), clock=self.clock)
         end_ns = max(self._write_rank(rank) for rank in range(self.trouble.ranks))
         self._write_node(np.arange(0, end_ns, _TICK_NS))
         self._write_events()

@@ -22,20 +22,20 @@ LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
 BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
 FORKED_RUNS = Path(__file__).with_name("forked_runs.py")
 MISSING = "missing"
-"""The variant of a loop whose session is not there."""
+"""The variant of a loop whose recording is not there."""
 
 
 @dataclass(frozen=True)
 class Counted:
     """A finished run: its recording, and the script's own counts by rank."""
 
-    session: Path
+    recording: Path
     output: str
     by_rank: dict[int, dict[str, Any]]
 
     def read_rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
         """Return the recording and the own counts of a rank."""
-        return Rank(self.session, number), self.by_rank[number]
+        return Rank(self.recording, number), self.by_rank[number]
 
 
 def torch_version() -> tuple[int, int]:
@@ -50,27 +50,27 @@ def run_loop(  # noqa: PLR0913
     *options: str,
     launcher: str = "deepspeed",
     ranks: int = 2,
-    session: Path | None = None,
+    recording: Path | None = None,
     accelerator: str = "cpu",
     bootstrap: bool = True,
     variables: Mapping[str, str] | None = None,
 ) -> Counted:
-    """Run a loop to its end, with its recording in ``session``, by default ``folder/session``.
+    """Run a loop to its end, with its recording in ``recording``, by default ``folder/recording``.
 
     Without ``bootstrap`` the script has the package on its path instead, to ask for it itself. An empty
-    ``session`` is none. ``variables``: further ones of its environment.
+    ``recording`` is none. ``variables``: further ones of its environment.
 
     Raises AssertionError with the output if it fails.
     """
-    if session is None:
-        session = folder / "session"
-        session.mkdir()
+    if recording is None:
+        recording = folder / "session"
+        recording.mkdir()
     path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
-    session_variable = {SESSION_VARIABLE: str(session)} if session != Path() else {}
+    recording_variable = {SESSION_VARIABLE: str(recording)} if recording != Path() else {}
     script = [str(LOOPS / f"{name}.py"), *options]
     command = build_launch_command(launcher, script, ranks=ranks)
-    _run_command(command, folder, _make_variables(path, accelerator) | session_variable | dict(variables or {}))
-    return _read_counted(folder / "output", session, ranks)
+    _run_command(command, folder, _make_variables(path, accelerator) | recording_variable | dict(variables or {}))
+    return _read_counted(folder / "output", recording, ranks)
 
 
 def run_loop_variants(
@@ -78,26 +78,26 @@ def run_loop_variants(
 ) -> dict[str, Counted]:
     """Run a loop once with the options of each variant, one after another, with two ranks.
 
-    Each rank is forked from a process that has imported ``modules``. The recordings are in ``folder/<variant>/session``;
+    Each rank is forked from a process that has imported ``modules``. The recordings are in ``folder/<variant>/recording``;
     that of the variant MISSING is not there. Without ``bootstrap`` nothing is recorded.
 
     Raises AssertionError with the output if one fails.
     """
     runs = []
     for variant, options in variants.items():
-        session = folder / variant / "session"
-        (folder / variant if variant == MISSING else session).mkdir(parents=True)
+        recording = folder / variant / "session"
+        (folder / variant if variant == MISSING else recording).mkdir(parents=True)
         runs.append(
             {
                 "arguments": options,
-                "variables": {SESSION_VARIABLE: str(session), "MASTER_PORT": str(find_free_port())},
+                "variables": {SESSION_VARIABLE: str(recording), "MASTER_PORT": str(find_free_port())},
                 "output": str(folder / variant / "output"),
             }
         )
     command = build_launch_command(
         "bare", [str(FORKED_RUNS), json.dumps(runs), ",".join(modules), str(LOOPS / f"{name}.py")]
     )
-    # Only with a session is the probe loaded; the process that imports does not train, and writes none.
+    # Only with a recording is the probe loaded; the process that imports does not train, and writes none.
     variables = {SESSION_VARIABLE: str(folder / "none")} if bootstrap else {}
     _run_command(command, folder, _make_variables(BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent) | variables)
     assert not (folder / "none").exists()
@@ -130,9 +130,9 @@ def _run_command(command: Sequence[str], folder: Path, variables: dict[str, str]
             raise
 
 
-def _read_counted(output: Path, session: Path, ranks: int) -> Counted:
+def _read_counted(output: Path, recording: Path, ranks: int) -> Counted:
     text = output.read_text(errors="replace")
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
     assert len(lines) == ranks, text
     assert "zerotop:" not in text, text
-    return Counted(session, text, {line.get("rank", 0): line for line in lines})
+    return Counted(recording, text, {line.get("rank", 0): line for line in lines})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from small_recording import S, make_identity, make_span, read_recording, write_table
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.events import Event
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK, Table
@@ -78,7 +78,7 @@ OOM = {
 """The facts of a rank's out-of-memory error on the GPU, in its micro-batch of 4 x 512 tokens."""
 
 
-class Recording:
+class PlantedRecording:
     """Tables and events of some writers, in one folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -146,7 +146,7 @@ class Recording:
         os.close(descriptor)
         self.write_records(tables.OUTPUT, self.node, [make_record(tables.OUTPUT, at, length=len(data))])
 
-    def open_session(self) -> Session:
+    def open_recording(self) -> Recording:
         """Open the recording so far."""
         return read_recording(self.folder)
 
@@ -155,9 +155,9 @@ PARTS = {"parameters": 2, "master_weights": 4, "optimizer_state": 8, "buffers": 
 """The tensors of the usual engine on its GPU after its first update, in gibibytes."""
 
 
-def record_two_steps(folder: Path) -> Recording:
+def record_two_steps(folder: Path) -> PlantedRecording:
     """Record one rank on one GPU in two steps, from second 10 and from 20: forward 3 s, backward 4 s, step 2 s."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine()
     spans, begins, readings = [], [], [make_reading(2, 2, 4, phase="init", edge="end")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memory_recording import Recording, gib_to_bytes, record_two_steps
+from memory_recording import PlantedRecording, gib_to_bytes, record_two_steps
 from small_recording import S, make_identity
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
@@ -14,7 +14,7 @@ _ALLOC, _FREE = HISTORY_ACTIONS.index("alloc"), HISTORY_ACTIONS.index("free_comp
 LAYERS = 24
 
 
-def record_trace(folder: Path, request: int = 1) -> Recording:
+def record_trace(folder: Path, request: int = 1) -> PlantedRecording:
     """Record two steps and a trace of step 1, whose forward allocates a block per layer and whose backward frees them."""
     recording, who = record_two_steps(folder), make_identity(0)
     rows: list[tuple[Any, ...]] = []

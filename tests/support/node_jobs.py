@@ -13,7 +13,7 @@ from pathlib import Path
 from agents import wait_for
 from nodes import Cluster, Node, start_command
 from programs import ZEROTOP, make_environment
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 BUSY = "import time\nwhile True: time.sleep(0.01)"
 PORT = "29571"
@@ -72,10 +72,10 @@ def attach_zerotop(
     folder: Path,
     *options: str,
     program: Sequence[str] = ZEROTOP,
-    session: Path | None = None,
+    recording: Path | None = None,
 ) -> Iterator[list[str]]:
     """Run ``zerotop attach`` headless on the first node; yield its messages, up to the name of the recording."""
-    what = find_first_pid(zerotop) if session is None else session.name
+    what = find_first_pid(zerotop) if recording is None else recording.name
     command = cluster.nodes[0].build_command(*program, "attach", what, *options, "--headless")
     variables = make_environment(folder, ZEROTOP_SSH=cluster.ssh)
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
@@ -97,11 +97,11 @@ def list_samplers(node: Node) -> str:
     return "\n".join(line for line in node.run_command("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
 
 
-def wait_for_both(session: Path) -> None:
+def wait_for_both(recording: Path) -> None:
     """Wait until processes of both nodes are sampled."""
 
     def find_sampled_hosts() -> set[str]:
-        return {source.host for source in Session.open(session).sources["processes"] if len(source.array)}
+        return {source.host for source in Recording.open(recording).sources["processes"] if len(source.array)}
 
     wait_for(lambda: find_sampled_hosts() == {"zt_node_1", "zt_node_2"})
 

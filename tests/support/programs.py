@@ -15,7 +15,7 @@ ZEROTOP = [sys.executable, "-m", "zerotop"]
 
 
 def make_environment(state: Path, **more: str) -> dict[str, str]:
-    """Return an environment whose sessions lie in ``state``, without variables of a job that runs these tests."""
+    """Return an environment whose recordings lie in ``state``, without variables of a job that runs these tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
 
@@ -33,9 +33,9 @@ def run_zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.Comp
     return done
 
 
-def run_headless(session: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run ``command`` headless, recorded in ``session``."""
-    return run_zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
+def run_headless(recording: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run ``command`` headless, recorded in ``recording``."""
+    return run_zerotop(recording.parent, "run", "--headless", "--recording", str(recording), "--", *command, **options)
 
 
 def start_on_terminal(

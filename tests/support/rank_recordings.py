@@ -27,23 +27,23 @@ def read_event_file(path: Path) -> list[dict[str, Any]]:
 
 
 class Rank:
-    """The files of one rank in a session."""
+    """The files of one rank in a recording."""
 
-    def __init__(self, session: Path, rank: int) -> None:
+    def __init__(self, recording: Path, rank: int) -> None:
         """Fail unless the rank has exactly one table of a kind and only events that match their declarations."""
-        self.session = session
+        self.recording = recording
         self.rank = rank
         self.spans = np.sort(self.read_table("spans"), order="begin_ns", kind="stable")
         self.begins = self.read_table("begins")
         self.probe = self.read_table("probe")
-        (path,) = session.glob(f"events-rank{rank}-*.jsonl")
+        (path,) = recording.glob(f"events-rank{rank}-*.jsonl")
         self.events = read_event_file(path)
         for event in self.events:
             check_event(event)
 
     def read_table(self, name: str) -> Any:
         """Return the records of a table, of all its segments."""
-        segments = {parse_name(path.name): path for path in self.session.glob(f"{name}-rank{self.rank}-*.rec")}
+        segments = {parse_name(path.name): path for path in self.recording.glob(f"{name}-rank{self.rank}-*.rec")}
         ordered = sorted((named, path) for named, path in segments.items() if named is not None)
         (_,) = {stem for (stem, _), _ in ordered}
         return np.concatenate([read_table_file(path) for _, path in ordered])

@@ -38,7 +38,7 @@ class Run:
 
     returncode: int
     output: str
-    session: Path
+    recording: Path
     seconds: float
     folder: Path
     """Of this run alone. Its part ``tmp`` was the job's TMPDIR, ``checkpoints`` is free for --output-dir."""
@@ -102,7 +102,7 @@ def finetunes_in_turn(
         codes = [exit_code.read_text() for exit_code in path.glob("exit-*")]
         output = (path / "output").read_text(errors="replace")
         well = codes == ["0"] * RANKS
-        return Run(0 if well else 1, output if well else output + whole.output, whole.session, whole.seconds, path)
+        return Run(0 if well else 1, output if well else output + whole.output, whole.recording, whole.seconds, path)
 
     return {name: read_result(path) for name, path in folders.items()}
 
@@ -123,14 +123,25 @@ def prepared_config(name: str, folder: Path) -> Path:
 
 
 def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, str], options: Sequence[str] = ()) -> Run:
-    """Run ``command`` to its end, headless under zerotop, with its recording in ``folder/session``.
+    """Run ``command`` to its end, headless under zerotop, with its recording in ``folder/recording``.
 
     ``options`` are zerotop's own.
 
     Raises subprocess.TimeoutExpired after TIMEOUT_S, with everything of the job killed.
     """
-    session = folder / "session"
-    arguments = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), *options, "--", *command]
+    recording = folder / "session"
+    arguments = [
+        sys.executable,
+        "-m",
+        "zerotop",
+        "run",
+        "--headless",
+        "--recording",
+        str(recording),
+        *options,
+        "--",
+        *command,
+    ]
     (folder / "tmp").mkdir()
     begin = time.monotonic()
     with open(folder / "output", "w+b") as output, _shorten_path(folder / "tmp") as temporary:
@@ -152,7 +163,7 @@ def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, st
         seconds = time.monotonic() - begin
         output.seek(0)
         text = output.read().decode(errors="replace")
-    return Run(returncode, text, session, seconds, folder)
+    return Run(returncode, text, recording, seconds, folder)
 
 
 @contextmanager

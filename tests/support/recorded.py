@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 
 import recordings
-from zerotop.analysis.annotations import Annotation, Annotator
+from zerotop.analysis.findings import Detection, Finding
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 
 class Recorded:
@@ -16,10 +16,10 @@ class Recorded:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.has_found: bool | None = None  # by the annotator, once it is there
+        self.has_found: bool | None = None  # by the detection, once it is there
 
     @cached_property
-    def session(self) -> Session:
+    def recording(self) -> Recording:
         """The recording."""
         return recordings.open_recording(self.name)
 
@@ -29,18 +29,18 @@ class Recorded:
         return recordings.unpack_recording(self.name)
 
     @cached_property
-    def annotator(self) -> Annotator:
-        """Its annotator, which has read it to its end."""
-        annotator = Annotator(self.session)
-        self.has_found = annotator.update()
-        return annotator
+    def detection(self) -> Detection:
+        """Its detection, which has read it to its end."""
+        detection = Detection(self.recording)
+        self.has_found = detection.update()
+        return detection
 
     @cached_property
-    def findings(self) -> tuple[Annotation, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """All findings."""
-        return self.annotator.findings_at(self.session.end_ns)
+        return self.detection.findings_at(self.recording.end_ns)
 
     @cached_property
     def view(self) -> LiveView:
         """What screens show at the end."""
-        return RecordingSource(self.session).view_at(None)
+        return RecordingSource(self.recording).view_at(None)

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zerotop.demo import RECORDING_PATH
-from zerotop.session.packed.packing import SUFFIX, unpack_files
-from zerotop.session.reader import Session
-from zerotop.session.storage import UnpackedFolder
+from zerotop.recording.packed.packing import SUFFIX, unpack_files
+from zerotop.recording.reader import Recording
+from zerotop.recording.storage import UnpackedFolder
 
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 
 
-def open_without_probe(name: str, into: Path) -> Session:
+def open_without_probe(name: str, into: Path) -> Recording:
     """Open a recording without the files of its ranks, as samplers alone would have made it."""
     folder = unpack_to_folder(name, into)
     for path in folder.glob("*-rank*"):
         path.unlink()
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 def list_recordings() -> list[str]:
@@ -34,9 +34,9 @@ def find_packed_file(name: str) -> Path:
     return RECORDING_PATH if name == RECORDING_PATH.stem else FOLDER / (name + SUFFIX)
 
 
-def open_recording(name: str) -> Session:
+def open_recording(name: str) -> Recording:
     """Open a recording, which is unpacked once for all tests."""
-    return Session.from_folder(UnpackedFolder(find_packed_file(name), dict(unpack_recording(name))))
+    return Recording.from_folder(UnpackedFolder(find_packed_file(name), dict(unpack_recording(name))))
 
 
 @cache
@@ -51,21 +51,21 @@ def has_table(name: str, table: str) -> bool:
 
 
 def unpack_to_folder(name: str, into: Path) -> Path:
-    """Unpack a recording into a new folder in ``into``; return that folder, the session before it was packed."""
-    session = into / name
-    session.mkdir()
+    """Unpack a recording into a new folder in ``into``; return that folder, the recording before it was packed."""
+    recording = into / name
+    recording.mkdir()
     for file, content in unpack_recording(name).items():
-        (session / file).write_bytes(content)
-    return session
+        (recording / file).write_bytes(content)
+    return recording
 
 
-def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
+def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Recording:
     """Open a recording with each line of its event files, headers too, replaced by ``change``."""
     files = {
         file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
         for file, content in unpack_recording(name).items()
     }
-    return Session.from_folder(UnpackedFolder(find_packed_file(name), files))
+    return Recording.from_folder(UnpackedFolder(find_packed_file(name), files))
 
 
 def _make_line_rewriter(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:

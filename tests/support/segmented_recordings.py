@@ -1,4 +1,4 @@
-"""Real recordings as session directories whose tables have many short segments, as if they had lasted for days."""
+"""Real recordings as recording directories whose tables have many short segments, as if they had lasted for days."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from zerotop.session.packed.packing import unpack_files
+from zerotop.recording.packed.packing import unpack_files
 from zerotop_probe.outside.folding.folding import fold_recording
 from zerotop_probe.recording import clock, segments
 from zerotop_probe.recording.tables import FOLDED_TABLES, INCOMPLETE, PHASE_CODE, SPANS, TABLES, Table

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE, UNKNOWN, Field, Table
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
@@ -53,6 +53,6 @@ def write_table(folder: Path, table: Table, who: Identity, *records: Any, born: 
     return writer
 
 
-def read_recording(folder: Path, *, begin_ns: int = BEGIN_NS) -> Session:
-    """The recording in a folder, without a session file. One that began in the future is live, however slow we are."""
-    return Session(folder, {"boot": "boot", "clock": {"unix_ns": begin_ns, "monotonic_ns": 0}})
+def read_recording(folder: Path, *, begin_ns: int = BEGIN_NS) -> Recording:
+    """The recording in a folder, without a recording file. One that began in the future is live, however slow we are."""
+    return Recording(folder, {"boot": "boot", "clock": {"unix_ns": begin_ns, "monotonic_ns": 0}})

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from free_ports import find_free_port
-from zerotop.analysis.annotations import Annotation, Annotator
-from zerotop.session.headers import SessionError
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Detection, Finding
+from zerotop.recording.headers import RecordingError
+from zerotop.recording.reader import Recording
 
 SCRIPT = Path(__file__).resolve().parent.parent / "real" / "loops" / "hanging.py"
 LINES = {
@@ -32,15 +32,15 @@ class StandingJob:
     ) -> None:
         """Start it. ``odd``: the rank that stops, in ``step``, for ``pause_s``."""
         folder.mkdir()
-        self.session = folder / "session"
+        self.recording = folder / "session"
         self.kind, self.ranks, self.odd, self.step = kind, ranks, odd, step
         self._output = folder / "output"
-        self._annotator: Annotator | None = None
-        self._opened: Session | None = None
+        self._detection: Detection | None = None
+        self._opened: Recording | None = None
         world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(ranks)}
         script = f"{sys.executable} -u {SCRIPT} {kind} {odd} {step} {pause_s}"
         members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(ranks))
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(self.session), "--"]
+        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(self.recording), "--"]
         with open(self._output, "wb") as output:
             self.process = subprocess.Popen(
                 [*command, "bash", "-c", f"{members} & wait"],
@@ -62,18 +62,18 @@ class StandingJob:
         times = [int(line.split()[1]) for line in self.output.splitlines() if line.startswith("STOPS ")]
         return times[0] if times else None
 
-    def find_named(self, name: str) -> Annotation | None:
+    def find_named(self, name: str) -> Finding | None:
         """Return the first finding of that name, as a live viewer would have it now; None without any."""
         now_ns = time.time_ns()
-        if self._opened is None or self._annotator is None:
+        if self._opened is None or self._detection is None:
             try:
-                self._opened = Session.open(self.session)
-            except (SessionError, OSError):
+                self._opened = Recording.open(self.recording)
+            except (RecordingError, OSError):
                 return None
-            self._annotator = Annotator(self._opened)
+            self._detection = Detection(self._opened)
         self._opened.refresh()
-        self._annotator.update(now_ns)
-        return next((one for one in self._annotator.findings_at(now_ns) if one.name == name), None)
+        self._detection.update(now_ns)
+        return next((one for one in self._detection.findings_at(now_ns) if one.name == name), None)
 
     def stop(self) -> None:
         """End it, if it has not ended."""

@@ -14,7 +14,7 @@ from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.commands.job.recording_library import UserLibrary
-from zerotop.session import catalog
+from zerotop.recording import catalog
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.interfaces import Leaving

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memory_recording import Recording, make_record
+from memory_recording import PlantedRecording, make_record
 from small_recording import S, make_identity, make_span
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 
 STEPS = 10
@@ -42,9 +42,9 @@ class Stand(NamedTuple):
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
 
 
-def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Session:
+def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Recording:
     """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     for rank in stands:
         who = make_identity(rank)
         recording.write_engine(rank)
@@ -63,7 +63,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     for rank, stand, second in known:
         facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.sweeps.search import LargestResult, Line
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.sweep.model import SweepModel
 
@@ -23,7 +23,7 @@ class StartedAttempt:
     """An attempt that began just now, so that its clock shows the same time in each picture."""
 
     number = 1
-    session = Path("/nowhere")
+    recording = Path("/nowhere")
     is_compiling = False
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from fake_source import FakeSource, cpu_story
 from screens import read_rows
 from story_app import FakeJob
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.live_view import JobState
 from zerotop.ui.app.demo_app import DemoApp, Guide, guide_story
 from zerotop.ui.base.interfaces import Leaving
@@ -45,8 +45,8 @@ async def test_the_tips_follow_the_training() -> None:
     assert guide(over, ()).startswith("The training failed. Instead, R plays")
 
 
-def make_stall() -> Annotation:
-    return Annotation("data_stall", 0, 1, 1, 60, (0,), Severity.WARNING, 0.9, "Waits")
+def make_stall() -> Finding:
+    return Finding("data_stall", 0, 1, 1, 60, (0,), Severity.WARNING, 0.9, "Waits")
 
 
 def test_the_recording_has_no_key_to_itself() -> None:

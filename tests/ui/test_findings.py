@@ -13,9 +13,9 @@ from textual.widgets import OptionList
 from fake_source import BEGIN_NS, FakeSource, offload_story
 from story_app import Watch
 from waiting import wait_until
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.reports.finding_costs import rank_findings
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
@@ -23,7 +23,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 
 
-def make_finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
+def make_finding(name: str, at_s: float, severity: Severity, **changes: object) -> Finding:
     known_ns = BEGIN_NS + int(at_s * 1e9)
     usual: dict[str, object] = {
         "step": 6,
@@ -36,10 +36,10 @@ def make_finding(name: str, at_s: float, severity: Severity, **changes: object) 
         "evidence": {"gap_s": 1.8, "gap_share": 0.67, "state_bytes": float(15 << 30), "broken_bytes": math.nan},
     }
     facts = {**usual, **changes}
-    return Annotation(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
+    return Finding(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
 
 
-def choose_ranked(findings: list[Annotation], cursor_ns: int) -> Annotation | None:
+def choose_ranked(findings: list[Finding], cursor_ns: int) -> Finding | None:
     return choose_finding(rank_findings(findings, np.empty(0, STEP_DTYPE), cursor_ns), cursor_ns)
 
 
@@ -53,7 +53,7 @@ STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 @pytest.mark.parametrize(
     ("at_s", "told"), [(40.0, None), (46.0, SKIPS), (56.0, SPIKE), (71.0, FULL), (700.0, FULL)], ids=str
 )
-def test_the_most_serious_finding_is_chosen(at_s: float, told: Annotation | None) -> None:
+def test_the_most_serious_finding_is_chosen(at_s: float, told: Finding | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
     known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
     assert choose_ranked(known, cursor_ns) is told

@@ -24,7 +24,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
 from zerotop.analysis.waveform.fold import fold_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -57,9 +57,9 @@ class Seen(screens.Shown[IterationScreen]):
 
 @asynccontextmanager
 async def open_app(
-    session: Session, *, step: int | None = None, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
+    recording: Recording, *, step: int | None = None, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
 ) -> AsyncIterator[Seen]:
-    app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=glyphs)
+    app = ZerotopApp(RecordingSource(recording), None, title=recording.name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         if step is not None:
             app.viewer.go_to_step(step)
@@ -72,8 +72,8 @@ async def open_app(
 
 
 def fold_of(name: str, **how: Any) -> Any:
-    session = recordings.open_recording(name)
-    fold = WaveformCache(session).fold_at(session.last_written_ns, **how)
+    recording = recordings.open_recording(name)
+    fold = WaveformCache(recording).fold_at(recording.last_written_ns, **how)
     assert fold is not None
     return fold
 
@@ -125,7 +125,7 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
         assert "pinned" not in await screen.press_keys("c")
 
 
-async def test_another_sessions_fold_can_be_pinned() -> None:
+async def test_another_recordings_fold_can_be_pinned() -> None:
     async with open_app(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
         await screen.wait_until_settled()
@@ -136,17 +136,17 @@ async def test_another_sessions_fold_can_be_pinned() -> None:
 
 
 @pytest.fixture
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A recording, with another one beside it, one that nothing put a probe into, and what is none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
         shutil.copy(recordings.find_packed_file(name), tmp_path)
     recordings.open_without_probe("cpu-clean", tmp_path)
     (tmp_path / "torn.zerotop").write_bytes(b"torn")
-    return Session.open(tmp_path / "z2-offload.zerotop")
+    return Recording.open(tmp_path / "z2-offload.zerotop")
 
 
-async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Session) -> None:
+async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Recording) -> None:
     async with open_app(own_folder, size=(160, 50)) as screen:
         await screen.press_keys("v")
         assert isinstance(screen.app.screen, OverlayDialog)
@@ -178,7 +178,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Se
         ("nowhere", "There is no recording"),
     ],
 )
-async def test_what_cannot_lie_beside_it_is_said(own_folder: Session, typed: str, said: str) -> None:
+async def test_what_cannot_lie_beside_it_is_said(own_folder: Recording, typed: str, said: str) -> None:
     async with open_app(own_folder) as screen:
         await screen.press_keys("v")
         await wait_until(screen.pilot, lambda: "Reading" not in screen.read_text())
@@ -243,8 +243,8 @@ async def test_a_tall_screen_has_the_chart_of_steps_below_the_tables() -> None:
 
 
 async def test_before_the_first_iteration_it_waits() -> None:
-    session = recordings.open_recording("z2-offload")
-    async with open_app(session) as screen:
+    recording = recordings.open_recording("z2-offload")
+    async with open_app(recording) as screen:
         await screen.press_keys("home")
         assert (
             "Waiting for the training to begin" in screen.read_text()
@@ -277,8 +277,8 @@ async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
         for now in range(50)
     ]
     write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
-    session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
-    async with open_app(session) as screen:
+    recording = Recording(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
+    async with open_app(recording) as screen:
         assert "zerotop attach 4711 --enter" in screen.read_text()
 
 

@@ -16,7 +16,7 @@ from story_app import FakeJob
 from waiting import wait_until
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
@@ -29,14 +29,14 @@ from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, Tra
 
 @asynccontextmanager
 async def open_memory(
-    session: Session,
+    recording: Recording,
     at_s: float | None = None,
     size: tuple[int, int] = (120, 40),
     *,
     job: FakeJob | None = None,
     glyphs: Glyphs = BLOCKS,
 ) -> AsyncIterator[Shown[MemoryScreen]]:
-    app = ZerotopApp(RecordingSource(session), job, title=session.name, glyphs=glyphs)
+    app = ZerotopApp(RecordingSource(recording), job, title=recording.name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         if at_s is not None:
             app.viewer.go_to_seconds(at_s)
@@ -176,8 +176,8 @@ class Running(RecordingSource):
 
 
 async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
-    session, job = record_trace(tmp_path).open_session(), FakeJob()
-    source = Running(session)
+    recording, job = record_trace(tmp_path).open_recording(), FakeJob()
+    source = Running(recording)
     app = ZerotopApp(source, job, title="x")
     async with app.run_test(size=(150, 46)) as pilot:
         app.action_switch("memory")
@@ -215,8 +215,8 @@ async def test_any_size(name: str, size: tuple[int, int]) -> None:
 
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:
     for name in ("z2", "cpu-clean", "x4-z3"):
-        session = recordings.open_recording(name)
-        view = read_memory_view(session.at(session.last_written_ns))
+        recording = recordings.open_recording(name)
+        view = read_memory_view(recording.at(recording.last_written_ns))
         for width in (20, 60, 80, 118, 198, 298):
             for height in (1, 4, 9, 15, 22, 44, 84):
                 for host in (False, True):
@@ -234,8 +234,8 @@ def test_places_do_not_overlap_and_stay_in_the_room() -> None:
 )
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_a_death_is_shown_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:
-    session = recordings.open_recording(name)
-    app = ZerotopApp(RecordingSource(session), None, title=name)
+    recording = recordings.open_recording(name)
+    app = ZerotopApp(RecordingSource(recording), None, title=name)
     async with app.run_test(size=size) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
         for number in "145":

@@ -13,7 +13,7 @@ from recordings import open_recording
 from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.bars.footer import find_track_cell, measure_track
 from zerotop.ui.base.interfaces import Leaving
@@ -37,7 +37,7 @@ SIZE = (120, 40)
 
 
 def make_app() -> ZerotopApp:
-    return ZerotopApp(RecordingSource(Session.open(demo.RECORDING_PATH)), glyphs=BLOCKS, title="story")
+    return ZerotopApp(RecordingSource(Recording.open(demo.RECORDING_PATH)), glyphs=BLOCKS, title="story")
 
 
 async def show_step(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:

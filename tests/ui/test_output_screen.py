@@ -14,8 +14,8 @@ from recordings import open_recording
 from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.output import blocks as output_blocks
-from zerotop.session.reader import Session
+from zerotop.recording.output import blocks as output_blocks
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -25,8 +25,8 @@ from zerotop.ui.output.search_bar import Find
 SECOND = 10**9
 
 
-def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(session), title="output", glyphs=glyphs)
+def app_of(recording: Recording, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(recording), title="output", glyphs=glyphs)
 
 
 def read_body(app: ZerotopApp) -> list[str]:
@@ -60,7 +60,7 @@ def long_output(tmp_path: Path) -> Printing:
 
 
 async def test_at_the_end_the_last_lines_are_seen(long_output: Printing) -> None:
-    app = app_of(Session.open(long_output.path))
+    app = app_of(Recording.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
         await open_output(app, pilot)
         assert read_body(app)[-1].endswith("line 3599")
@@ -68,7 +68,7 @@ async def test_at_the_end_the_last_lines_are_seen(long_output: Printing) -> None
 
 
 async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long_output: Printing) -> None:
-    app = app_of(Session.open(long_output.path))
+    app = app_of(Recording.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await open_output(app, pilot)
         await pilot.press("up", "up", "up")
@@ -93,11 +93,11 @@ async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long_output: Printing
 
 
 async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long_output: Printing) -> None:
-    session = Session.open(long_output.path)
-    app = app_of(session)
+    recording = Recording.open(long_output.path)
+    app = app_of(recording)
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await open_output(app, pilot)
-        app.viewer.go_to_ns(session.last_written_ns - 1799 * SECOND)
+        app.viewer.go_to_ns(recording.last_written_ns - 1799 * SECOND)
         app.draw_frame()
         await pilot.pause()
         (marked,) = [line for line in read_body(app) if "▶" in line]
@@ -115,7 +115,7 @@ async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long_
 
 async def test_searching(long_output: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 2000)
-    app = app_of(Session.open(long_output.path))
+    app = app_of(Recording.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await open_output(app, pilot)
         app.action_begin()
@@ -143,7 +143,7 @@ async def test_searching(long_output: Printing, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_what_is_not_there_is_not_found(long_output: Printing) -> None:
-    app = app_of(Session.open(long_output.path))
+    app = app_of(Recording.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await open_output(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
@@ -155,7 +155,7 @@ async def test_what_is_not_there_is_not_found(long_output: Printing) -> None:
 async def test_long_lines_are_cut_or_wrapped(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
-    app = app_of(Session.open(job.path))
+    app = app_of(Recording.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         assert sum("xxx" in line for line in read_body(app)) == 1
@@ -167,7 +167,7 @@ async def test_long_lines_are_cut_or_wrapped(tmp_path: Path) -> None:
 async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
-    app = app_of(Session.open(job.path))
+    app = app_of(Recording.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         await pilot.press("w", "y")
@@ -177,7 +177,7 @@ async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
 async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.write_output("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
-    app = app_of(Session.open(job.path))
+    app = app_of(Recording.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         assert read_body(app)[0].endswith("[bold]no[/bold] red turned")
@@ -186,7 +186,7 @@ async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
 async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.write_output(b"".join(b"line %d\n" % number for number in range(100)))
-    app = app_of(Session.open(job.path))
+    app = app_of(Recording.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         for number in (100, 101):
@@ -219,7 +219,7 @@ async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], g
 
 async def test_nothing_printed_yet(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    app = app_of(Session.open(job.path))
+    app = app_of(Recording.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         assert "No output yet" in read_body(app)[0]

@@ -10,7 +10,7 @@ import recordings
 from segmented_recordings import fold_at, unpack_segmented
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app import app as app_module
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -30,8 +30,8 @@ async def test_deleted_detail_is_released(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
     monkeypatch.setattr(step_history, "_is_unlike_before", lambda record, before: False)
     folder = unpack_segmented(recordings.find_packed_file("gpu-offload-4"), tmp_path / "session", full_detail_s=5)
-    source = RecordingSource(Session.open(folder))
-    offset_ns, end_ns = source.session.sources["spans"][0].offset_ns, source.end_ns
+    source = RecordingSource(Recording.open(folder))
+    offset_ns, end_ns = source.recording.sources["spans"][0].offset_ns, source.end_ns
     app = ZerotopApp(source, None, title="held", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("2")
@@ -39,7 +39,7 @@ async def test_deleted_detail_is_released(tmp_path: Path, monkeypatch: pytest.Mo
         await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) > 0)
         findings = app.viewer.source.findings_at(None)
         fold_at(folder, end_ns - offset_ns + 30 * 10**9)
-        await wait_until(pilot, lambda: app.viewer.source.session.held_bytes > 0)
+        await wait_until(pilot, lambda: app.viewer.source.recording.held_bytes > 0)
         assert count_held(folder) > 0
         app.run_tick()
         await pilot.pause()
@@ -50,6 +50,6 @@ async def test_deleted_detail_is_released(tmp_path: Path, monkeypatch: pytest.Mo
         assert app.viewer.source.findings_at(None)[: len(findings)] == findings
         frame = app.viewer.make_frame()
         assert (app.shown_name, frame.rank, frame.is_rank_chosen) == ("timeline", 0, True)
-        assert app.viewer.source.session.held_bytes == 0
+        assert app.viewer.source.recording.held_bytes == 0
         await pilot.press("1")
         assert app.shown_name == "live"

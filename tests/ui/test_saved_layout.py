@@ -7,7 +7,7 @@ from pathlib import Path
 from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -15,7 +15,7 @@ from zerotop.ui.drawing.theme import LIGHT_NAME
 
 
 def make_app(path: Path) -> ZerotopApp:
-    source = RecordingSource(Session.open(demo.RECORDING_PATH))
+    source = RecordingSource(Recording.open(demo.RECORDING_PATH))
     return ZerotopApp(source, glyphs=BLOCKS, title="story", settings=UserSettings(path))
 
 

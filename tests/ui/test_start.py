@@ -15,7 +15,7 @@ from textual.widgets import Input
 import recordings
 from start_list import Start, filled_folder, is_shown, wait_for_list, wait_for_overviews
 from waiting import wait_until
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
@@ -35,11 +35,11 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 @pytest.fixture
-def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recording_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return filled_folder(tmp_path, monkeypatch)
 
 
-async def test_all_are_listed_newest_first_with_their_figures(session_root: Path) -> None:
+async def test_all_are_listed_newest_first_with_their_figures(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -54,7 +54,7 @@ async def test_all_are_listed_newest_first_with_their_figures(session_root: Path
         assert "OOM (GPU)" in oom
 
 
-async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:
+async def test_enter_opens_and_leaving_comes_back(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -78,7 +78,7 @@ async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:
     assert start.app.return_value is Leaving.QUIT
 
 
-async def test_a_second_enter_after_the_filter_opens_however_fast_it_is_typed(session_root: Path) -> None:
+async def test_a_second_enter_after_the_filter_opens_however_fast_it_is_typed(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -89,7 +89,7 @@ async def test_a_second_enter_after_the_filter_opens_however_fast_it_is_typed(se
         await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
 
 
-async def test_escape_comes_back_from_every_screen(session_root: Path) -> None:
+async def test_escape_comes_back_from_every_screen(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -102,7 +102,7 @@ async def test_escape_comes_back_from_every_screen(session_root: Path) -> None:
             await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_keys_of_the_monitor_do_nothing_on_the_list(session_root: Path) -> None:
+async def test_keys_of_the_monitor_do_nothing_on_the_list(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -112,7 +112,7 @@ async def test_keys_of_the_monitor_do_nothing_on_the_list(session_root: Path) ->
         assert not start.notices()
 
 
-async def test_typing_filters_and_escape_shows_all_again(session_root: Path) -> None:
+async def test_typing_filters_and_escape_shows_all_again(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -126,11 +126,11 @@ async def test_typing_filters_and_escape_shows_all_again(session_root: Path) -> 
         await pilot.press("escape")
         assert len(start.names()) == 3
         assert not start.list.query_one(Input).display
-        assert isinstance(start.list.model.chosen_item, Recording)
+        assert isinstance(start.list.model.chosen_item, ListedRecording)
         assert start.list.model.chosen_item.path.name == "z2-oom.zerotop"
 
 
-async def test_order_is_kept_between_runs(session_root: Path, tmp_path: Path) -> None:
+async def test_order_is_kept_between_runs(recording_root: Path, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     start = Start(settings=UserSettings(path))
     async with start.app.run_test(size=(120, 40)) as pilot:
@@ -146,7 +146,7 @@ async def test_order_is_kept_between_runs(session_root: Path, tmp_path: Path) ->
         assert again.app.theme == LIGHT_NAME
 
 
-async def test_marked_ones_are_compared(session_root: Path) -> None:
+async def test_marked_ones_are_compared(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -171,7 +171,7 @@ async def test_marked_ones_are_compared(session_root: Path) -> None:
         assert start.list.model.marked_recordings == ()
 
 
-async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(session_root: Path) -> None:
+async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -184,7 +184,7 @@ async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another
         await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_export_writes_steps_here_and_says_where(session_root: Path, tmp_path: Path) -> None:
+async def test_export_writes_steps_here_and_says_where(recording_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -196,7 +196,7 @@ async def test_export_writes_steps_here_and_says_where(session_root: Path, tmp_p
     assert lines[0].startswith("rank,step")
 
 
-async def test_packing_writes_a_file_here_once(session_root: Path, tmp_path: Path) -> None:
+async def test_packing_writes_a_file_here_once(recording_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -212,7 +212,7 @@ async def test_packing_writes_a_file_here_once(session_root: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("keys", [["escape"], ["enter"], ["n"], ["c"], ["q"]])
-async def test_nothing_is_deleted_without_a_yes(session_root: Path, keys: list[str]) -> None:
+async def test_nothing_is_deleted_without_a_yes(recording_root: Path, keys: list[str]) -> None:
     start = Start()
     async with start.app.run_test(size=(80, 24)) as pilot:
         await wait_for_list(start, pilot)
@@ -222,11 +222,11 @@ async def test_nothing_is_deleted_without_a_yes(session_root: Path, keys: list[s
         await pilot.press(*keys)
         await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.pause()
-    assert sorted(path.name for path in session_root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
+    assert sorted(path.name for path in recording_root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
 
 
 @pytest.mark.parametrize("key", ["d", "y"])
-async def test_a_recording_is_deleted_and_what_that_freed_is_said(session_root: Path, key: str) -> None:
+async def test_a_recording_is_deleted_and_what_that_freed_is_said(recording_root: Path, key: str) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -235,13 +235,13 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(session_root: 
         await pilot.press(key)
         await wait_until(pilot, lambda: any("story deleted: 80" in notice for notice in start.notices()))
         await wait_until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
-    assert not (session_root / "story").exists()
+    assert not (recording_root / "story").exists()
 
 
-async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(session_root: Path, tmp_path: Path) -> None:
-    directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python")
+async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(recording_root: Path, tmp_path: Path) -> None:
+    directory.create_recording(["python", "train.py"], path=str(recording_root / "now"), launcher="python")
     elsewhere = recordings.unpack_to_folder("z2", tmp_path)
-    (session_root / "a-link").symlink_to(elsewhere)
+    (recording_root / "a-link").symlink_to(elsewhere)
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -251,16 +251,16 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(session_root
         await wait_until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
-    assert (session_root / "now" / "session.json").is_file()
+    assert (recording_root / "now" / "session.json").is_file()
     assert (elsewhere / "session.json").is_file()
 
 
-async def test_what_appears_while_one_looks_is_shown(session_root: Path) -> None:
+async def test_what_appears_while_one_looks_is_shown(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
         await pilot.press("down")
-        folder = directory.create_session(["python", "train.py"], path=str(session_root / "fresh"), launcher="python")
+        folder = directory.create_recording(["python", "train.py"], path=str(recording_root / "fresh"), launcher="python")
         writer = EventWriter(folder, Identity.for_this_process("node"))
 
         def is_live() -> bool:
@@ -269,13 +269,13 @@ async def test_what_appears_while_one_looks_is_shown(session_root: Path) -> None
 
         await wait_until(pilot, is_live)
         assert "4 recordings, 1 live" in start.text()
-        assert isinstance(start.list.model.chosen_item, Recording)
+        assert isinstance(start.list.model.chosen_item, ListedRecording)
         assert start.list.model.chosen_item.path.name == "story"
 
 
-async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(session_root: Path) -> None:
-    (session_root / "broken").mkdir()
-    (session_root / "broken" / "session.json").write_text("{")
+async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(recording_root: Path) -> None:
+    (recording_root / "broken").mkdir()
+    (recording_root / "broken" / "session.json").write_text("{")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -298,7 +298,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("size", [(20, 4), (40, 12), (80, 24), (120, 40), (300, 90)], ids=str)
-async def test_any_size_will_do(session_root: Path, size: tuple[int, int]) -> None:
+async def test_any_size_will_do(recording_root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
         await wait_until(pilot, lambda: len(start.names()) == 3)
@@ -312,7 +312,7 @@ async def test_any_size_will_do(session_root: Path, size: tuple[int, int]) -> No
         assert start.text().isascii()
 
 
-async def test_the_mouse_chooses_opens_and_presses_keys(session_root: Path) -> None:
+async def test_the_mouse_chooses_opens_and_presses_keys(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -325,9 +325,9 @@ async def test_the_mouse_chooses_opens_and_presses_keys(session_root: Path) -> N
         await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
 
 
-async def test_keys_answer_while_many_are_read(session_root: Path) -> None:
+async def test_keys_answer_while_many_are_read(recording_root: Path) -> None:
     for number in range(100):
-        shutil.copy(recordings.find_packed_file("z2"), session_root / f"copy-{number}.zerotop")
+        shutil.copy(recordings.find_packed_file("z2"), recording_root / f"copy-{number}.zerotop")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         slowest = 0.0

@@ -8,9 +8,9 @@ from recordings import open_recording
 from screens import read_rows
 from waiting import wait_until
 from zerotop import demo
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -19,8 +19,8 @@ from zerotop.ui.live.panels import Summary
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (300, 80)])
 async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
-    source = RecordingSource(Session.open(demo.RECORDING_PATH))
-    count = len(find_annotations(source.session, source.session.last_written_ns))
+    source = RecordingSource(Recording.open(demo.RECORDING_PATH))
+    count = len(detect_findings(source.recording, source.recording.last_written_ns))
     app = ZerotopApp(source, glyphs=BLOCKS, title="story")
     async with app.run_test(size=size) as pilot:
         await wait_until(pilot, lambda: len(source.findings_at(None)) == count)
@@ -55,7 +55,7 @@ async def test_a_healthy_job_has_lost_nothing() -> None:
 
 
 def test_a_replay_starts_at_the_first_step() -> None:
-    source = RecordingSource(Session.open(demo.RECORDING_PATH))
+    source = RecordingSource(Recording.open(demo.RECORDING_PATH))
     assert source.first_step_ns == int(source.job_steps["begin_unix_ns"][0]) > source.begin_ns
     viewer = Viewer(source, None, lambda: 0.0)
     viewer.toggle_play()  # at the end of a recording
@@ -63,8 +63,8 @@ def test_a_replay_starts_at_the_first_step() -> None:
 
 
 async def test_memory_and_cores_are_those_of_the_last_step() -> None:
-    session = open_recording("z3-offload-all")
-    app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=BLOCKS)
+    recording = open_recording("z3-offload-all")
+    app = ZerotopApp(RecordingSource(recording), None, title=recording.name, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         text = "\n".join(read_rows(app))

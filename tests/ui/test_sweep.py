@@ -13,7 +13,7 @@ from textual.widgets import Static
 from sweep_progress import REASON, FitProgress, Progress, make_model, make_search
 from waiting import wait_until
 from zerotop.analysis.sweeps.series import TOKENS
-from zerotop.session.sweeps import read_sweep
+from zerotop.recording.sweeps import read_sweep
 from zerotop.ui.app.sweep_app import SweepApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width

@@ -13,11 +13,11 @@ from textual.pilot import Pilot
 from recordings import find_packed_file, open_recording
 from screens import read_rows
 from waiting import wait_until
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.job.recording_library import UserLibrary
-from zerotop.session import catalog
+from zerotop.recording import catalog
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.start_app import StartApp
@@ -65,8 +65,8 @@ async def open_screen(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> No
 @pytest.fixture(scope="module")
 def finding_count() -> int:
     """How many findings there are in the story: they come one after the other while it is shown."""
-    session = open_recording("story")
-    return len(find_annotations(session, session.last_written_ns))
+    recording = open_recording("story")
+    return len(detect_findings(recording, recording.last_written_ns))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")

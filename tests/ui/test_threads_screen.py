@@ -11,7 +11,7 @@ from recordings import open_recording
 from screens import read_rows
 from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -22,8 +22,8 @@ from zerotop_probe.recording import tables
 S = 10**9
 
 
-def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(session), title="threads", glyphs=glyphs)
+def app_of(recording: Recording, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(recording), title="threads", glyphs=glyphs)
 
 
 async def open_threads(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> ThreadsScreen:

@@ -17,7 +17,7 @@ from screens import read_rows
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from story_app import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
@@ -30,8 +30,8 @@ from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, PROCESS
 class Looking:
     """An app that shows the timeline of a recording."""
 
-    def __init__(self, session: Session, pilot: Pilot[Leaving], app: ZerotopApp) -> None:
-        self.session, self.pilot, self.app = session, pilot, app
+    def __init__(self, recording: Recording, pilot: Pilot[Leaving], app: ZerotopApp) -> None:
+        self.recording, self.pilot, self.app = recording, pilot, app
 
     @property
     def screen(self) -> TimelineScreen:
@@ -67,15 +67,15 @@ class Looking:
 
 @asynccontextmanager
 async def open_timeline(
-    session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
+    recording: Recording, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
 ) -> AsyncIterator[Looking]:
-    app = ZerotopApp(RecordingSource(session), None, title="test", glyphs=glyphs)
+    app = ZerotopApp(RecordingSource(recording), None, title="test", glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         await app.run_action("switch('timeline')")
         app.draw_frame()
         await pilot.pause()
-        yield Looking(session, pilot, app)
+        yield Looking(recording, pilot, app)
 
 
 async def test_all_that_there_is_of_it() -> None:
@@ -283,7 +283,7 @@ async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
         assert seen.read_text()
 
 
-async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
+async def test_a_recording_of_which_nothing_is_recorded_yet() -> None:
     seen = Watch(cpu_story(), 3.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
@@ -297,12 +297,12 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
 
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
     begin_ns = time_ns() - 100 * S
-    session_folder = tmp_path
+    recording_folder = tmp_path
     spans, begins = (
-        write_table(session_folder, SPANS, make_identity(0)),
-        write_table(session_folder, BEGINS, make_identity(0)),
+        write_table(recording_folder, SPANS, make_identity(0)),
+        write_table(recording_folder, BEGINS, make_identity(0)),
     )
-    processes = write_table(session_folder, PROCESSES, make_identity(-1))
+    processes = write_table(recording_folder, PROCESSES, make_identity(-1))
 
     def go_on(step: int) -> None:
         at = float(step)
@@ -313,7 +313,7 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
             cores = 8.0 if tick >= 6 else 1.0
             processes.write(*make_record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
 
-    async with open_timeline(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
+    async with open_timeline(read_recording(recording_folder, begin_ns=begin_ns), (80, 24)) as seen:
         assert "Not recorded" in seen.read_text()
         for step in range(40, 90):
             go_on(step)

@@ -15,7 +15,7 @@ from zerotop.analysis.sweeps.asked_setting import WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import read_baseline
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
@@ -88,7 +88,7 @@ def press(asked: AskedSettings, *moves: tuple[str, int]) -> None:
 def test_every_answer_is_that_of_the_command(name: str, glyphs: object, capsys: pytest.CaptureFixture[str]) -> None:
     """Each setting is moved on its own; a refusal is the same sentence."""
     path = recordings.FOLDER / f"{name}.zerotop"
-    base = read_baseline(Session.open(path))
+    base = read_baseline(Recording.open(path))
     for option in AskedSettings(base).options:
         asked = AskedSettings(base)
         press(asked, (option.name, 1))

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.findings import Finding, detect_findings
 
 # Recording, finding, what must be in headline, details, advice and fix together, and what must not.
 ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
@@ -50,10 +50,10 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
 
 
 @cache
-def find_all(name: str) -> tuple[Annotation, ...]:
+def find_all(name: str) -> tuple[Finding, ...]:
     """Return the findings of a recording at its end."""
-    session = recordings.open_recording(name)
-    return find_annotations(session, session.end_ns)
+    recording = recordings.open_recording(name)
+    return detect_findings(recording, recording.end_ns)
 
 
 @pytest.mark.parametrize(("recording", "name", "said", "unsaid"), ADVICE)

@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import Recording, gib_to_bytes, make_reading, record_two_steps
+from memory_recording import PlantedRecording, gib_to_bytes, make_reading, record_two_steps
 from small_recording import make_identity, make_span, second_to_unix_ns
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
 OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
-def with_flushes(folder: Path) -> Recording:
+def with_flushes(folder: Path) -> PlantedRecording:
     """Steps of 2 s, the third of 5 s with two flushes in its backward and one in its update."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     ends = (2, 4, 9, 11, 13)
     recording.write_records(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
     readings = [
@@ -38,8 +38,8 @@ def with_flushes(folder: Path) -> Recording:
 
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).open_session()
-    (health,) = read_allocator_health(session.at(second_to_unix_ns(14)), read_steps(session))
+    recording = with_flushes(tmp_path).open_recording()
+    (health,) = read_allocator_health(recording.at(second_to_unix_ns(14)), read_steps(recording))
     assert (health.rank, health.pid, health.retries, health.ooms) == (0, make_identity(0).pid, 3, 1)
     assert health.inactive_split_bytes == gib_to_bytes(2)
     assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in health.flushes] == [
@@ -52,36 +52,36 @@ def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
 
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, segments=12)], peaks="window")
-    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(1, 40, 60, segments=-1)], peaks="window")
-    assert [found.segments for found in read_allocator_health(recording.open_session().at(second_to_unix_ns(2)))] == [
+    planted = PlantedRecording(tmp_path)
+    planted.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, segments=12)], peaks="window")
+    planted.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(1, 40, 60, segments=-1)], peaks="window")
+    assert [found.segments for found in read_allocator_health(planted.open_recording().at(second_to_unix_ns(2)))] == [
         12,
         None,
     ]
-    session = recordings.open_recording("z2")
-    assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
-    assert [found.segments for found in read_allocator_health(session.at(session.last_written_ns))] == [None]
+    recording = recordings.open_recording("z2")
+    assert "segments" not in (recording.sources["allocator"][0].array.dtype.names or ())
+    assert [found.segments for found in read_allocator_health(recording.at(recording.last_written_ns))] == [None]
 
 
 def test_what_was_known_before(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).open_session()
-    (health,) = read_allocator_health(session.at(second_to_unix_ns(5)))
+    recording = with_flushes(tmp_path).open_recording()
+    (health,) = read_allocator_health(recording.at(second_to_unix_ns(5)))
     assert (health.retries, health.flushes, health.extra_s) == (0, (), None)
-    assert read_allocator_health(session.at(second_to_unix_ns(0.5))) == ()
-    (untimed,) = read_allocator_health(session.at(second_to_unix_ns(14)))
+    assert read_allocator_health(recording.at(second_to_unix_ns(0.5))) == ()
+    (untimed,) = read_allocator_health(recording.at(second_to_unix_ns(14)))
     assert [flush.extra_s for flush in untimed.flushes] == [None, None]
 
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, retries=2)], peaks="window")
-    (health,) = read_allocator_health(recording.open_session().at(second_to_unix_ns(5)))
+    (health,) = read_allocator_health(recording.open_recording().at(second_to_unix_ns(5)))
     assert [(flush.retries, flush.freed_bytes) for flush in health.flushes] == [(2, 0)]
 
 
 def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     peak = {
         "allocated_peak_bytes": gib_to_bytes(50),
         "reserved_peak_bytes": gib_to_bytes(70),
@@ -94,7 +94,7 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     ]
     recording.write_records(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
-    (health,) = read_allocator_health(recording.open_session().at(second_to_unix_ns(5)))
+    (health,) = read_allocator_health(recording.open_recording().at(second_to_unix_ns(5)))
     assert health.at_peak is not None
     assert (health.at_peak.phase, health.at_peak.reserved_bytes, health.at_peak.unallocated_bytes) == (
         "forward",
@@ -110,7 +110,7 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
     recording.write_event(make_identity(1), 1, events.Hello, torch="2.11.0+cu130", environment=environment)
-    first, second = read_allocator_health(recording.open_session().at(second_to_unix_ns(20)))
+    first, second = read_allocator_health(recording.open_recording().at(second_to_unix_ns(20)))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)
     assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}

@@ -107,7 +107,7 @@ def test_one_that_is_starting_is_left_alone() -> None:
 
 def test_a_path_has_to_fit() -> None:
     with start_lookalike(size=16) as one:
-        assert "--session" in one.check_refusal("/" + 15 * "a")
+        assert "--recording" in one.check_refusal("/" + 15 * "a")
         remote_exec.request_script(one.target, "/" + 14 * "a")
         assert "/" + 14 * "a" in one.read_state()
 
@@ -165,7 +165,7 @@ def test_half_of_a_file_is_none(tmp_path: Path) -> None:
     assert ourselves is not None
     with small_disk(tmp_path / "small", "8k") as disk:
         (disk / "other").write_bytes(bytes(4096))
-        with pytest.raises(CannotEnter, match=r"No space left on device\)\. Choose another folder with --session"):
+        with pytest.raises(CannotEnter, match=r"No space left on device\)\. Choose another folder with --recording"):
             payload.write_file(str(disk / "file"), "#" * 8192, ourselves)
 
 

@@ -13,7 +13,7 @@ from memory_recording import (
     GIB,
     PARTS,
     UUID,
-    Recording,
+    PlantedRecording,
     gib_to_bytes,
     make_gpu_process_sample,
     make_gpu_sample,
@@ -22,14 +22,14 @@ from memory_recording import (
     record_two_steps,
 )
 from small_recording import S, make_identity, make_span, second_to_unix_ns
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.views.memory_view import read_memory_view
-from zerotop.session.moments.devices import Devices
-from zerotop.session.reader import Session
+from zerotop.recording.moments.devices import Devices
+from zerotop.recording.reader import Recording
 from zerotop_probe.inside.device.allocator import AllocatorSampler, extract_counters, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -47,9 +47,9 @@ from zerotop_probe.recording.writer import Identity
 MIG = "MIG-0a1b2c3d-0000-0000-0000-00000000000"
 
 
-def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
+def read_checked_ledgers(recording: Recording, second: float) -> dict[int, GpuLedger]:
     """By number; the rows of each add up."""
-    found = {one.index: one for one in read_ledgers(session.at(second_to_unix_ns(second)))}
+    found = {one.index: one for one in read_ledgers(recording.at(second_to_unix_ns(second)))}
     assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
     return found
 
@@ -143,10 +143,10 @@ def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.Monk
     assert "no instance is visible" in str(seen.notice)
 
 
-def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedRecording:
     """What the sampler writes of that node."""
     Driver().replace_nvml(monkeypatch)
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     seen: list[Any] = []
     quiet = {"on_lost": lambda text: None, "on_neighbour": lambda pid: None}
     sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, **quiet)
@@ -167,7 +167,7 @@ def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch
     recording.write_engine(devices=[device])
     readings = [make_reading(1 + i / 2, 1, 1.5) for i in range(12)]
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
-    ledgers = read_checked_ledgers(recording.open_session(), 6)
+    ledgers = read_checked_ledgers(recording.open_recording(), 6)
     assert {index: one.ranks for index, one in ledgers.items()} == {0: (), 2: (), 3: (0,)}
     assert ledgers[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
@@ -230,30 +230,30 @@ def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
 
 def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path: Path) -> None:
     """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
-    recording, who = Recording(tmp_path), make_identity(0)
-    recording.node_event()
-    recording.write_engine()
-    recording.write_event(recording.node, 0.4, events.RankFound, rank=0, local_rank=0, pid=who.pid, start=1)
-    recording.write_records(tables.ALLOCATOR, who, [make_reading(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    planted, who = PlantedRecording(tmp_path), make_identity(0)
+    planted.node_event()
+    planted.write_engine()
+    planted.write_event(planted.node, 0.4, events.RankFound, rank=0, local_rank=0, pid=who.pid, start=1)
+    planted.write_records(tables.ALLOCATOR, who, [make_reading(2 + i / 4, 20, 30) for i in range(100)], born=1)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
-    recording.write_records(tables.SPANS, who, spans, born=1)
+    planted.write_records(tables.SPANS, who, spans, born=1)
     begins = [make_record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
-    recording.write_records(tables.BEGINS, who, begins, born=1)
+    planted.write_records(tables.BEGINS, who, begins, born=1)
     looks = [i / 10 for i in range(280)]
-    recording.write_records(
-        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5 if second < 2 else 32) for second in looks]
+    planted.write_records(
+        tables.GPUS, planted.node, [make_gpu_sample(second, 0.5 if second < 2 else 32) for second in looks]
     )
-    recording.write_records(
+    planted.write_records(
         tables.GPU_PROCESSES,
-        recording.node,
+        planted.node,
         [make_gpu_process_sample(second, 99999, 31.5) for second in looks if second >= 2],
     )
-    session = recording.open_session()
-    (ledger,) = read_checked_ledgers(session, 20).values()
+    recording = planted.open_recording()
+    (ledger,) = read_checked_ledgers(recording, 20).values()
     assert list_row_sizes(ledger)["before_the_job"] == 0.5
     assert (ledger.sum_bytes("outside_pytorch"), ledger.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
     assert "the device's use, less its use" in ledger.notes[0]
-    assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
+    assert not [one.name for one in detect_findings(recording, second_to_unix_ns(28)) if one.name.startswith("others")]
 
 
 # --- other allocators ----------------------------------------------------------------------------------------------------
@@ -280,9 +280,9 @@ def test_what_cuda_malloc_async_does_not_count_is_not_zero(tmp_path: Path) -> No
         DiskFiles(str(tmp_path), ME), 0, (lambda: STATS, lambda: STATS), CostMeter(), windows=True, has_blocks=False
     )
     allocator.sample_between(0, 0, PHASE_CODE["other"])
-    session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": 0, "monotonic_ns": 0}})
-    session.refresh()
-    (row,) = session.sources["allocator"][0].array
+    recording = Recording(tmp_path, {"boot": "boot", "clock": {"unix_ns": 0, "monotonic_ns": 0}})
+    recording.refresh()
+    (row,) = recording.sources["allocator"][0].array
     assert (row["allocated_bytes"], row["reserved_peak_bytes"], row["retries"]) == (5, 12, 0)
     assert row["requested_peak_bytes"] == row["segments"] == -1
     assert extract_counters(STATS)[4] == 0
@@ -347,7 +347,7 @@ def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", PARTS, allocated_bytes=None)
-    (ledger,) = read_checked_ledgers(recording.open_session(), 19.5).values()
+    (ledger,) = read_checked_ledgers(recording.open_recording(), 19.5).values()
     assert ledger.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
     assert ledger.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
     assert not ledger.sum_bytes("unattributed", "unexplained")
@@ -355,21 +355,21 @@ def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
 
 
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), make_identity(0)
-    recording.node_event(gpus=2)
-    recording.write_engine(allocator="pluggable", on=1)
-    recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
+    planted, who = PlantedRecording(tmp_path), make_identity(0)
+    planted.node_event(gpus=2)
+    planted.write_engine(allocator="pluggable", on=1)
+    planted.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
     looks = [make_gpu_sample(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
-    recording.write_records(tables.GPUS, recording.node, looks)
-    recording.write_records(
-        tables.GPU_PROCESSES, recording.node, [make_gpu_process_sample(second, who.pid, 23, 1) for second in range(1, 6)]
+    planted.write_records(tables.GPUS, planted.node, looks)
+    planted.write_records(
+        tables.GPU_PROCESSES, planted.node, [make_gpu_process_sample(second, who.pid, 23, 1) for second in range(1, 6)]
     )
-    session = recording.open_session()
-    ledgers = read_checked_ledgers(session, 5.5)
+    recording = planted.open_recording()
+    ledgers = read_checked_ledgers(recording, 5.5)
     assert list_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in ledgers[1].notes[0]
     assert ledgers[0].notes == ()
-    assert read_memory_view(session.at(second_to_unix_ns(5.5))).gpu == ledgers[1]
+    assert read_memory_view(recording.at(second_to_unix_ns(5.5))).gpu == ledgers[1]
 
 
 @pytest.mark.parametrize(
@@ -397,34 +397,34 @@ def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tupl
 
 
 def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), make_identity(0)
-    recording.node_event(gpus=2)
-    recording.write_engine(devices=[], device="cpu", allocator=None)
+    planted, who = PlantedRecording(tmp_path), make_identity(0)
+    planted.node_event(gpus=2)
+    planted.write_engine(devices=[], device="cpu", allocator=None)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
-    recording.write_records(tables.SPANS, who, spans, born=1)
-    recording.write_records(
-        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
+    planted.write_records(tables.SPANS, who, spans, born=1)
+    planted.write_records(
+        tables.GPUS, planted.node, [make_gpu_sample(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
     )
-    session = recording.open_session()
-    ledgers = read_checked_ledgers(session, 15)
+    recording = planted.open_recording()
+    ledgers = read_checked_ledgers(recording, 15)
     assert [list_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in ledgers.values())
-    assert find_annotations(session, second_to_unix_ns(16)) == ()
-    view = read_memory_view(session.at(second_to_unix_ns(15)))
+    assert detect_findings(recording, second_to_unix_ns(16)) == ()
+    view = read_memory_view(recording.at(second_to_unix_ns(15)))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
 def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
-    recording = record_two_steps(tmp_path)
-    recording.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
-    recording.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
-    session = recording.open_session()
-    view = read_memory_view(session.at(second_to_unix_ns(19.5)))
+    planted = record_two_steps(tmp_path)
+    planted.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
+    planted.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
+    recording = planted.open_recording()
+    view = read_memory_view(recording.at(second_to_unix_ns(19.5)))
     (line,) = [line for line in view.lines if line.key == "parameters"]
     assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None
     assert (view.setup.parameters, view.setup.trains) == (GIB, True)
-    both = sum_expected(parse_setups([one for one in session.events if isinstance(one, Engine)]))
+    both = sum_expected(parse_setups([one for one in recording.events if isinstance(one, Engine)]))
     assert both is not None
     assert both.gpu["master_weights"] == gib_to_bytes(4)
     assert sum_expected([]) is None

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.findings.support.causes.batch_causes import check_batch
+from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts
 
 

@@ -49,7 +49,7 @@ def run_python(
     folder: Path,
     code: str,
     *,
-    session: str | None = None,
+    recording: str | None = None,
     bootstrap: Path | None = BOOTSTRAP,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
@@ -57,8 +57,8 @@ def run_python(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     path = os.pathsep.join(str(entry) for entry in (bootstrap, folder) if entry)
     variables = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
-    if session is not None:
-        variables["PYTHONZEROTOP_SESSION"] = session
+    if recording is not None:
+        variables["PYTHONZEROTOP_SESSION"] = recording
     return subprocess.run(
         [python, "-c", code],
         cwd=folder,
@@ -85,31 +85,31 @@ STATE = "import sys; print(sorted(set(sys.modules)), sys.path, [type(f).__name__
 
 
 @every_python
-@pytest.mark.parametrize("session", [None, ""])
-def test_without_a_session_the_interpreter_is_as_without_us(python: str, user_folder: Path, session: str | None) -> None:
-    with_us = run_python(python, user_folder, STATE, session=session)
+@pytest.mark.parametrize("recording", [None, ""])
+def test_without_a_recording_the_interpreter_is_as_without_us(python: str, user_folder: Path, recording: str | None) -> None:
+    with_us = run_python(python, user_folder, STATE, recording=recording)
     without_us = run_python(python, user_folder, STATE, bootstrap=None)
     assert (with_us.returncode, with_us.stderr) == (0, "")
     assert with_us.stdout == without_us.stdout
 
 
 @every_python
-def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(
+def test_with_a_recording_no_module_is_imported_for_it_and_nothing_said(
     python: str, user_folder: Path, tmp_path: Path
 ) -> None:
     code = "import sys; print(sorted(set(sys.modules)), sys.path)"
-    with_us = run_python(python, user_folder, code, session=str(tmp_path))
+    with_us = run_python(python, user_folder, code, recording=str(tmp_path))
     without_us = run_python(python, user_folder, code, bootstrap=None)
     assert (with_us.returncode, with_us.stderr) == (0, "")
     assert with_us.stdout == without_us.stdout
 
 
 @every_python
-@pytest.mark.parametrize("session", [None, "/nowhere"])
-def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, user_folder: Path, session: str | None) -> None:
+@pytest.mark.parametrize("recording", [None, "/nowhere"])
+def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, user_folder: Path, recording: str | None) -> None:
     (user_folder / "sitecustomize.py").write_text("import sys; print('mine'); sys.mine = __name__\n")
     code = "import sys; print(sys.mine); print(sys.modules['sitecustomize'].__file__)"
-    done = run_python(python, user_folder, code, session=session)
+    done = run_python(python, user_folder, code, recording=recording)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["mine", "sitecustomize", str(user_folder / "sitecustomize.py")]
 
@@ -120,7 +120,7 @@ def test_one_that_fails_fails_as_it_did(python: str, user_folder: Path, body: st
     if python == FOUND.get("2.7") and "name=" in body:
         pytest.skip("ImportError takes no name there")
     (user_folder / "sitecustomize.py").write_text(body)
-    with_us = run_python(python, user_folder, "print('ran')", session="/nowhere")
+    with_us = run_python(python, user_folder, "print('ran')", recording="/nowhere")
     without_us = run_python(python, user_folder, "print('ran')", bootstrap=None)
     assert (with_us.returncode, with_us.stdout) == (without_us.returncode, without_us.stdout)
     assert with_us.stderr == without_us.stderr
@@ -134,7 +134,7 @@ def test_a_users_modules_of_our_names_are_theirs(python: str, user_folder: Path)
         (user_folder / f"{name}.py").write_text("whose = 'mine'\n")
     whose = ", ".join(f"{name}.whose" for name in names)
     code = f"import deepspeed.runtime.engine, {', '.join(names)}\nprint({whose})"
-    done = run_python(python, user_folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, recording="/nowhere")
     assert (done.stdout.split(), done.stderr) == (["mine"] * len(names), "")
 
 
@@ -149,7 +149,7 @@ def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(
         "print(e.__spec__.loader.exec_module.__qualname__, 'zerotop_probe.outside' in sys.modules)\n"
         "print(e.DeepSpeedEngine(lambda x: 2 * x).forward(4))"
     )
-    done = run_python(python, user_folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, recording="/nowhere")
     assert done.stderr == ""
     init = str(PACKAGE / "__init__.py")
     assert done.stdout.splitlines()[:2] == ["False", f"{init} True"]
@@ -159,7 +159,7 @@ def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(
 
 
 @supported_python
-def test_without_a_session_the_engine_is_left_alone(python: str, user_folder: Path) -> None:
+def test_without_a_recording_the_engine_is_left_alone(python: str, user_folder: Path) -> None:
     stand_in_for_deepspeed(user_folder)
     code = (
         "import sys, deepspeed.runtime.engine as e\n"
@@ -172,7 +172,7 @@ def test_without_a_session_the_engine_is_left_alone(python: str, user_folder: Pa
 def test_an_engine_module_that_fails_to_import_fails_as_it_did(python: str, user_folder: Path) -> None:
     stand_in_for_deepspeed(user_folder, "1 / 0\n")
     code = "try:\n    import deepspeed.runtime.engine\nexcept ZeroDivisionError as e:\n    print('as it did')"
-    done = run_python(python, user_folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, recording="/nowhere")
     assert (done.stdout, done.stderr) == ("as it did\n", "")
 
 
@@ -186,7 +186,7 @@ def test_a_probe_that_cannot_be_loaded_is_silent_unless_asked(
     stand_in_for_deepspeed(user_folder)
     code = "import deepspeed.runtime.engine; print('trains')"
     more = {"PYTHONZEROTOP_DEBUG": "1"} if debug else {}
-    done = run_python(python, user_folder, code, session="/nowhere", bootstrap=alone, **more)
+    done = run_python(python, user_folder, code, recording="/nowhere", bootstrap=alone, **more)
     assert done.stdout == "trains\n"
     assert ("no probe in deepspeed.runtime.engine" in done.stderr) is debug
     assert debug or done.stderr == ""
@@ -196,7 +196,7 @@ def test_children_inherit_it(user_folder: Path) -> None:
     stand_in_for_deepspeed(user_folder)
     child = "import sys, deepspeed.runtime.engine; print('zerotop_probe' in sys.modules)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    assert run_python(sys.executable, user_folder, code, session="/nowhere").stdout == "True\n"
+    assert run_python(sys.executable, user_folder, code, recording="/nowhere").stdout == "True\n"
 
 
 @pytest.mark.parametrize("option", ["-E", "-I", "-S"])

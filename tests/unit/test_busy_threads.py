@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
-from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.pace import iteration_drift, iteration_shift
+from zerotop.analysis.findings.support import detection
 from zerotop_probe.inside.stacks.busy_threads import BusyThreads
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
@@ -105,12 +105,12 @@ def write_job(folder: Path, seconds: list[float], thread: dict[str, Any] | None)
     writer.close()
 
 
-def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
-    monkeypatch.setattr(annotator, "_PIECE", piece)
-    session = read_recording(folder)
-    runner = annotator.Annotator(session, [iteration_shift.detect, iteration_drift.detect])
+def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
+    monkeypatch.setattr(detection, "_PIECE", piece)
+    recording = read_recording(folder)
+    runner = detection.Detection(recording, [iteration_shift.detect, iteration_drift.detect])
     runner.update()
-    return runner.findings_at(session.end_ns)
+    return runner.findings_at(recording.end_ns)
 
 
 def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

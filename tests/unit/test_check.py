@@ -16,7 +16,7 @@ from zerotop.analysis.checks.budget import parse_budget
 from zerotop.analysis.checks.pace import compare_paces, measure_pace
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import directory
 
 STORY = str(recordings.find_packed_file("story"))
@@ -73,12 +73,12 @@ def test_findings_that_must_not_occur(write_budget: Any, capfd: pytest.CaptureFi
     assert checks["finding error"][0] == "failed"
 
 
-def test_a_failed_job_and_a_session_without_steps_fail(
+def test_a_failed_job_and_a_recording_without_steps_fail(
     write_budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, checks = run_check(capfd, str(recordings.find_packed_file("z2-oom")), write_budget(""))
     assert (code, checks["end"]) == (1, ("failed", "The job ended with exit code 1."))
-    directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
+    directory.create_recording(["python", "train.py"], path=str(tmp_path / "empty"))
     limits = write_budget('[limits]\niteration_seconds = 1\ntokens_per_second = 5\ngpu_memory = "1GiB"')
     code, checks = run_check(capfd, str(tmp_path / "empty"), limits)
     assert code == 1
@@ -100,7 +100,7 @@ def test_a_baseline_of_another_machine_or_setting_is_said(capfd: pytest.CaptureF
 
 
 def test_too_few_steps_are_not_compared(write_budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    code, checks = run_check(capfd, STORY, write_budget(f'[baseline]\nsession = "{STORY}"'))
+    code, checks = run_check(capfd, STORY, write_budget(f'[baseline]\nrecording = "{STORY}"'))
     assert code == 0
     assert checks["slowdown"][0] == "skipped"
     assert "Too few steps to compare: 4 and 4 after the warm-up, 20 needed" in checks["slowdown"][1]
@@ -127,7 +127,8 @@ def write_run(path: Path, seed: int, slower: float = 1.0) -> Path:
 def test_equal_runs_never_fail_and_one_slower_by_3_percent_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     paces = [
         measure_pace(
-            RecordingSource(Session.open(write_run(tmp_path / f"{kind}-{seed}", seed + 100 * (kind > 0), 1 + kind))), WARMUP
+            RecordingSource(Recording.open(write_run(tmp_path / f"{kind}-{seed}", seed + 100 * (kind > 0), 1 + kind))),
+            WARMUP,
         )
         for kind, count in ((0.0, 25), (0.03, 4))
         for seed in range(count)
@@ -205,7 +206,7 @@ def test_junit_has_a_case_for_each_check(write_budget: Any, tmp_path: Path, capf
         ("[limits]\nsteps = -1", "limits.steps: -1 is not a whole number"),
         ('[findings]\nforbidden = ["oom"]', "unknown finding 'oom'. Choose from: error, warning, allocator_retries, "),
         ("[findings]\nforbidden = [3]", "write a list of names of findings"),
-        ("[baseline]\nsession = 3", "baseline.session: 3 is not a text"),
+        ("[baseline]\nrecording = 3", "baseline.recording: 3 is not a text"),
     ],
 )
 def test_broken_budgets_are_refused_with_a_reason(
@@ -217,10 +218,10 @@ def test_broken_budgets_are_refused_with_a_reason(
 
 def test_missing_files_are_named(write_budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", STORY]) == 2
-    assert "--baseline SESSION" in capfd.readouterr().err
+    assert "--baseline RECORDING" in capfd.readouterr().err
     assert main(["check", STORY, str(tmp_path / "none.toml")]) == 2
     assert "There is no budget file at" in capfd.readouterr().err
-    assert main(["check", STORY, write_budget('[baseline]\nsession = "nowhere"')]) == 1
+    assert main(["check", STORY, write_budget('[baseline]\nrecording = "nowhere"')]) == 1
     sweep = str(Path(__file__).parents[2] / "docs" / "sweeps" / "fit")
     assert main(["check", sweep, write_budget("")]) == 1
     assert f"{sweep} is a sweep: name the recording of a point, as {sweep}/points/0005-2.zerotop" in capfd.readouterr().err

@@ -48,7 +48,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
         (("--fast",), "zerotop: error: unrecognized arguments: --fast"),
         (("run", "--fast", "true"), "zerotop run: error: unrecognized arguments: --fast"),
         (("run",), "zerotop run: error: missing COMMAND: zerotop run COMMAND ..."),
-        (("sessions", "--yes"), "zerotop sessions: error: --older-than"),
+        (("recordings", "--yes"), "zerotop recordings: error: --older-than"),
         (("replya",), "zerotop: error: there is no command 'replya'. Did you mean: zerotop replay?"),
         (("train.py",), "zerotop: error: there is no command 'train.py'. Did you mean: zerotop run -- python train.py?"),
         (("xyzzy",), "zerotop: error: there is no command 'xyzzy'. All are in zerotop --help."),
@@ -83,46 +83,46 @@ def test_mistakes_are_told_with_what_was_probably_meant(
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:
-    session = tmp_path / "session"
+    recording = tmp_path / "session"
     code = "import sys; print(sys.argv[1:])"
-    options = "--headless", "--session", str(session), "--budget", "0.5"
+    options = "--headless", "--recording", str(recording), "--budget", "0.5"
     result = run_zerotop(tmp_path, "run", *options, sys.executable, "-c", code, "--lr", "1e-3", "--headless", "--", "x")
     assert result.returncode == 0, result.stderr
     assert result.stdout == b"['--lr', '1e-3', '--headless', '--', 'x']\n"
 
 
-def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:
+def test_an_unknown_command_is_one_sentence_and_leaves_no_recording(tmp_path: Path) -> None:
     result = run_zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
     assert result.returncode == 127
     assert result.stderr == b"zerotop: There is no command 'no-such-command' on the PATH\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_program_leaves_no_session(tmp_path: Path) -> None:
+def test_a_file_that_is_no_program_leaves_no_recording(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_bytes(b"\x00\x01 neither")
     script.chmod(0o755)
-    session = tmp_path / "session"
-    result = run_zerotop(tmp_path, "run", "--headless", "--session", str(session), "--", str(script))
+    recording = tmp_path / "session"
+    result = run_zerotop(tmp_path, "run", "--headless", "--recording", str(recording), "--", str(script))
     assert result.returncode == 126
     assert b"neither a program nor a script" in result.stderr
-    assert not session.exists()
+    assert not recording.exists()
 
 
 def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> None:
     said = bytes(range(256)) * 3 + b"\rhalf a line"
     code = f"import os, sys; os.write(1, {said!r}); os.write(2, b'oh'); sys.exit(7)"
-    session = tmp_path / "session"
-    arguments = ("run", "--headless", "--session", str(session), "--", sys.executable, "-c", code)
+    recording = tmp_path / "session"
+    arguments = ("run", "--headless", "--recording", str(recording), "--", sys.executable, "-c", code)
     result = run_zerotop(tmp_path, *arguments)
     assert result.returncode == 7
     assert result.stdout == said
     assert result.stderr.startswith(b"oh")
-    assert result.stderr.endswith(f"zerotop: recorded in {session}\n".encode())
-    assert (session / "session.json").is_file()
+    assert result.stderr.endswith(f"zerotop: recorded in {recording}\n".encode())
+    assert (recording / "session.json").is_file()
 
 
-def test_a_full_session_directory_is_kept_and_the_recording_goes_elsewhere(
+def test_a_full_recording_directory_is_kept_and_the_recording_goes_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, temporary = tmp_path / "mine", tmp_path / "temporary"
@@ -131,17 +131,17 @@ def test_a_full_session_directory_is_kept_and_the_recording_goes_elsewhere(
     (mine / "file").write_text("precious")
     monkeypatch.setenv("TMPDIR", str(temporary))
     why = f"Cannot record to {mine}: {mine} exists and is not empty"
-    result = run_zerotop(tmp_path, "run", "--session", str(mine), "--", "sh", "-c", "echo word; exit 7")
+    result = run_zerotop(tmp_path, "run", "--recording", str(mine), "--", "sh", "-c", "echo word; exit 7")
     assert (result.returncode, result.stdout) == (7, b"word\n")
-    (session,) = temporary.iterdir()
-    assert (session / "session.json").is_file()
-    assert session.stat().st_mode & 0o077 == 0
+    (recording,) = temporary.iterdir()
+    assert (recording / "session.json").is_file()
+    assert recording.stat().st_mode & 0o077 == 0
     first, *_, last = result.stderr.decode().splitlines()
-    assert first == f"zerotop: {why}. Recording to {session} instead"
-    assert last == f"zerotop: recorded in {session} instead: {why}"
-    result = run_zerotop(tmp_path, "run", "--require-recording", "--session", str(mine), "--", "touch", str(mine / "run"))
+    assert first == f"zerotop: {why}. Recording to {recording} instead"
+    assert last == f"zerotop: recorded in {recording} instead: {why}"
+    result = run_zerotop(tmp_path, "run", "--require-recording", "--recording", str(mine), "--", "touch", str(mine / "run"))
     assert result.returncode == 1
-    assert result.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --session DIR\n"
+    assert result.stderr.decode() == f"zerotop: Not started: {why}. Choose another folder with --recording DIR\n"
     assert [path.name for path in mine.iterdir()] == ["file"]
 
 
@@ -153,14 +153,14 @@ def test_a_recorded_job_without_a_launcher_is_listed_with_its_age(tmp_path: Path
         assert job.stdout is not None
         assert job.stdout.readline() == b"ready\n"
         listed = json.loads(run_zerotop(tmp_path, "attach", "--json").stdout)
-        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        (row,) = [row for row in listed if row["session"] == session.name]
+        (recording,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        (row,) = [row for row in listed if row["recording"] == recording.name]
         assert row["age_s"] > 0
         assert row["ranks"] == []  # it does not train
         job.communicate(b"\n", timeout=60)
 
 
 def test_ranks_of_a_recorded_job_are_those_that_reported() -> None:
-    session = open_recording("cpu-clean")
-    assert [rank["rank"] for rank in list_ranks(session)] == [0, 1]
-    assert [rank["pid"] for rank in list_ranks(session)] == [source.pid for source in session.sources["spans"]]
+    recording = open_recording("cpu-clean")
+    assert [rank["rank"] for rank in list_ranks(recording)] == [0, 1]
+    assert [rank["pid"] for rank in list_ranks(recording)] == [source.pid for source in recording.sources["spans"]]

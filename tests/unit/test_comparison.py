@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import recordings
-from zerotop.analysis.reports.comparison import compare_sessions
+from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit
 from zerotop.cli import main
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
@@ -22,7 +22,7 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def offload_comparison() -> Comparison:
     """The same model and batch, the optimizer on the GPU and on the CPU."""
-    return compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-offload")])
+    return compare_paths([recordings.open_recording("z2"), recordings.open_recording("z2-offload")])
 
 
 def find_measure(comparison: Comparison, name: str) -> Measure:
@@ -56,7 +56,7 @@ def test_what_is_the_same_does_not_differ(offload_comparison: Comparison) -> Non
 
 
 def test_a_recording_does_not_differ_from_itself() -> None:
-    twice = compare_sessions([recordings.open_recording("story"), recordings.open_recording("story")])
+    twice = compare_paths([recordings.open_recording("story"), recordings.open_recording("story")])
     assert not twice.different_measures
     assert len(twice.measures) > 30
     assert [row_text(found).strip() for found in draw_rows(twice, 80, BLOCKS, only_differing=True)] == [
@@ -104,7 +104,7 @@ def test_one_row_has_one_unit_unless_too_few_digits_are_left() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
 @pytest.mark.parametrize("number", [2, 3, 9])
 def test_every_row_has_the_requested_width(width: int, number: int) -> None:
-    comparison = compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-oom")])
+    comparison = compare_paths([recordings.open_recording("z2"), recordings.open_recording("z2-oom")])
     many = Comparison(
         tuple(f"recording {place}" for place in range(number)),
         tuple(Measure(m.section, m.name, m.unit, (m.values * number)[:number]) for m in comparison.measures),
@@ -117,7 +117,7 @@ def test_every_row_has_the_requested_width(width: int, number: int) -> None:
 
 
 def test_recordings_of_other_kinds_are_compared_too() -> None:
-    comparison = compare_sessions(
+    comparison = compare_paths(
         [recordings.open_recording("story"), recordings.open_recording("cpu-dead"), recordings.open_recording("z2-oom")]
     )
     assert find_measure(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
@@ -133,13 +133,13 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert step.split() == ["step", "34.7", "ms", "4.15×", "144", "ms"]
     assert main(["compare", "--json", *paths]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
+    assert result["recordings"] == ["z2.zerotop", "z2-offload.zerotop"]
     (measure,) = [found for found in result["rows"] if found["name"] == "GPU 0, reserved"]
     assert measure["differs"] is True
     assert measure["unit"] == "bytes"
 
 
-def test_one_session_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_recording_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(recordings.find_packed_file("z2"))]) == 2
     assert capsys.readouterr().err == "zerotop: compare needs two or more recordings\n"
 
@@ -151,7 +151,7 @@ def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_phases_are_of_one_rank_so_that_they_add_up() -> None:
     """Rank 0 delays rank 1: in one the time is between the phases, in the other in step()."""
-    session = recordings.open_recording("held-straggler")
-    rows = {measure.name: measure.values[0] for measure in compare_sessions([session, session]).measures}
+    recording = recordings.open_recording("held-straggler")
+    rows = {measure.name: measure.values[0] for measure in compare_paths([recording, recording]).measures}
     parts = [rows[name] for name in rows if name.startswith("  ")]
     assert sum(part for part in parts if isinstance(part, float)) == pytest.approx(rows["iteration"], rel=0.1)

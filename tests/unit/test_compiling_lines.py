@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
-from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.support.lines.known_calls import find_known_call
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
 LOOP = ("train.py", 120, "main", True)
@@ -64,7 +64,7 @@ def test_repeated_compiling_in_the_forward(tmp_path: Path, stack: Any, told: boo
             times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000}
             facts = {"where": "forward", "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
-    session = Session.open(folder)
-    details = [one.details for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    recording = Recording.open(folder)
+    details = [one.details for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
     assert len(details) == told
     assert all("train.py:120 in main (calls torch.compile, which compiles again)" in one for one in details)

@@ -14,7 +14,7 @@ from sweep_progress import StartedAttempt, make_model
 from zerotop.commands import sweep as command
 from zerotop.commands.sweeping import point_run
 from zerotop.commands.sweeping.point_run import PointAttempt
-from zerotop.session.sweeps import Sweep
+from zerotop.recording.sweeps import Sweep
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 from zerotop.ui.sweep.drawing import draw_sweep

@@ -9,21 +9,21 @@ import pytest
 import long_recording
 from long_recording import CORES, Trouble
 from planted_troubles import set_values
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.host import cores_taken
-from zerotop.analysis.annotations.support import annotator
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.host import cores_taken
+from zerotop.analysis.findings.support import detection
+from zerotop.recording.reader import Recording
 
 PERIOD_S = 20.0
 
 
-def find_taken(path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+def find_taken(path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
     """Return the findings of this kind, read so many phases at a time."""
-    monkeypatch.setattr(annotator, "_PIECE", piece)
-    session = Session.open(path)
-    runner = annotator.Annotator(session, [cores_taken.detect])
+    monkeypatch.setattr(detection, "_PIECE", piece)
+    recording = Recording.open(path)
+    runner = detection.Detection(recording, [cores_taken.detect])
     runner.update()
-    return runner.findings_at(session.end_ns)
+    return runner.findings_at(recording.end_ns)
 
 
 @pytest.mark.parametrize("seconds", [1.5, 3.0])

@@ -14,9 +14,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.pace import costly_modes, iteration_shift
-from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.pace import costly_modes, iteration_shift
+from zerotop.analysis.findings.support import detection
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes, ModeChange
 from zerotop_probe.inside.guard import CostMeter, remove_hooks
@@ -128,12 +128,12 @@ def write_clearings(folder: Path, seconds: list[float], first_s: float, every_s:
     writer.close()
 
 
-def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
-    monkeypatch.setattr(annotator, "_PIECE", piece)
-    session = read_recording(folder)
-    runner = annotator.Annotator(session, [costly_modes.detect, iteration_shift.detect])
+def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
+    monkeypatch.setattr(detection, "_PIECE", piece)
+    recording = read_recording(folder)
+    runner = detection.Detection(recording, [costly_modes.detect, iteration_shift.detect])
     runner.update()
-    return runner.findings_at(session.end_ns)
+    return runner.findings_at(recording.end_ns)
 
 
 def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

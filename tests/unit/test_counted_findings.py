@@ -9,9 +9,9 @@ import pytest
 
 import recordings
 from counted_recordings import count_steps
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 
 CLEAN = (
     "cpu-clean",
@@ -39,25 +39,25 @@ LASTING = (
 )
 
 
-def read_names(session: Session) -> set[str]:
-    return {finding.name for finding in find_annotations(session, session.end_ns)}
+def read_names(recording: Recording) -> set[str]:
+    return {finding.name for finding in detect_findings(recording, recording.end_ns)}
 
 
 @pytest.mark.parametrize("interval", [4, 16])
 @pytest.mark.parametrize("name", CLEAN)
 def test_counted_steps_of_a_clean_job_are_no_finding(tmp_path: Path, name: str, interval: int) -> None:
     folder = recordings.unpack_to_folder(name, tmp_path)
-    before = read_names(Session.open(folder))
+    before = read_names(Recording.open(folder))
     assert count_steps(folder, interval=interval, first=10) > 10
-    assert read_names(Session.open(folder)) <= before
+    assert read_names(Recording.open(folder)) <= before
 
 
 @pytest.mark.parametrize(("name", "kind", "step"), LASTING)
 def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | None) -> None:
     folder = recordings.unpack_to_folder(name, tmp_path)
     assert count_steps(folder, interval=4, first=10) > 10
-    session = Session.open(folder)
-    found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
+    recording = Recording.open(folder)
+    found = [finding.step for finding in detect_findings(recording, recording.end_ns) if finding.name == kind]
     assert found
     # It may have begun in one of the counted steps before the first with phases.
     assert step is None or any(step - 1 <= (one or 0) <= step + 8 for one in found)
@@ -76,8 +76,8 @@ def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | N
 def test_a_change_in_a_counted_step_begins_with_it(tmp_path: Path, name: str, kind: str, step: int, interval: int) -> None:
     folder = recordings.unpack_to_folder(name, tmp_path)
     assert count_steps(folder, interval=interval, first=10) > 10
-    session = Session.open(folder)
-    found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
+    recording = Recording.open(folder)
+    found = [finding.step for finding in detect_findings(recording, recording.end_ns) if finding.name == kind]
     assert any(step - 1 <= (one or 0) <= step + 2 for one in found), found
 
 
@@ -85,10 +85,10 @@ def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
     """The steps after a change are counted: their phases are those of later ones."""
     folder = recordings.unpack_to_folder("cpu-slow", tmp_path)
     count_steps(folder, interval=16, first=18)
-    session = Session.open(folder)
-    (steps, *_) = read_rank_steps(session)
+    recording = Recording.open(folder)
+    (steps, *_) = read_rank_steps(recording)
     assert steps["counted"][20:25].all()
-    (shift,) = [finding for finding in find_annotations(session, session.end_ns) if finding.name == "iteration_shift"]
+    (shift,) = [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == "iteration_shift"]
     assert shift.known_ns > steps["end_unix_ns"][steps["step"] == 25][0]
     assert "between the phases" in shift.details
     assert not [value for value in shift.evidence.values() if np.isnan(value)]
@@ -96,9 +96,9 @@ def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
 
 def test_times_and_peaks_stay_those_of_the_steps(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-lines-leak", tmp_path)
-    (whole,) = read_rank_steps(Session.open(folder))
+    (whole,) = read_rank_steps(Recording.open(folder))
     count_steps(folder, interval=8)
-    (steps,) = read_rank_steps(Session.open(folder))
+    (steps,) = read_rank_steps(Recording.open(folder))
     counted = steps["counted"]
     assert counted.sum() > 100
     for name in ("step", "iteration_s", "eval_s", "checkpoint_s", "end_unix_ns", "skipped"):

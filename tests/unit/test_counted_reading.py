@@ -14,8 +14,8 @@ from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import choose_iterations
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import StepTable, read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import StepTable, read_steps
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, COUNTED, END, PHASE_CODE, SKIPPED, SPANS, TICK, UNKNOWN
@@ -23,7 +23,7 @@ from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, COUNTED, END, PH
 END_OF_COUNTED = BOUNDARY | COUNTED
 
 
-def write_steps(folder: Path, rank: int = 0) -> Session:
+def write_steps(folder: Path, rank: int = 0) -> Recording:
     """Ten steps of 10 s; of 3 to 8 only the end is recorded, 5 has an evaluation and 6 a part of its forward."""
     spans = []
     for step in range(10):

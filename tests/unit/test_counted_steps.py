@@ -34,10 +34,10 @@ MS = 1_000_000
 class Job:
     """A rank whose steps take 10 ms, and in detail more than the budget."""
 
-    def __init__(self, session: Path) -> None:
-        self.session = session
+    def __init__(self, recording: Path) -> None:
+        self.recording = recording
         self.meter, self.counting = CostMeter(), StepCounting()
-        self.recorder = Recorder(str(session), ME, self.meter, self.counting)
+        self.recorder = Recorder(str(recording), ME, self.meter, self.counting)
         self.recorder.budget = DetailBudget(0.003)
         self.time_ns, self.step = 1_000_000_000, 0
         self.detail_cost_ns = 300_000
@@ -63,7 +63,7 @@ class Job:
             self.run_step()
 
     def read_spans(self) -> Any:
-        return Rank(self.session, 0).spans
+        return Rank(self.recording, 0).spans
 
     def read_steps(self) -> Any:
         spans = self.read_spans()
@@ -72,7 +72,7 @@ class Job:
 
 @pytest.fixture
 def running_job(tmp_path: Path) -> Iterator[Job]:
-    path = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
+    path = directory.create_recording(["python", "train.py"], path=str(tmp_path / "session"))
     started = Job(Path(path))
     yield started
     started.recorder.close()

@@ -16,11 +16,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 Facts = dict[str, Any]
@@ -85,7 +85,7 @@ INCOMPLETE = [
 ]
 
 
-def changed_once(kind: type[events.Event], change: Callable[[Facts], None]) -> Session:
+def changed_once(kind: type[events.Event], change: Callable[[Facts], None]) -> Recording:
     """Return a recording in which the first event of that kind is changed."""
     pending = [None]
 
@@ -100,19 +100,19 @@ def changed_once(kind: type[events.Event], change: Callable[[Facts], None]) -> S
 
 @pytest.mark.parametrize(("kind", "change"), INVALID)
 def test_invalid_fact_becomes_none_and_is_counted(kind: type[events.Event], change: Callable[[Facts], None]) -> None:
-    session, before = changed_once(kind, change), recordings.open_recording("gpu-microscope")
-    assert session.damaged_lines == 1
-    first, whole = session.events_of(kind)[0].facts, before.events_of(kind)[0].facts
+    recording, before = changed_once(kind, change), recordings.open_recording("gpu-microscope")
+    assert recording.damaged_lines == 1
+    first, whole = recording.events_of(kind)[0].facts, before.events_of(kind)[0].facts
     (differs,) = [fact for fact in whole if first[fact] != whole[fact]]
     assert first[differs] is None
-    assert len(session.events) == len(before.events)
+    assert len(recording.events) == len(before.events)
 
 
 @pytest.mark.parametrize(("kind", "change"), INCOMPLETE)
 def test_event_without_required_fact_is_skipped(kind: type[events.Event], change: Callable[[Facts], None]) -> None:
-    session = changed_once(kind, change)
-    assert session.damaged_lines == 1
-    assert len(session.events_of(kind)) == len(recordings.open_recording("gpu-microscope").events_of(kind)) - 1
+    recording = changed_once(kind, change)
+    assert recording.damaged_lines == 1
+    assert len(recording.events_of(kind)) == len(recordings.open_recording("gpu-microscope").events_of(kind)) - 1
 
 
 def test_missing_and_newer_facts_are_no_damage() -> None:
@@ -121,9 +121,9 @@ def test_missing_and_newer_facts_are_no_damage() -> None:
         rest = {fact: value for fact, value in event.items() if fact not in missing}
         return {**rest, **dict.fromkeys(missing & event.keys() - {"devices"}), "newer": [{"rank": "1"}]}
 
-    before, session = recordings.open_recording("gpu-microscope"), recordings.rewrite_events("gpu-microscope", make_newer)
-    assert session.damaged_lines == 0
-    assert len(session.events) == len(before.events)
+    before, recording = recordings.open_recording("gpu-microscope"), recordings.rewrite_events("gpu-microscope", make_newer)
+    assert recording.damaged_lines == 0
+    assert len(recording.events) == len(before.events)
 
 
 @pytest.mark.parametrize("name", ["gpu-long", "held-restart", "x4-z3", "z2-fp16"])
@@ -131,17 +131,17 @@ def test_findings_need_no_process_of_an_event(name: str) -> None:
     def remove_process(line: Facts) -> Facts:
         return {fact: value for fact, value in line.items() if fact not in ("pid", "start")} if "event" in line else line
 
-    session = recordings.rewrite_events(name, remove_process)
-    assert find_annotations(session, session.end_ns)
+    recording = recordings.rewrite_events(name, remove_process)
+    assert detect_findings(recording, recording.end_ns)
 
 
 def test_file_of_invalid_writer_is_skipped() -> None:
     def rename_rank(line: Facts) -> Facts:
         return {**line, "writer": {**line["writer"], "rank": "first"}} if "writer" in line else line
 
-    session = recordings.rewrite_events("z2", rename_rank)
-    assert session.events == []
-    assert session.damaged_lines > 0
+    recording = recordings.rewrite_events("z2", rename_rank)
+    assert recording.events == []
+    assert recording.damaged_lines > 0
 
 
 def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +155,7 @@ def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFix
         assert capsys.readouterr().err == f"zerotop: {sentence}\n"
     assert main(["memory", str(folder)]) == 0
     assert sentence in capsys.readouterr().out
-    assert RecordingSource(Session.open(folder)).view_at(None).job.notices == (sentence,)
+    assert RecordingSource(Recording.open(folder)).view_at(None).job.notices == (sentence,)
     with path.open("a") as file:
         file.write("{}\n")
     assert main(["findings", str(folder)]) == 0
@@ -231,7 +231,7 @@ def read_everything(folder: Path) -> None:
         assert main(["microscope", str(folder)]) in (0, 1)
         for table in ("events", "steps"):
             assert main(["export", str(folder), "--table", table, "-o", os.devnull]) == 0
-    source = RecordingSource(Session.open(folder))
+    source = RecordingSource(Recording.open(folder))
     for cursor in (None, source.begin_ns + 5_000_000_000):
         source.view_at(cursor)
-    build_overview(source.session)
+    build_overview(source.recording)

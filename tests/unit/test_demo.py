@@ -15,7 +15,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.commands.common import progress
 from zerotop.commands.job import training_machine
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.sampling.ranks import build_locks
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -99,8 +99,8 @@ def test_torch_without_cuda_is_reported(
 
 
 def test_progress_lines(tmp_path: Path) -> None:
-    folder = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
-    source = RecordingSource(Session.open(Path(folder)))
+    folder = directory.create_recording(["python", "train.py"], path=str(tmp_path / "session"))
+    source = RecordingSource(Recording.open(Path(folder)))
     seconds = 0.0
     news = progress.ProgressReporter(lambda: seconds)
     said = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import recordings
-from memory_recording import GIB, Recording, gib_to_bytes, record_two_steps
+from memory_recording import GIB, PlantedRecording, gib_to_bytes, record_two_steps
 from microscope_recording import record_trace
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
@@ -31,8 +31,8 @@ from zerotop_probe.recording import events
 SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
 
 
-def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
-    return read_memory_view(recording.open_session().at(BEGIN_NS + int(second * S)), rank)
+def view_of(recording: PlantedRecording, second: float, rank: int | None = None) -> MemoryView:
+    return read_memory_view(recording.open_recording().at(BEGIN_NS + int(second * S)), rank)
 
 
 def rows_text(rows: list[Row]) -> str:
@@ -51,11 +51,11 @@ def check_rows(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None
 @pytest.mark.parametrize("name", ["z2", "z2-oom", "x4-z3", "cpu-dead", "z3-offload-all"])
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
-    session = recordings.open_recording(name)
-    begin = session.begin_ns
-    length = session.last_written_ns - begin
+    recording = recordings.open_recording(name)
+    begin = recording.begin_ns
+    length = recording.last_written_ns - begin
     for share in (0.0, 0.4, 0.7, 1.0):
-        view = read_memory_view(session.at(begin + int(length * share)))
+        view = read_memory_view(recording.at(begin + int(length * share)))
         for width, height in SIZES:
             for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
                 check_rows(draw(view, width, height, glyphs), width, height, glyphs)
@@ -111,7 +111,7 @@ def test_host_memory(tmp_path: Path) -> None:
 
 
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
-    view = view_of(Recording(tmp_path), 3)
+    view = view_of(PlantedRecording(tmp_path), 3)
     assert "No GPU found" in rows_text(draw_gpu_ledger(view, 80, 6, BLOCKS))
     assert "No rank has trained up to this time" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
     assert "x traces the next step" in rows_text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
@@ -154,8 +154,8 @@ def test_peaks_by_phase(tmp_path: Path) -> None:
 
 
 def test_health() -> None:
-    session = recordings.open_recording("z2-oom")
-    view = read_memory_view(session.at(session.last_written_ns))
+    recording = recordings.open_recording("z2-oom")
+    view = read_memory_view(recording.at(recording.last_written_ns))
     drawn = row_text(draw_health(view, 160, BLOCKS))
     assert "3 cache flushes" in drawn
     assert "1 out of memory" in drawn
@@ -219,8 +219,8 @@ def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> 
 
 
 def test_the_post_mortem() -> None:
-    session = recordings.open_recording("z2-oom")
-    view = read_memory_view(session.at(session.last_written_ns))
+    recording = recordings.open_recording("z2-oom")
+    view = read_memory_view(recording.at(recording.last_written_ns))
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
         drawn = " ".join(rows_text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
@@ -235,8 +235,8 @@ def test_the_post_mortem() -> None:
 
 
 def test_the_setting_stands_out() -> None:
-    session = recordings.open_recording("z2-oom")
-    view = read_memory_view(session.at(session.last_written_ns))
+    recording = recordings.open_recording("z2-oom")
+    view = read_memory_view(recording.at(recording.last_written_ns))
     assert view.failure is not None
     rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
     assert ("per_device_eval_batch_size", "accent") in [span for row in rows for span in row]

@@ -171,12 +171,12 @@ def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
     assert "No rank finished a step" in " ".join(read_map(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    session = read_recording(tmp_path)
-    assert describe_empty(session, (), JobState.STARTING).startswith("No rank trains yet")
+    recording = read_recording(tmp_path)
+    assert describe_empty(recording, (), JobState.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
     assert "No rank finished a step" in " ".join(read_map(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     processes = RecordingSource(read_recording(tmp_path)).rank_steps
-    assert describe_empty(session, processes, JobState.RUNNING).startswith("No rank has finished a step yet")
+    assert describe_empty(recording, processes, JobState.RUNNING).startswith("No rank has finished a step yet")
 
 
 def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:

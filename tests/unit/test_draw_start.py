@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import Overview
-from zerotop.session.quick_read import Stamp
+from zerotop.recording.quick_read import Stamp
 from zerotop.ui.app.start_app import StartApp
 from zerotop.ui.base.bars.footer_keys import collect_keys
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
@@ -28,8 +28,8 @@ def read_detail(item: LibraryItem) -> str:
     return " ".join(row_text(row).strip() for row in draw_detail(item, 120, BLOCKS))
 
 
-def make_recording(known: Overview) -> Recording:
-    return Recording(Path("/recordings/one"), Stamp(1, 1, 1), False, known)
+def make_recording(known: Overview) -> ListedRecording:
+    return ListedRecording(Path("/recordings/one"), Stamp(1, 1, 1), False, known)
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, ": 1 rank on GPU 0."), (2, ": 2 ranks on GPU 0.")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machine import small_disk
-from memory_recording import Recording, make_record
+from memory_recording import PlantedRecording, make_record
 from rank_recordings import read_event_file as told_in
 from rank_recordings import read_table_file
 from small_recording import BEGIN_NS, S, make_identity
@@ -33,9 +33,9 @@ for step in range(int(sys.argv[3])):
 """
 
 
-def make_lossy_recording(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> PlantedRecording:
     """Rank 0 loses 3 records and later 4 more, of which its table does not tell; rank 1 loses 5 and is killed."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     recording.write_engine()
     recording.write_records(
         tables.PROBE, make_identity(0), [make_record(tables.PROBE, 1), make_record(tables.PROBE, 2, lost=3)]
@@ -48,7 +48,7 @@ def make_lossy_recording(folder: Path) -> Recording:
 
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
-    ending = read_ending(make_lossy_recording(tmp_path).open_session())
+    ending = read_ending(make_lossy_recording(tmp_path).open_recording())
     assert (ending.exit_code, ending.lost_records, ending.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
@@ -63,28 +63,28 @@ def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
     ],
 )
 def test_the_screen_says_so_from_when_it_is_known(tmp_path: Path, second: int, lost: int, sentence: str | None) -> None:
-    view = RecordingSource(make_lossy_recording(tmp_path).open_session()).view_at(BEGIN_NS + second * S)
+    view = RecordingSource(make_lossy_recording(tmp_path).open_recording()).view_at(BEGIN_NS + second * S)
     assert view.cost.lost_records == lost
     assert [notice for notice in view.job.notices if "incomplete" in notice] == ([sentence] if sentence else [])
 
 
 def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_event(make_identity(0), 8, events.Goodbye, lost="many")
     recording.write_event(recording.node, 10, events.SamplerEnded, lost_records=None)
-    assert read_ending(recording.open_session()).lost_records == 0
+    assert read_ending(recording.open_recording()).lost_records == 0
     assert Losses(0, 0).loss_sentence == ""
 
 
 def test_a_rank_on_a_full_disk_still_says_what_it_lost(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as disk:
-        session = disk / "session"
-        session.mkdir()
-        command = [sys.executable, "-c", RANK, str(session), str(disk / "filler"), "500"]
+        recording = disk / "session"
+        recording.mkdir()
+        command = [sys.executable, "-c", RANK, str(recording), str(disk / "filler"), "500"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
-        (path,) = session.glob("events-rank*.jsonl")
+        (path,) = recording.glob("events-rank*.jsonl")
         (goodbye,) = [event for event in told_in(path) if event.get("event") == events.Goodbye.event_name]
-        written = sum(len(read_table_file(path)) for name in ("spans", "begins") for path in session.glob(f"{name}-*.rec"))
+        written = sum(len(read_table_file(path)) for name in ("spans", "begins") for path in recording.glob(f"{name}-*.rec"))
     assert (done.returncode, done.stderr) == (0, "")
     # Two of each phase; and what the probe has cost, at the end.
     assert goodbye["lost"] - (1000 - written) in (0, 1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes, read_exits
-from zerotop.session.reader import Session
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.process_exits import ProcessExits, find_alive_processes, read_exits
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.events import Goodbye, JobEnded, JobStarted, RankGone
 from zerotop_probe.recording.tables import BEGINS
@@ -21,9 +21,9 @@ class Nodes:
     """A recording by two nodes, a rank on each: pids 10 and 11."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = Path(directory.create_session(["train.py"], path=str(folder / "session")))
-        self.session = Session.open(self.path)
-        first = self.session.info["clock"]["monotonic_ns"]
+        self.path = Path(directory.create_recording(["train.py"], path=str(folder / "session")))
+        self.recording = Recording.open(self.path)
+        first = self.recording.info["clock"]["monotonic_ns"]
         self._zero_ns = first + 60 * S
         self.ranks = [Identity("rank", number, f"n{number}", 10 + number, 1, "boot") for number in (0, 1)]
         self.nodes = [EventWriter(str(self.path), Identity("node", -1, host, 9, 1, "boot")) for host in ("n0", "n1")]
@@ -36,9 +36,9 @@ class Nodes:
 
     def find_exits(self) -> list[int | None]:
         """In seconds, by rank."""
-        self.session.refresh()
-        zero = self.session.begin_ns + 60 * S
-        ends = [ProcessExits(self.session.events).find_exit(source) for source in self.session.sources["begins"]]
+        self.recording.refresh()
+        zero = self.recording.begin_ns + 60 * S
+        ends = [ProcessExits(self.recording.events).find_exit(source) for source in self.recording.sources["begins"]]
         return [None if end is None else round((end - zero) / S) for end in ends]
 
 
@@ -66,21 +66,21 @@ def test_a_launcher_takes_all_nodes_with_it(two_nodes: Nodes) -> None:
     two_nodes.nodes[0].write(two_nodes.unix_ns_at(0), JobStarted, pid=8, start=1)
     two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), JobEnded, exit_code=0)
     assert two_nodes.find_exits() == [4, 4]
-    assert find_alive_processes(two_nodes.session.at(two_nodes.session.begin_ns + 63 * S)) == (
+    assert find_alive_processes(two_nodes.recording.at(two_nodes.recording.begin_ns + 63 * S)) == (
         RankProcess("n0", 10, 0),
         RankProcess("n1", 11, 1),
     )
-    assert find_alive_processes(two_nodes.session.at(two_nodes.session.begin_ns + 65 * S)) == ()
+    assert find_alive_processes(two_nodes.recording.at(two_nodes.recording.begin_ns + 65 * S)) == ()
 
 
 def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
     two_nodes.nodes[0].write(two_nodes.unix_ns_at(2), JobEnded, exit_code=0)
     two_nodes.nodes[1].write(two_nodes.unix_ns_at(6), JobStarted, pid=8, start=1)
     two_nodes.own[1].write(two_nodes.unix_ns_at(9), Goodbye)
-    two_nodes.session.refresh()
-    session, (_, other) = two_nodes.session, two_nodes.session.sources["begins"]
-    zero = session.begin_ns + 60 * S
-    ends = [read_exits(session.at(zero + second * S)).find_exit(other) for second in (1, 3, 7, 10)]
+    two_nodes.recording.refresh()
+    recording, (_, other) = two_nodes.recording, two_nodes.recording.sources["begins"]
+    zero = recording.begin_ns + 60 * S
+    ends = [read_exits(recording.at(zero + second * S)).find_exit(other) for second in (1, 3, 7, 10)]
     assert [end and round((end - zero) / S) for end in ends] == [None, 2, None, 9]
 
 

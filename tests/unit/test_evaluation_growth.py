@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.reports.finding_costs import rank_findings
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 S = 1_000_000_000
 
 
-def evaluate(folder: Path, seconds: list[float]) -> Session:
+def evaluate(folder: Path, seconds: list[float]) -> Recording:
     """Insert evaluations of these durations before every third step from 6 on, each sampled at a line."""
     (path,) = folder.glob("spans-rank0-*.rec")
     header, _, records = path.read_bytes().partition(b"\n")
@@ -43,7 +43,7 @@ def evaluate(folder: Path, seconds: list[float]) -> Session:
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
     whole = np.concatenate([spans, *added])
     path.write_bytes(header + b"\n" + np.sort(whole, order="end_ns", kind="stable").tobytes())
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def evaluate(folder: Path, seconds: list[float]) -> Session:
     ],
 )
 def test_evaluations_that_grow(tmp_path: Path, seconds: list[float], found: bool) -> None:
-    session = evaluate(recordings.unpack_to_folder("gpu-clean", tmp_path), seconds)
-    findings = find_annotations(session, session.end_ns)
+    recording = evaluate(recordings.unpack_to_folder("gpu-clean", tmp_path), seconds)
+    findings = detect_findings(recording, recording.end_ns)
     grown = [one for one in findings if one.name == "evaluation_growth"]
     assert len(grown) == found
     for finding in grown:
         assert finding.headline.endswith(": 500 ms became 2.00 s: train.py:36")
         assert "mostly at train.py:36 in summarize (calls argsort)" in finding.details
-        (cost,) = [one for one in rank_findings(findings, read_steps(session), session.end_ns) if one.finding == finding]
+        (cost,) = [one for one in rank_findings(findings, read_steps(recording), recording.end_ns) if one.finding == finding]
         assert cost.seconds == pytest.approx(sum(seconds) - seconds[0] * len(seconds))
 
 
 def test_a_job_that_becomes_slower_is_something_else(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-drift", tmp_path)
-    session = Session.open(folder)
-    assert "evaluation_growth" not in [one.name for one in find_annotations(session, session.end_ns)]
+    recording = Recording.open(folder)
+    assert "evaluation_growth" not in [one.name for one in detect_findings(recording, recording.end_ns)]

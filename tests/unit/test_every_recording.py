@@ -18,10 +18,10 @@ import recordings
 from declared_events import check_event
 from memory_sums import check_memory_view
 from recorded import Recorded
-from zerotop.analysis.annotations import Annotator, Severity, find_annotations, link_findings
-from zerotop.analysis.annotations.support import annotator
 from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
+from zerotop.analysis.findings import Detection, Severity, detect_findings, link_findings
+from zerotop.analysis.findings.support import detection
 from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
@@ -32,10 +32,10 @@ from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.rhythm import infer_iteration
-from zerotop.session import quick_read
-from zerotop.session.events.event_files import E
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording import quick_read
+from zerotop.recording.events.event_files import E
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording.events import EngineFacts, Goodbye, JobEnded, OutOfMemory, RankGone, Tensors
 from zerotop_probe.recording.redact import redact_command, redact_tree
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -98,32 +98,32 @@ def every_finding_is_complete(recorded: Recorded) -> None:
 
 def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:
     """At cursors just before and at each change of the list of findings, and between each two of these."""
-    session = recorded.session
-    changes = [session.begin_ns, *sorted({finding.known_ns for finding in recorded.findings}), session.end_ns]
+    recording = recorded.recording
+    changes = [recording.begin_ns, *sorted({finding.known_ns for finding in recorded.findings}), recording.end_ns]
     between = [(early + late) // 2 for early, late in pairwise(changes)]
     for cursor_ns in sorted({*changes, *between, *(change - 1 for change in changes[1:])}):
-        found = find_annotations(session, cursor_ns)
-        assert found == recorded.annotator.findings_at(cursor_ns)
+        found = detect_findings(recording, cursor_ns)
+        assert found == recorded.detection.findings_at(cursor_ns)
         assert all(finding.known_ns <= cursor_ns for finding in found)
-    assert recorded.annotator.findings_at(session.begin_ns - 1) == ()
+    assert recorded.detection.findings_at(recording.begin_ns - 1) == ()
 
 
 def reading_in_pieces_makes_no_difference(recorded: Recorded) -> None:
     """As a growing job is read, or a long one a little at a time."""
-    session, known = recorded.session, [finding.known_ns for finding in recorded.findings]
+    recording, known = recorded.recording, [finding.known_ns for finding in recorded.findings]
     for piece in (30, 500):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(annotator, "_PIECE", piece)
-            again = Annotator(session)
-            for cursor_ns in sorted({session.end_ns, *(time_ns - late for time_ns in known for late in (1, 0))}):
+            patch.setattr(detection, "_PIECE", piece)
+            again = Detection(recording)
+            for cursor_ns in sorted({recording.end_ns, *(time_ns - late for time_ns in known for late in (1, 0))}):
                 again.update(cursor_ns)
-                assert again.findings_at(cursor_ns) == recorded.annotator.findings_at(cursor_ns)
+                assert again.findings_at(cursor_ns) == recorded.detection.findings_at(cursor_ns)
             assert not again.update()
 
 
 def an_update_says_whether_there_are_new_findings(recorded: Recorded) -> None:
     assert recorded.has_found is bool(recorded.findings)
-    assert not recorded.annotator.update()
+    assert not recorded.detection.update()
 
 
 def what_was_not_staged_explains_nothing(recorded: Recorded) -> None:
@@ -133,8 +133,8 @@ def what_was_not_staged_explains_nothing(recorded: Recorded) -> None:
 
 
 def no_fix_of_an_ended_job_needs_a_live_process(recorded: Recorded) -> None:
-    if recorded.session.events_of(JobEnded):
-        found = RecordedRun(recorded.session, memory=False).findings
+    if recorded.recording.events_of(JobEnded):
+        found = RecordedRun(recorded.recording, memory=False).findings
         assert [one.fix for one in found if LIVE.search(one.fix)] == []
 
 
@@ -144,7 +144,7 @@ def no_fix_of_an_ended_job_needs_a_live_process(recorded: Recorded) -> None:
 def deaths_are_seen_and_no_others(recorded: Recorded) -> None:
     labels = {label.name for label in LABELS[recorded.name]}
     is_dead = bool({"out_of_memory", "dead_rank"} & labels) and recorded.name != "held-restart"
-    at_end = recorded.session.at(recorded.session.last_written_ns)
+    at_end = recorded.recording.at(recorded.recording.last_written_ns)
     failure = find_known_failure(at_end)
     assert (failure is not None) == (is_dead or recorded.name in STOPPED)
     if "out_of_memory" not in labels:
@@ -155,7 +155,7 @@ def deaths_are_seen_and_no_others(recorded: Recorded) -> None:
 
 
 def an_overview_equals_the_whole_recording(recorded: Recorded) -> None:
-    whole = recorded.session
+    whole = recorded.recording
     about = build_overview(quick_read.open_glimpse(recordings.find_packed_file(recorded.name)))
     rows = read_steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
@@ -179,7 +179,7 @@ def an_overview_equals_the_whole_recording(recorded: Recorded) -> None:
 
 
 def the_rhythm_from_outside_is_right_or_not_told(recorded: Recorded) -> None:
-    iteration = infer_iteration(recorded.session.at(recorded.session.last_written_ns - 2 * S))
+    iteration = infer_iteration(recorded.recording.at(recorded.recording.last_written_ns - 2 * S))
     usual_s = float(np.median(np.diff(recorded.view.iterations.begin_s[-8:])))
     assert iteration is None or iteration.iteration_s == pytest.approx(usual_s, rel=0.03)
 
@@ -188,23 +188,23 @@ def the_rhythm_from_outside_is_right_or_not_told(recorded: Recorded) -> None:
 
 
 def the_memory_screen_sums_to_the_byte_at_every_moment(recorded: Recorded) -> None:
-    session = recordings.open_recording(recorded.name)  # which has not been asked for other moments
-    moments = choose_moments(session)
+    recording = recordings.open_recording(recorded.name)  # which has not been asked for other moments
+    moments = choose_moments(recording)
     # A rank that is not there is as none.
     for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
-        view = read_memory_view(session.at(moment_ns), rank)
+        view = read_memory_view(recording.at(moment_ns), rank)
         check_memory_view(view)
-        assert view is read_memory_view(session.at(view.cursor_ns), rank)
+        assert view is read_memory_view(recording.at(view.cursor_ns), rank)
 
 
-def choose_moments(session: Session) -> list[int]:
+def choose_moments(recording: Recording) -> list[int]:
     """Return at most 12 moments: both ends, around the first forward, an error, an exit and a peak, and ends of phases."""
-    moments = [session.begin_ns, session.last_written_ns]
-    moments += [event.unix_ns for event in (*pick_event(session, Tensors, -1), *pick_event(session, OutOfMemory, 0))]
-    exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(session, kind, 0)]
+    moments = [recording.begin_ns, recording.last_written_ns]
+    moments += [event.unix_ns for event in (*pick_event(recording, Tensors, -1), *pick_event(recording, OutOfMemory, 0))]
+    exits = [event.unix_ns for kind in (Goodbye, RankGone, JobEnded) for event in pick_event(recording, kind, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
-    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session.at(session.last_written_ns))[:1]]
-    for source in session.sources["spans"][:1]:
+    moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(recording.at(recording.last_written_ns))[:1]]
+    for source in recording.sources["spans"][:1]:
         forwards = source.array[source.array["phase"] == PHASE_CODE["forward"]]
         moments += [int(span["begin_ns"]) + source.offset_ns - 1 for span in forwards[:1]]
         later = source.array[len(source.array) // 2 :]
@@ -213,9 +213,9 @@ def choose_moments(session: Session) -> list[int]:
     return sorted(list(dict.fromkeys(moments))[:VIEWS])
 
 
-def pick_event(session: Session, kind: type[E], place: int) -> Sequence[E]:
+def pick_event(recording: Recording, kind: type[E], place: int) -> Sequence[E]:
     """One event of a kind, if there is any."""
-    named = session.events_of(kind)
+    named = recording.events_of(kind)
     return [named[place]] if named else []
 
 
@@ -225,9 +225,9 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
     Between a reading of NVML and one of the allocator memory may be taken, but mostly is not; the ledger then says that what
     is free is derived.
     """
-    session, seen, still = recorded.session, 0, 0
-    for cursor_ns in list_moments(session):
-        for found in read_ledgers(session.at(cursor_ns)):
+    recording, seen, still = recorded.recording, 0, 0
+    for cursor_ns in list_moments(recording):
+        for found in read_ledgers(recording.at(cursor_ns)):
             assert sum(row.bytes for row in found.rows) == found.total_bytes
             assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
             assert all(row.bytes >= 0 or row.key == FREED for row in found.rows)
@@ -237,19 +237,19 @@ def ledgers_add_up_and_are_what_nvml_says(recorded: Recorded) -> None:
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
                     still += 1
                     assert found.job_bytes == found.sum_bytes(OUTSIDE, UNALLOCATED, *ALLOCATED)
-        for host in read_host_ledgers(session.at(cursor_ns)):
+        for host in read_host_ledgers(recording.at(cursor_ns)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
-    if session.sources["gpu_processes"] and session.sources["allocator"]:
+    if recording.sources["gpu_processes"] and recording.sources["allocator"]:
         assert still > (0.3 if recorded.name in GROWING else 0.7) * seen > 0
-    for at_peak in read_peak_ledgers(session.at(session.last_written_ns)):
+    for at_peak in read_peak_ledgers(recording.at(recording.last_written_ns)):
         assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= max(
             0.02 * at_peak.ledger.allocated_bytes, BATCH_BYTES.get(recorded.name, 0)
         )
 
 
-def list_moments(session: Session) -> list[int]:
+def list_moments(recording: Recording) -> list[int]:
     """From the first reading of an allocator to the last; none without a GPU."""
-    tables = [source for source in session.sources["allocator"] if len(source.array)]
+    tables = [source for source in recording.sources["allocator"] if len(source.array)]
     if not tables:
         return []
     first = min(int(source.array["time_ns"][0]) + source.offset_ns for source in tables)
@@ -258,17 +258,17 @@ def list_moments(session: Session) -> list[int]:
 
 
 def what_formulas_say_is_what_was_counted(recorded: Recorded) -> None:
-    session = recorded.session
-    if not session.sources["allocator"]:
+    recording = recorded.recording
+    if not recording.sources["allocator"]:
         return
-    cursor_ns = int(read_steps(session)["end_unix_ns"].max())
-    engines = [event.facts for event in session.events if event.event_name == "engine"]
+    cursor_ns = int(read_steps(recording)["end_unix_ns"].max())
+    engines = [event.facts for event in recording.events if event.event_name == "engine"]
     known = parse_setup(EngineFacts(engines[0]))
     assert known is not None
     masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
     larger = BLOCKS_LARGER_IN.get(recorded.name, BLOCKS_LARGER)
     # A machine may have more GPUs than the job.
-    ledgers = [found for found in read_ledgers(session.at(cursor_ns)) if found.ranks]
+    ledgers = [found for found in read_ledgers(recording.at(cursor_ns)) if found.ranks]
     assert ledgers
     for found in ledgers:
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
@@ -277,7 +277,7 @@ def what_formulas_say_is_what_was_counted(recorded: Recorded) -> None:
             assert each.expected_bytes == pytest.approx(
                 each.measured_bytes, rel=larger, abs=ROUNDED_BYTES.get(recorded.name, 1 << 20)
             ), (name, each)
-    for host in read_host_ledgers(session.at(cursor_ns)):
+    for host in read_host_ledgers(recording.at(cursor_ns)):
         differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
         for name in ("optimizer_state", *masters):
             each = differences[name]
@@ -299,9 +299,9 @@ def nothing_private_lies_inside(recorded: Recorded) -> None:
 
 
 def commands_and_facts_hold_no_secret(recorded: Recorded) -> None:
-    command = recorded.session.info["command"]
+    command = recorded.recording.info["command"]
     assert redact_command(command) == command
-    for event in recorded.session.events:
+    for event in recorded.recording.events:
         assert redact_tree(event.facts) == event.facts
 
 

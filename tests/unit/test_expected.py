@@ -27,7 +27,7 @@ from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
-from zerotop.session.moments.process_exits import find_alive_processes
+from zerotop.recording.moments.process_exits import find_alive_processes
 from zerotop_probe.recording.events import EngineFacts
 
 SIZES = [
@@ -201,9 +201,9 @@ def test_formulas_beside_real_runs(config: str) -> None:
 
 
 def test_differences_of_a_gpu(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).open_session()
+    recording = record_two_steps(tmp_path).open_recording()
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
-    (after,), (before,) = (read_ledgers(session.at(BEGIN_NS + int(second * S))) for second in (19.5, 28))
+    (after,), (before,) = (read_ledgers(recording.at(BEGIN_NS + int(second * S))) for second in (19.5, 28))
     expected = {d.key: d for d in compare_ledger(after, expect_memory(facts))}
     assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in expected.items()} == {
         "parameters": (gib_to_bytes(2), gib_to_bytes(2), 0),
@@ -220,7 +220,7 @@ def test_differences_of_a_gpu(tmp_path: Path) -> None:
 def test_differences_of_a_host(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
-    (held,) = read_host_ledgers(recording.open_session().at(BEGIN_NS + 19 * S + S // 2))
+    (held,) = read_host_ledgers(recording.open_recording().at(BEGIN_NS + 19 * S + S // 2))
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
     expected = {d.key: d.difference_bytes for d in compare_ledger(held, expect_memory(facts))}
     assert (expected["master_weights"], expected["optimizer_state"]) == (0, GIB)
@@ -246,9 +246,9 @@ def test_which_estimates_are_of_the_job() -> None:
 def test_the_rule_of_thumb(tmp_path: Path) -> None:
     assert RuleOfThumb(10, 20, 5, 4, 8).peak_bytes == 39
     assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
-    session, now = record_two_steps(tmp_path).open_session(), BEGIN_NS + 29 * S
-    (process,), (peaks,) = find_alive_processes(session.at(now)), read_rank_peaks(session.at(now))
-    inventory = read_inventory(session.at(now), process)
+    recording, now = record_two_steps(tmp_path).open_recording(), BEGIN_NS + 29 * S
+    (process,), (peaks,) = find_alive_processes(recording.at(now)), read_rank_peaks(recording.at(now))
+    inventory = read_inventory(recording.at(now), process)
     assert inventory is not None
     assert compute_rule_of_thumb(inventory, peaks) == RuleOfThumb(
         gib_to_bytes(2), gib_to_bytes(12), gib_to_bytes(2), gib_to_bytes(18.5 - 16), gib_to_bytes(17.5 - 14)

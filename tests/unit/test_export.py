@@ -23,8 +23,8 @@ from zerotop.analysis.reports.export import FORMATS, export_table
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
-from zerotop.session.spreadsheet import escape_formula
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.spreadsheet import escape_formula
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -35,9 +35,9 @@ def write_closed_table(folder: Path, table: tables.Table, who: Identity, *record
     write_open(folder, table, who, *records).close()
 
 
-def export_rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
+def export_rows(recording: Any, table: str, fmt: str) -> list[dict[str, Any]]:
     stream = io.BytesIO()
-    count = export_table(session, table, fmt, stream)
+    count = export_table(recording, table, fmt, stream)
     stream.seek(0)
     if fmt == "csv":
         got: list[dict[str, Any]] = list(csv.DictReader(io.TextIOWrapper(stream, "utf-8", newline="")))
@@ -136,12 +136,12 @@ RISKY = (
 @pytest.mark.parametrize("name", [*RISKY, 'a"b,c', "a\nb", "[red]", "", "a=1", "; a", "a-b", "'=1"])
 def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
     write_closed_table(tmp_path, tables.THREADS, make_identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
-    session = read_recording(tmp_path)
-    (row,) = export_rows(session, "threads", "csv")
+    recording = read_recording(tmp_path)
+    (row,) = export_rows(recording, "threads", "csv")
     assert row["name"] == escape_formula(name) == ("'" + name if name in RISKY else name)
     assert "rank" not in row
     for fmt in ("jsonl", "parquet"):
-        assert export_rows(session, "threads", fmt)[0]["name"] == name
+        assert export_rows(recording, "threads", fmt)[0]["name"] == name
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_events(tmp_path: Path) -> None:
     ranks.write(2, Engine, stage=2, loss=math.nan)
     node = EventWriter(str(tmp_path), make_identity(-1, host="-n"))
     node.write(3, "=gpu\ud800")
-    session = read_recording(tmp_path)
-    first, second = export_rows(session, "events", "jsonl")
+    recording = read_recording(tmp_path)
+    first, second = export_rows(recording, "events", "jsonl")
     assert list(first) == ["time_unix_ns", "event", "rank", "host", "pid", "facts"]
     assert (first["time_unix_ns"], first["rank"], first["pid"]) == (BEGIN_NS + 2, 1, 101)
     assert json.loads(first["facts"]) == {"stage": 2, "loss": None}
     assert (second["event"], second["rank"], second["host"]) == ("=gpu?", None, "-n")
-    assert export_rows(session, "events", "csv")[1]["event"] == "'=gpu?"
-    assert export_rows(session, "events", "csv")[1]["host"] == "'-n"
+    assert export_rows(recording, "events", "csv")[1]["event"] == "'=gpu?"
+    assert export_rows(recording, "events", "csv")[1]["host"] == "'-n"
     ranks.close()
     node.close()
 
@@ -194,8 +194,8 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     write_closed_table(tmp_path, tables.SPANS, make_identity(1), *make_step_spans(10, 0), *make_step_spans(20, 1, SKIPPED))
     write_open(tmp_path, tables.SPANS, make_identity(0, pid=9), *make_step_spans(50, 0), born=40).close()
     write_closed_table(tmp_path, tables.SPANS, make_identity(0), *make_step_spans(30, 0))
-    session = read_recording(tmp_path)
-    got = export_rows(session, "steps", fmt)
+    recording = read_recording(tmp_path)
+    got = export_rows(recording, "steps", fmt)
     assert list(got[0]) == [
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
         *("eval_s", "checkpoint_s", "stages_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
@@ -213,7 +213,7 @@ def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
     assert [(int(row["rank"]), float(row["begin_unix_s"])) for row in got] == [(0, 1030), (0, 1050), (1, 1010), (1, 1012)]
     assert [float(row["iteration_s"]) for row in got] == [2, 2, 2, 10]
     assert [str(row["skipped"]).lower() for row in got] == ["false", "false", "false", "true"]
-    assert [int(row["end_unix_ns"]) for row in got] == (read_steps(session)["end_unix_ns"]).tolist()
+    assert [int(row["end_unix_ns"]) for row in got] == (read_steps(recording)["end_unix_ns"]).tolist()
     assert all(row[name] == null for row in got for name in ("tokens", "rows", "host_rss_bytes", "allocated_peak_bytes"))
 
 
@@ -277,9 +277,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_an_older_recording_has_the_columns_of_this_version() -> None:
-    session = recordings.open_recording("cpu-clean")
-    for table in session.sources:
-        assert len({tuple(frame.columns) for frame in export_tables.build_frames(session, table, str)}) == 1
+    recording = recordings.open_recording("cpu-clean")
+    for table in recording.sources:
+        assert len({tuple(frame.columns) for frame in export_tables.build_frames(recording, table, str)}) == 1
 
 
 @pytest.mark.parametrize(("name", "begin"), [("a.csv", b"rank,step,"), ("a.jsonl", b'{"rank":'), ("a.parquet", b"PAR1")])

@@ -11,35 +11,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
+from memory_recording import OOM, PlantedRecording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
 from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
-from zerotop.session.keys import identify_process
-from zerotop.session.moments.process_exits import ProcessExit, describe_exit_code
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
 
-def end_job(recording: Recording, at_s: float, **facts: Any) -> None:
+def end_job(recording: PlantedRecording, at_s: float, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed with exit code 1."}
     recording.write_event(recording.node, at_s, events.JobEnded, **(usual_end | facts))
 
 
-def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
+def end_rank(recording: PlantedRecording, at_s: float, rank: int = 0) -> None:
     recording.write_event(recording.node, at_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
 
 
-def find_checked_failure(recording: Recording, second: float = 40) -> End | None:
-    session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
-    failure = find_known_failure(session.at(cursor))
-    assert failure == find_failure(session.at(cursor))
+def find_checked_failure(recording: PlantedRecording, second: float = 40) -> End | None:
+    opened, cursor = recording.open_recording(), BEGIN_NS + int(second * S)
+    failure = find_known_failure(opened.at(cursor))
+    assert failure == find_failure(opened.at(cursor))
     return failure
 
 
-def require_failure(recording: Recording, second: float = 40) -> End:
+def require_failure(recording: PlantedRecording, second: float = 40) -> End:
     failure = find_checked_failure(recording, second)
     assert failure is not None
     return failure
@@ -142,7 +142,7 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     end_job(recording, 3)
     failure = require_failure(recording)
     assert (failure.what, failure.rank) == ("The job failed with exit code 1.", None)
@@ -216,19 +216,19 @@ def test_a_real_death() -> None:
 
 @pytest.mark.parametrize("name", ["cpu-dead", "hardware-bus", "blind-early-end"])
 def test_the_post_mortem_and_the_finding_are_views_of_one_record(name: str) -> None:
-    session = recordings.open_recording(name)
-    (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
+    recording = recordings.open_recording(name)
+    (dead,) = (one for one in detect_findings(recording, recording.end_ns) if one.name == "dead_rank")
     # A job whose ranks end in good order fails when its command ends.
-    known = (session.at(time_ns).end for time_ns in (dead.known_ns, session.end_ns))
+    known = (recording.at(time_ns).end for time_ns in (dead.known_ns, recording.end_ns))
     end = next(end for end in known if end is not None)
     assert (end.advice, end.ranks, end.unix_ns) == (dead.advice, dead.ranks, dead.begin_ns)
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
-    session = recordings.open_recording("held-restart")
-    begin = session.begin_ns
-    length = session.last_written_ns - begin
-    told = [find_known_failure(session.at(begin + length * part // 100)) is not None for part in range(101)]
+    recording = recordings.open_recording("held-restart")
+    begin = recording.begin_ns
+    length = recording.last_written_ns - begin
+    told = [find_known_failure(recording.at(begin + length * part // 100)) is not None for part in range(101)]
     assert any(told)
     assert not told[0]
     assert not told[-1]
@@ -245,9 +245,9 @@ def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], mo
             for number, (tokens, evaluating) in enumerate(batches)
         ]
         write_table(Path(folder), SPANS, make_identity(0), *spans).close()
-        session = read_recording(Path(folder))
-        process = identify_process(session.sources["spans"][0])
+        recording = read_recording(Path(folder))
+        process = identify_process(recording.sources["spans"][0])
         for moment in moments:
             known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]
-            batch = find_largest_batch(session.at(BEGIN_NS + moment * S), process)
+            batch = find_largest_batch(recording.at(BEGIN_NS + moment * S), process)
             assert batch.get("tokens", 0) == max(known, default=0)

@@ -11,8 +11,8 @@ import pytest
 
 import recordings
 from zerotop import cli
-from zerotop.analysis import annotations as package
-from zerotop.session.reader import Session
+from zerotop.analysis import findings as package
+from zerotop.recording.reader import Recording
 
 
 def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,8 +43,8 @@ def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = recordings.unpack_to_folder("z2-oom", tmp_path)
     assert cli.main(["findings", str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    session = Session.open(path)
-    findings = package.find_annotations(session, session.end_ns)
+    recording = Recording.open(path)
+    findings = package.detect_findings(recording, recording.end_ns)
     assert [(one["name"], one["known_ns"], one["headline"]) for one in rows] == [
         (finding.name, finding.known_ns, finding.headline) for finding in findings
     ]
@@ -60,18 +60,18 @@ def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "No findings in this recording.\n"
 
 
-def test_a_missing_session_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_recording_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["findings", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("zerotop: ")
 
 
 def test_the_exported_table(tmp_path: Path) -> None:
-    path, output = recordings.unpack_to_folder("story", tmp_path), tmp_path / "annotations.csv"
-    assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
+    path, output = recordings.unpack_to_folder("story", tmp_path), tmp_path / "findings.csv"
+    assert cli.main(["export", str(path), "--table", "findings", "-o", str(output)]) == 0
     frame = polars.read_csv(output)
-    session = Session.open(path)
-    findings = package.find_annotations(session, session.end_ns)
-    assert frame["annotation"].to_list() == [finding.name for finding in findings]
+    recording = Recording.open(path)
+    findings = package.detect_findings(recording, recording.end_ns)
+    assert frame["finding"].to_list() == [finding.name for finding in findings]
     assert frame["headline"].to_list() == [finding.headline for finding in findings]
     assert json.loads(frame["evidence"][-1]).keys() == findings[-1].evidence.keys()
 

@@ -13,8 +13,8 @@ from zerotop.cli import main
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.sweeping import fit_runner
 from zerotop.commands.sweeping.fit_start import Knowledge
-from zerotop.session.reader import Session
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep
+from zerotop.recording.reader import Recording
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep
 
 GIB = 1 << 30
 GPU_BYTES = 81559 << 20  # by NVML
@@ -78,7 +78,7 @@ def test_five_runs_find_what_took_nine(monkeypatch: pytest.MonkeyPatch, tmp_path
 )
 def test_four_runs_from_a_recording(name: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """From a recording of 4 x 512 tokens in stage 2 on another type of GPU: no search can prove two values in fewer."""
-    base = read_baseline(Session.open(FOLDER / f"{name}.zerotop"))
+    base = read_baseline(Recording.open(FOLDER / f"{name}.zerotop"))
     tried, (none, offloaded) = search(monkeypatch, tmp_path, ["none", "optimizer"], Knowledge(None, base))
     assert tried == lengths
     assert (none.largest, offloaded.largest) == (4608, 6400)
@@ -87,7 +87,7 @@ def test_four_runs_from_a_recording(name: str, lengths: list[int], monkeypatch: 
 def test_a_run_of_the_search_predicts_the_next_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A command whose model is not known is searched by halves, until its first run has a recording."""
     packed = FOLDER / "z2.zerotop"
-    monkeypatch.setattr(fit_runner, "find_point_session", lambda folder, result: packed if result.outcome == OK else None)
+    monkeypatch.setattr(fit_runner, "find_point_recording", lambda folder, result: packed if result.outcome == OK else None)
     tried, (none, offloaded) = search(monkeypatch, tmp_path, ["none", "optimizer"], Knowledge(None, None))
     assert (none.largest, offloaded.largest) == (4608, 6400)
     assert tried[-2:] == [6400, 6656]

@@ -20,9 +20,9 @@ from segmented_recordings import fold_at, unpack_segmented
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_dtype import STEP_DTYPE
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.outside.folding import coarse_samples, step_history
 from zerotop_probe.outside.folding.coarse_samples import fold_periods
 from zerotop_probe.recording.tables import PROCESSES
@@ -45,38 +45,38 @@ def assert_same(got: Any, expected: Any) -> None:
         np.testing.assert_array_equal(got[name], expected[name], name)
 
 
-def find_times(session: Session, count: int) -> list[int]:
+def find_times(recording: Recording, count: int) -> list[int]:
     """Return moments from the begin of a recording to well after its end, on its own clock."""
-    offset_ns = session.sources["spans"][0].offset_ns
-    return [int(time) - offset_ns for time in np.linspace(session.begin_ns, session.last_written_ns + 30e9, count)]
+    offset_ns = recording.sources["spans"][0].offset_ns
+    return [int(time) - offset_ns for time in np.linspace(recording.begin_ns, recording.last_written_ns + 30e9, count)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_stay(name: str, tmp_path: Path, few_notable: None) -> None:
     folder = unpack_segmented(RECORDINGS / f"{name}.zerotop", tmp_path / "session", full_detail_s=5)
-    session = Session.open(folder)
-    expected, files = read_steps(session), len(list(folder.glob("*.s??????.rec")))
-    for now_ns in find_times(session, 5):
+    recording = Recording.open(folder)
+    expected, files = read_steps(recording), len(list(folder.glob("*.s??????.rec")))
+    for now_ns in find_times(recording, 5):
         fold_at(folder, now_ns)
-        assert_same(read_steps(Session.open(folder)), expected)
+        assert_same(read_steps(Recording.open(folder)), expected)
     assert len(list(folder.glob("*.s??????.rec"))) < files or name in ("z2-fp16", "z2", "held-save", "held-restart")
-    assert sum(len(source.array) for source in Session.open(folder).sources["folded"]) == len(expected)
+    assert sum(len(source.array) for source in Recording.open(folder).sources["folded"]) == len(expected)
 
 
 def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
     """Steps that were lost, or recorded in part, are no long iteration after folding either, nor in blocks."""
     unpack = partial(unpack_segmented, RECORDINGS / "x4-z3.zerotop", full_detail_s=2, lost_steps=(5, 6), incomplete_step=9)
     folder = unpack(tmp_path / "session")
-    session = Session.open(folder)
-    expected = read_steps(session)
+    recording = Recording.open(folder)
+    expected = read_steps(recording)
     assert sorted(expected["step"][np.isnan(expected["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
-    for now_ns in find_times(session, 6):
+    for now_ns in find_times(recording, 6):
         fold_at(folder, now_ns)
-        assert_same(read_steps(Session.open(folder)), expected)
+        assert_same(read_steps(Recording.open(folder)), expected)
     folder = unpack(tmp_path / "small", max_bytes=100_000)
-    for now_ns in find_times(session, 6):
+    for now_ns in find_times(recording, 6):
         fold_at(folder, now_ns)
-    merged = read_steps(Session.open(folder))
+    merged = read_steps(Recording.open(folder))
     assert len(merged) < len(expected)
     assert sorted(merged["step"][np.isnan(merged["iteration_s"])]) == sorted([5, 6, 7, 9] * 4)
     assert np.nanmax(merged["iteration_s"]) <= np.nanmax(expected["iteration_s"])
@@ -94,9 +94,9 @@ def interrupt_at(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[
 def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> None:
     """Nothing is lost and nothing is there twice, if the folding process dies before any change of a file."""
     folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
-    session = Session.open(folder)
-    expected, kills = read_steps(session), 0
-    for now_ns in find_times(session, 4):
+    recording = Recording.open(folder)
+    expected, kills = read_steps(recording), 0
+    for now_ns in find_times(recording, 4):
         for alive in range(200):
             moments = iter([False] * alive + [True] * 1000)
             with pytest.MonkeyPatch.context() as patch:
@@ -108,31 +108,31 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> 
                     kills += 1
                 else:
                     break
-            assert_same(read_steps(Session.open(folder)), expected)
+            assert_same(read_steps(Recording.open(folder)), expected)
     assert kills > 5
 
 
 def test_a_torn_record_is_removed(tmp_path: Path) -> None:
     folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
-    session = Session.open(folder)
-    expected, times = read_steps(session), find_times(session, 3)
+    recording = Recording.open(folder)
+    expected, times = read_steps(recording), find_times(recording, 3)
     fold_at(folder, times[1])
     (folded,) = folder.glob("folded-*.rec")
     folded.write_bytes(folded.read_bytes()[:-7])
-    assert_same(read_steps(Session.open(folder)), expected)
+    assert_same(read_steps(Recording.open(folder)), expected)
     fold_at(folder, times[2])
-    assert_same(read_steps(Session.open(folder)), expected)
+    assert_same(read_steps(Recording.open(folder)), expected)
 
 
 def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
     """If steps alone exceed the largest size, blocks have their sums, extremes and counts."""
     packed = RECORDINGS / "x4-z3.zerotop"
     folder = unpack_segmented(packed, tmp_path / "session", full_detail_s=2, max_bytes=150_000)
-    session = Session.open(folder)
-    steps = read_steps(session)
-    for now_ns in find_times(session, 6):
+    recording = Recording.open(folder)
+    steps = read_steps(recording)
+    for now_ns in find_times(recording, 6):
         fold_at(folder, now_ns)
-    rows = read_steps(Session.open(folder))
+    rows = read_steps(Recording.open(folder))
     assert 4 * 2 <= len(rows) < len(steps) == 4 * 16
     for rank in range(4):
         old, new = steps[steps["rank"] == rank], rows[rows["rank"] == rank]
@@ -144,7 +144,7 @@ def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
             np.testing.assert_allclose(new[name] * new["steps"], np.add.reduceat(old[name], firsts), rtol=1e-9, atol=1e-9)
         for name in ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "host_held_bytes"):
             np.testing.assert_array_equal(new[name], np.maximum.reduceat(old[name], firsts))
-    view = RecordingSource(Session.open(folder)).view_at(None)
+    view = RecordingSource(Recording.open(folder)).view_at(None)
     assert view.progress.finished_steps == 16
     assert view.iterations.step.tolist() == rows["step"][rows["rank"] == 0].tolist()
 
@@ -153,23 +153,23 @@ def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
     counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
     folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=5)
-    session = Session.open(folder)
-    expected = read_steps(session)
+    recording = Recording.open(folder)
+    expected = read_steps(recording)
     assert expected["counted"].sum() > 50
-    for now_ns in find_times(session, 5):
+    for now_ns in find_times(recording, 5):
         fold_at(folder, now_ns)
-        assert_same(read_steps(Session.open(folder)), expected)
+        assert_same(read_steps(Recording.open(folder)), expected)
 
 
 def test_blocks_have_the_mean_phases_of_steps_with_phases(tmp_path: Path) -> None:
     counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
     folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=2, max_bytes=60_000)
-    session = Session.open(folder)
-    steps = read_steps(session)
-    for now_ns in find_times(session, 6):
+    recording = Recording.open(folder)
+    steps = read_steps(recording)
+    for now_ns in find_times(recording, 6):
         fold_at(folder, now_ns)
-    rows = read_steps(Session.open(folder))
+    rows = read_steps(Recording.open(folder))
     block = rows["steps"] > 1
     assert block.any()
     ends = np.cumsum(rows["steps"])
@@ -206,15 +206,15 @@ def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: in
 def test_views_of_thinned_times(tmp_path: Path, few_notable: None) -> None:
     """Where detail is gone, views say so and show no older values; where it remains, they are the same."""
     folder = unpack_segmented(RECORDINGS / "gpu-gpt2.zerotop", tmp_path / "session", full_detail_s=5)
-    whole = Session.open(folder)
+    whole = Recording.open(folder)
     moments = [int(step["end_unix_ns"]) - 1_000_000 for step in read_steps(whole)[[20, 60, 119]]]
     before = [RecordingSource(whole).view_at(moment) for moment in moments]
     for now_ns in find_times(whole, 6)[:-1]:
         fold_at(folder, now_ns)
-    session = Session.open(folder)
-    after = [RecordingSource(session).view_at(moment) for moment in moments]
-    spans = session.sources["spans"][0]
-    thinned = [is_thinned_at(session.at(moment), spans) for moment in moments]
+    recording = Recording.open(folder)
+    after = [RecordingSource(recording).view_at(moment) for moment in moments]
+    spans = recording.sources["spans"][0]
+    thinned = [is_thinned_at(recording.at(moment), spans) for moment in moments]
     assert thinned == [True, True, False]
     for old, new, is_gone in zip(before, after, thinned, strict=True):
         assert new.progress.step == old.progress.step
@@ -260,13 +260,13 @@ def test_coarse_samples_of_a_recording(tmp_path: Path, few_notable: None, monkey
     """They stand beside the fine samples that remain, and say their period."""
     monkeypatch.setattr(coarse_samples, "_PERIOD_NS", 5 * 10**9)
     folder = unpack_segmented(RECORDINGS / "x4-attached.zerotop", tmp_path / "session", full_detail_s=5)
-    whole = Session.open(folder)
+    whole = Recording.open(folder)
     (fine,) = whole.sources["gpus"]
     used, begin_ns = fine.array["used_bytes"].max(), fine.array["time_ns"][0]
     for now_ns in find_times(whole, 7):
         fold_at(folder, now_ns)
-    session = Session.open(folder)
-    by_period = {source.period_ns: source for source in session.sources["gpus"]}
+    recording = Recording.open(folder)
+    by_period = {source.period_ns: source for source in recording.sources["gpus"]}
     assert set(by_period) == {0, 5 * 10**9}
     times = np.unique(by_period[5 * 10**9].array["time_ns"])
     assert (np.diff(times) <= 5.2e9).all()

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from machine import small_disk
-from memory_recording import Recording
+from memory_recording import PlantedRecording
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.reports.comparison import compare_sessions
-from zerotop.analysis.reports.headline import summarize_session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.reports.comparison import compare_paths
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.reports.memory import read_report
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.timeline.range_summary import summarize_range
@@ -27,7 +27,7 @@ from zerotop.analysis.timeline.timeline import TimelineBuilder
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.commands.common.exit_messages import describe_place, describe_rank_losses
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import directory, events, tables
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
@@ -56,22 +56,22 @@ for step in range(30):
 """
 
 
-def find_lost(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
-    findings = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
+def find_lost(recording: Recording, cursor_ns: int | None = None) -> list[Finding]:
+    findings = detect_findings(recording, recording.end_ns if cursor_ns is None else cursor_ns)
     return [finding for finding in findings if finding.name == "steps_not_recorded"]
 
 
 def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as disk:
-        path = directory.create_session(["train"], path=str(disk / "session"))
+        path = directory.create_recording(["train"], path=str(disk / "session"))
         command = [sys.executable, "-c", RANK, path, str(disk / "filler")]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
-        session = Session.open(Path(path))
-        source = RecordingSource(session)
+        recording = Recording.open(Path(path))
+        source = RecordingSource(recording)
         (process,) = source.rank_steps
         losses = describe_rank_losses(path)
-        (finding,) = find_lost(session)
+        (finding,) = find_lost(recording)
     rows = process.step_rows
     assert rows["step"].tolist() == list(range(30))
     unknown = np.flatnonzero(np.isnan(rows["iteration_s"]))
@@ -82,9 +82,9 @@ def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     assert "No space left on device" in finding.details
 
 
-def make_lossy_recording(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> PlantedRecording:
     """Two ranks with steps of a second. Rank 0 loses 3 to 5, rank 1 loses 3, 4 and, at its end, 9."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     recording.write_engine()
     for rank, lost in ((0, (3, 4, 5)), (1, (3, 4))):
         spans: list[Any] = []
@@ -99,19 +99,19 @@ def make_lossy_recording(folder: Path) -> Recording:
 
 
 def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) -> None:
-    session = make_lossy_recording(tmp_path).open_session()
-    first, last = find_lost(session)
+    recording = make_lossy_recording(tmp_path).open_recording()
+    first, last = find_lost(recording)
     assert (first.step, first.ranks, first.known_ns) == (3, (0, 1), BEGIN_NS + 7 * S)
     assert first.headline == "Steps 3 to 5 of ranks 0 and 1 are missing or incomplete in the recording"
     assert first.details == "3.00 s in all: Disk quota exceeded. Times and peaks leave them out."
     assert (last.step, last.ranks, last.known_ns) == (9, (1,), BEGIN_NS + 10 * S)
     assert last.headline.startswith("Step 9 of rank 1 is missing")
-    assert find_lost(session, BEGIN_NS + 7 * S - 1) == []
+    assert find_lost(recording, BEGIN_NS + 7 * S - 1) == []
 
 
 def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
-    session = make_lossy_recording(tmp_path).open_session()
-    source = RecordingSource(session)
+    recording = make_lossy_recording(tmp_path).open_recording()
+    source = RecordingSource(recording)
     view = source.view_at(None)
     assert view.iterations.step.tolist() == list(range(9))
     # Rank 1 has recorded the whole of step 6, which is the first after the gap of rank 0.
@@ -121,22 +121,22 @@ def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
     assert (
         notice == "5 of the steps 3 to 9 of ranks 0 and 1 are missing or incomplete in the recording: Disk quota exceeded."
     )
-    overview = build_overview(session)
+    overview = build_overview(recording)
     assert (overview.iteration_s, max(overview.iterations), overview.steps) == (1.0, 1.0, 9)
-    text = summarize_session(session)
+    text = summarize_recording(recording)
     assert "median 1.000 s per iteration, slowest 1.000 s" in text
-    comparison = compare_sessions([session, session])
+    comparison = compare_paths([recording, recording])
     rows = {measure.name.strip(): measure.values for measure in comparison.measures}
     assert (rows["iteration"], rows["slowest iteration"], rows["not recorded"]) == ((1.0, 1.0), (1.0, 1.0), (3, 3))
     assert rows["steps not recorded"] == ("step 3 and 1 more",) * 2
-    report = read_report(session)
+    report = read_report(recording)
     assert report is not None
     assert notice in report.notices
 
 
 def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
-    source = RecordingSource(make_lossy_recording(tmp_path).open_session())
-    timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
+    source = RecordingSource(make_lossy_recording(tmp_path).open_recording())
+    timelines = TimelineBuilder(source.recording, lambda: source.rank_steps)
     summary = summarize_range(timelines, timelines.make_subject(0), BEGIN_NS, BEGIN_NS + 9 * S)
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
     (times,) = timelines.get_step_times(0)
@@ -166,20 +166,20 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
     """Silence of minutes in which records were lost, and the same without that event."""
     for name, lost in (("full", True), ("hanging", False)):
         (tmp_path / name).mkdir()
-        recording = Recording(tmp_path / name)
-        recording.write_engine()
+        planted = PlantedRecording(tmp_path / name)
+        planted.write_engine()
         spans = [make_span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
-        recording.write_records(tables.SPANS, make_identity(0), spans)
-        recording.write_records(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        planted.write_records(tables.SPANS, make_identity(0), spans)
+        planted.write_records(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
         if lost:
-            recording.write_event(make_identity(0), 3.5, events.RecordsLost, step=3, why="No space left on device")
-        session = recording.open_session()
-        names = [finding.name for finding in find_annotations(session, session.end_ns)]
+            planted.write_event(make_identity(0), 3.5, events.RecordsLost, step=3, why="No space left on device")
+        recording = planted.open_recording()
+        names = [finding.name for finding in detect_findings(recording, recording.end_ns)]
         assert ("hung_ranks" in names) == (not lost)
 
 
 def test_recorded_in_is_said_only_of_a_recording_that_is_there(tmp_path: Path) -> None:
-    path = directory.create_session(["train"], path=str(tmp_path / "session"))
+    path = directory.create_recording(["train"], path=str(tmp_path / "session"))
     assert describe_place(path) == f"not recorded in {path}: nothing could be written to it"
     (Path(path) / "events-node-host-1.jsonl").write_text("{}\n")
     assert describe_place(path) == f"recorded in {path}"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from memory_recording import Recording, make_gpu_process_sample, make_gpu_sample
+from memory_recording import PlantedRecording, make_gpu_process_sample, make_gpu_sample
 from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.analysis.annotations import Annotation, find_annotations, link_findings
 from zerotop.analysis.failures.diagnosis import find_known_failure
+from zerotop.analysis.findings import Finding, detect_findings, link_findings
 from zerotop.analysis.hardware.xids import XIDS, Origin, describe_xid, format_table
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
@@ -23,7 +23,7 @@ NAMES = ("gpu_xid", "gpu_lost", "gpu_memory_faults", "nvlink_faults", "pcie_link
 OF_THE_CODE = (13, 31, 43, 68, 69)
 
 
-class Job(Recording):
+class Job(PlantedRecording):
     """Two ranks with a step in each second; NVML lists rank 0 on GPU 0 and rank 1 on GPU 1."""
 
     def __init__(self, folder: Path, *, steps: int = 20, begin: int = 0, listed: bool = True) -> None:
@@ -45,15 +45,15 @@ class Job(Recording):
         self.write_event(self.node, second, events.GpuFault, gpu=gpu, gpus=[gpu], kind=kind, value=value, **facts)
 
 
-def find(session: Session, second: float | None = None, names: tuple[str, ...] = NAMES) -> list[Annotation]:
-    cursor_ns = session.last_written_ns if second is None else BEGIN_NS + int(second * S)
-    return [finding for finding in find_annotations(session, cursor_ns) if finding.name in names]
+def find(recording: Recording, second: float | None = None, names: tuple[str, ...] = NAMES) -> list[Finding]:
+    cursor_ns = recording.last_written_ns if second is None else BEGIN_NS + int(second * S)
+    return [finding for finding in detect_findings(recording, cursor_ns) if finding.name in names]
 
 
 def test_an_xid_names_its_rank_and_step_at_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(10.5, "xid", 79)
-    (finding,) = find(job.open_session(), 10.6)
+    (finding,) = find(job.open_recording(), 10.6)
     assert finding.headline == "GPU 1 of rank 1 reported Xid 79, fallen off the bus"
     assert (finding.ranks, finding.step, finding.known_ns) == ((1,), 10, BEGIN_NS + int(10.5 * S))
     assert "not your code" in finding.details
@@ -64,7 +64,7 @@ def test_an_xid_names_its_rank_and_step_at_once(tmp_path: Path) -> None:
 def test_only_xids_of_hardware_and_driver_are_not_the_code(number: int, tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(10.5, "xid", number)
-    (finding,) = find(job.open_session())
+    (finding,) = find(job.open_recording())
     said = " ".join((finding.headline, finding.details, finding.advice))
     is_theirs = describe_xid(number).origin in (Origin.HARDWARE, Origin.DRIVER)
     assert ("not your code" in said) is is_theirs
@@ -92,8 +92,8 @@ def test_a_rank_that_dies_after_a_fault_of_its_gpu(tmp_path: Path) -> None:
     job.fault(19.6, "xid", 79)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
     job.write_event(job.node, 21, events.JobEnded, exit_code=1)
-    session = job.open_session()
-    found = {finding.name: finding for finding in find(session, names=(*NAMES, "dead_rank"))}
+    recording = job.open_recording()
+    found = {finding.name: finding for finding in find(recording, names=(*NAMES, "dead_rank"))}
     assert found["gpu_xid"].headline == "GPU 1 reported Xid 79, fallen off the bus, 400 ms before rank 1 ended"
     assert found["gpu_xid"].step == 19
     dead = found["dead_rank"]
@@ -108,7 +108,7 @@ def test_a_fault_of_the_code_keeps_the_advice_on_the_code(tmp_path: Path) -> Non
     job.fault(19.6, "xid", 31)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
     job.write_event(job.node, 21, events.JobEnded, exit_code=1)
-    (dead,) = find(job.open_session(), names=("dead_rank",))
+    (dead,) = find(job.open_recording(), names=("dead_rank",))
     assert "its cause is mostly the job's own code" in dead.details
     assert "not your code" not in f"{dead.details}{dead.advice}"
     assert "nvidia-smi" not in dead.fix
@@ -119,7 +119,7 @@ def test_another_ranks_gpu_may_take_a_rank_down(tmp_path: Path) -> None:
     job.fault(19, "xid", 79, gpu=0)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
     job.write_event(job.node, 21, events.JobEnded, exit_code=1)
-    (dead,) = find(job.open_session(), names=("dead_rank",))
+    (dead,) = find(job.open_recording(), names=("dead_rank",))
     assert "GPU 0 of rank 0 reported Xid 79" in dead.details
 
 
@@ -127,7 +127,7 @@ def test_a_hang_after_a_fault(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(19.95, "xid", 74)
     job.write_records(tables.HOSTS, job.node, [(100 * S, *[0] * (len(tables.HOSTS.fields) - 1))])
-    (hung,) = find(job.open_session(), names=("hung_ranks",))
+    (hung,) = find(job.open_recording(), names=("hung_ranks",))
     assert "reported Xid 74 (NVLink error)" in hung.details
     assert hung.fix == "nvidia-smi -q -i 1"
 
@@ -138,7 +138,7 @@ def test_a_normal_end_after_a_fault_is_none_of_its_doing(tmp_path: Path) -> None
     for rank in (0, 1):
         job.write_event(make_identity(rank), 20, events.Goodbye)
     job.write_event(job.node, 21, events.JobEnded, exit_code=0)
-    (finding,) = find(job.open_session())
+    (finding,) = find(job.open_recording())
     assert finding.headline == "GPU 1 of rank 1 reported Xid 63, memory will be replaced"
 
 
@@ -150,7 +150,7 @@ def test_the_drivers_cleanup_is_no_news(tmp_path: Path) -> None:
     job.write_event(job.node, 15, events.StopSent, signal="SIGTERM")
     job.fault(15.1, "xid", 45, gpu=0)
     job.fault(15.2, "xid", 31)
-    assert [finding.evidence["xid"] for finding in find(job.open_session())] == [31]
+    assert [finding.evidence["xid"] for finding in find(job.open_recording())] == [31]
 
 
 def test_a_gpu_that_no_rank_uses_is_none_of_ours(tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_a_gpu_that_no_rank_uses_is_none_of_ours(tmp_path: Path) -> None:
     for kind in ("xid", "lost", "ecc_uncorrected", "pcie_width"):
         job.fault(10, kind, 79, gpu=5, before=100)
     job.write_event(job.node, 12, events.GpuSilent, gpu=5, seconds=3.0, back=False)
-    assert find(job.open_session()) == []
+    assert find(job.open_recording()) == []
 
 
 def test_without_a_known_gpu_no_rank_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path, listed=False)
     job.fault(10, "xid", 79)
-    (finding,) = find(job.open_session())
+    (finding,) = find(job.open_recording())
     assert (finding.ranks, finding.headline) == ((), "GPU 1 reported Xid 79, fallen off the bus")
 
 
@@ -173,13 +173,16 @@ def test_a_lost_gpu_is_told_once(tmp_path: Path) -> None:
     job.fault(10, "lost", gpu=0)
     job.fault(12, "xid", 79)
     job.fault(12.5, "lost")
-    assert [(finding.name, finding.ranks) for finding in find(job.open_session())] == [("gpu_lost", (0,)), ("gpu_xid", (1,))]
+    assert [(finding.name, finding.ranks) for finding in find(job.open_recording())] == [
+        ("gpu_lost", (0,)),
+        ("gpu_xid", (1,)),
+    ]
 
 
 def test_a_bad_state_from_the_begin_is_told_with_the_rank(tmp_path: Path) -> None:
     job = Job(tmp_path, begin=5)
     job.fault(0, "pcie_width", 4, before=16)
-    (finding,) = find(job.open_session())
+    (finding,) = find(job.open_recording())
     assert (finding.ranks, finding.known_ns) == ((1,), BEGIN_NS + int(5.9 * S))
     assert finding.headline == "GPU 1 of rank 1 has 4 of 16 PCIe lanes"
     assert "25 % of the bandwidth" in finding.details
@@ -189,7 +192,7 @@ def test_the_worst_of_what_is_read_at_once_is_told(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for kind, value in (("ecc_corrected", 9), ("rows_pending", 1), ("ecc_uncorrected", 2)):
         job.fault(10, kind, value, before=0, rise=value, seconds=1.0)
-    (finding,) = find(job.open_session())
+    (finding,) = find(job.open_recording())
     assert finding.headline == "GPU 1 of rank 1 could not correct 2 memory errors"
 
 
@@ -197,9 +200,9 @@ def test_a_counter_is_told_again_when_it_has_doubled(tmp_path: Path) -> None:
     job = Job(tmp_path)
     for second, value in ((10, 4), (11, 7), (12, 9), (13, 10)):
         job.fault(second, "ecc_corrected", value, before=0, rise=1, seconds=1.0)
-    session = job.open_session()
-    assert [find(session, second + 0.5)[0].evidence["count"] for second in (10, 11, 12, 13)] == [4, 4, 9, 9]
-    assert find(session)[0].severity.value == "info"
+    recording = job.open_recording()
+    assert [find(recording, second + 0.5)[0].evidence["count"] for second in (10, 11, 12, 13)] == [4, 4, 9, 9]
+    assert find(recording)[0].severity.value == "info"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_a_counter_is_told_again_when_it_has_doubled(tmp_path: Path) -> None:
 def test_counters_that_rise_now_and_then_are_no_finding(kind: str, rise: int, is_told: bool, tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fault(10, kind, rise, before=0, rise=rise, seconds=10.0)
-    assert bool(find(job.open_session())) is is_told
+    assert bool(find(job.open_recording())) is is_told
 
 
 def test_nvml_that_does_not_answer(tmp_path: Path) -> None:
@@ -216,8 +219,8 @@ def test_nvml_that_does_not_answer(tmp_path: Path) -> None:
     job.write_event(job.node, 10, events.GpuSilent, gpu=1, seconds=3.0, back=False)
     job.write_event(job.node, 12, events.GpuSilent, gpu=None, seconds=5.5, back=False)
     job.write_event(job.node, 15, events.GpuSilent, gpu=1, seconds=8.0, back=True)
-    session = job.open_session()
-    (silent,), (back,) = find(session, 13), find(session)
+    recording = job.open_recording()
+    (silent,), (back,) = find(recording, 13), find(recording)
     assert silent.headline == "NVML does not answer about GPU 1 of rank 1"
     assert back.headline == "NVML did not answer about GPU 1 of rank 1 for 8.00 s"
     assert silent.event == back.event
@@ -228,7 +231,7 @@ def test_hidden_xids_are_a_notice(tmp_path: Path) -> None:
     for gpu in (0, 1):
         hidden = {"xid": "Not Supported", "ecc_corrected": "Not Supported"}
         job.write_event(job.node, 1, events.GpuFaultsHidden, gpu=gpu, hidden=hidden)
-    notices = RecordingSource(job.open_session()).view_at(None).job.notices
+    notices = RecordingSource(job.open_recording()).view_at(None).job.notices
     assert "Xids of GPU 0, 1 are not visible here (Not Supported): see the kernel's log, dmesg." in notices
 
 
@@ -238,7 +241,7 @@ def test_odd_events_do_no_harm(facts: dict[str, Any], tmp_path: Path) -> None:
     job.write_event(job.node, 10, events.GpuFault, **facts)
     job.write_event(job.node, 10, events.GpuSilent)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
-    find(job.open_session())
+    find(job.open_recording())
 
 
 def test_the_post_mortem_names_the_fault_first() -> None:

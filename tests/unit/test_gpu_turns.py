@@ -8,8 +8,8 @@ import pytest
 
 from in_pieces import find_in_pieces
 from small_recording import S, make_identity, make_record, make_span, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.ranks import shared_gpu
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.ranks import shared_gpu
 from zerotop_probe.recording.events import GpuProcess
 from zerotop_probe.recording.tables import BOUNDARY, GPU_PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -39,7 +39,7 @@ def write_job(folder: Path, kept: list[int], *, of_job: bool = True, trainer_sle
     writer.close()
 
 
-def find_all(folder: Path) -> tuple[Annotation, ...]:
+def find_all(folder: Path) -> tuple[Finding, ...]:
     return find_in_pieces(folder, shared_gpu.detect, (16384, 7, 1))
 
 

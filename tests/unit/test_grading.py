@@ -19,8 +19,8 @@ from zerotop.cli import main
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.expectation import ask_expectation
 from zerotop.commands.sweeping import point_job
-from zerotop.session.reader import Session
-from zerotop.session.sweeps import Plan, Point, Value
+from zerotop.recording.reader import Recording
+from zerotop.recording.sweeps import Plan, Point, Value
 
 Z2 = str(FOLDER / "z2.zerotop")
 
@@ -32,7 +32,7 @@ def grade(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
 
 
 def keep(folder: Path, expected: object) -> Path:
-    """Write what was expected into a recording's session file."""
+    """Write what was expected into a recording's recording file."""
     path = folder / "session.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"expected": expected}))
     return folder
@@ -44,7 +44,7 @@ def test_what_was_kept_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert expected["question"].startswith("what-if ")
     folder = keep(unpack_to_folder("z2-offload", tmp_path), expected)
     (kept,) = [one for one in grade(capsys, str(folder)) if one["source"] == "kept"]
-    base = read_baseline(Session.open(folder))
+    base = read_baseline(Recording.open(folder))
     (_, likely, _), truth = kept["figures"]["allocated"]
     assert truth == base.peak
     assert likely == pytest.approx(truth, rel=0.05)
@@ -57,10 +57,10 @@ def test_what_was_kept_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_point_of_a_sweep_has_both(tmp_path: Path) -> None:
     expected = ask_expectation(f"what-if {Z2} --offload optimizer")
     folder = keep(unpack_to_folder("z2-offload", tmp_path), expected)
-    result = measure_point(Session.open(folder), 3)
+    result = measure_point(Recording.open(folder), 3)
     assert result["expected_allocated_bytes"] == round(expected["figures"]["allocated"][1])
     assert result["expected_reserved_bytes"] == round(expected["figures"]["reserved"][1])
-    assert "expected_allocated_bytes" not in measure_point(Session.open(FOLDER / "z2-offload.zerotop"), 3)
+    assert "expected_allocated_bytes" not in measure_point(Recording.open(FOLDER / "z2-offload.zerotop"), 3)
 
 
 def test_a_prediction_of_another_setting_is_not_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_all_recordings_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_the_formulas_know_the_arithmetic_of_a_recording() -> None:
     """A Trainer without autocast computes in fp32: with 16 bits its activations would be a quarter too small."""
     for name in ("gpu-trainer-gpt2", "gpu-trainer-gpt2-small"):
-        base = read_baseline(Session.open(FOLDER / f"{name}.zerotop"))
+        base = read_baseline(Recording.open(FOLDER / f"{name}.zerotop"))
         (_, likely, _), truth = grade_formulas(base).figures["allocated"]
         assert likely == pytest.approx(truth, rel=0.03)
 
@@ -132,13 +132,13 @@ def test_a_question_without_an_answer_starts_nothing(question: str, sentence: st
     with pytest.raises(Problem, match=sentence):
         ask_expectation(question)
     path = tmp_path / "one"
-    assert main(["run", "--headless", "--session", str(path), "--expect", question, "--", "true"]) == 2
+    assert main(["run", "--headless", "--recording", str(path), "--expect", question, "--", "true"]) == 2
     assert not path.exists()
 
 
 def test_a_run_keeps_its_prediction(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(path)]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(path)]
     command += ["--expect", f"zerotop what-if {Z2} --micro-batch 8", "--", "true"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     kept = parse_expectation(json.loads((path / "session.json").read_text())["expected"])
@@ -146,12 +146,12 @@ def test_a_run_keeps_its_prediction(tmp_path: Path) -> None:
     assert (kept.stage, kept.micro_batch) == (2, 8)
     assert "time" in kept.figures
     assert "The prediction cannot be compared with the run" in done.stderr
-    base = read_baseline(Session.open(FOLDER / "z2.zerotop"))
+    base = read_baseline(Recording.open(FOLDER / "z2.zerotop"))
     assert grade_kept(base, kept).refusal == "asked was micro-batch 8, and it ran with 4"
 
 
 def test_a_run_as_recorded_has_no_errors() -> None:
-    base = read_baseline(Session.open(FOLDER / "z2.zerotop"))
+    base = read_baseline(Recording.open(FOLDER / "z2.zerotop"))
     kept = parse_expectation(ask_expectation(f"what-if {Z2}"))
     assert kept is not None
     assert describe_errors(grade_kept(base, kept)).startswith(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.pace.iteration_drift import _is_gradual
+from zerotop.analysis.findings.pace.iteration_drift import _is_gradual
 from zerotop.analysis.stats.trend import Rise
 
 STEPS = np.arange(96.0)

@@ -18,8 +18,8 @@ import torch
 
 import recordings
 from declared_events import check_event
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 from zerotop_probe.inside.growing_containers import container_finder
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
 from zerotop_probe.inside.growing_containers.containers import find_growing, measure_lengths
@@ -253,9 +253,9 @@ def test_the_finding_names_the_container(
     tmp_path: Path, facts: dict[str, Any], headline: str, details: str, fix: str
 ) -> None:
     folder = recordings.unpack_to_folder("held-grows", tmp_path)
-    session = Session.open(folder)
-    (before,) = [one for one in find_annotations(session, session.end_ns) if one.name == "host_growth"]
-    (source,) = [one for one in session.sources["spans"] if one.rank == before.ranks[0]]
+    recording = Recording.open(folder)
+    (before,) = [one for one in detect_findings(recording, recording.end_ns) if one.name == "host_growth"]
+    (source,) = [one for one in recording.sources["spans"] if one.rank == before.ranks[0]]
     (path,) = folder.glob(f"events-rank{before.ranks[0]}-*.jsonl")
     container = {"name": "losses", "scope": "local", "owner": "train", "file": "train.py", "own": True, "levels": 0}
     container |= {"kind": "list", "length": 100, "added": 10, "added_bytes": 0, "entry": "Tensor", "keeps_graph": False}
@@ -268,8 +268,8 @@ def test_the_finding_names_the_container(
     check_event(event)
     with path.open("a") as file:
         file.write(json.dumps(event) + "\n")
-    session = Session.open(folder)
-    (finding,) = [one for one in find_annotations(session, session.end_ns) if one.name == "host_growth"]
+    recording = Recording.open(folder)
+    (finding,) = [one for one in detect_findings(recording, recording.end_ns) if one.name == "host_growth"]
     assert headline in finding.headline
     assert details in finding.details
     assert finding.fix == fix

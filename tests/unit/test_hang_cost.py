@@ -8,7 +8,7 @@ import recordings
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
-from zerotop.session.samples import Rows
+from zerotop.recording.samples import Rows
 
 
 def tell_cost(run: RecordedRun, steps: Rows, end_ns: int) -> str:

@@ -8,11 +8,11 @@ import pytest
 
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, write_standing
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.hangs.reader import find_stillness
 from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
@@ -24,8 +24,8 @@ STILL, WORKING = {25.0: 700, 30.0: 700, 40.0: 700}, {25.0: 700, 30.0: 900, 40.0:
 BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
 
 
-def find_hung(session: Session, second: float) -> list[Annotation]:
-    return [finding for finding in find_annotations(session, second_to_unix_ns(second)) if finding.name == "hung_ranks"]
+def find_hung(recording: Recording, second: float) -> list[Finding]:
+    return [finding for finding in detect_findings(recording, second_to_unix_ns(second)) if finding.name == "hung_ranks"]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_what_a_thread_waits_for(stand: Stand, wait: Wait) -> None:
 
 
 def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
-    assert find_hung(session, 29.9) == []
-    (hung,) = find_hung(session, 60)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
+    assert find_hung(recording, 29.9) == []
+    (hung,) = find_hung(recording, 60)
     assert hung.known_ns == second_to_unix_ns(30)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
     assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
@@ -67,8 +67,8 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
 
 
 def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
-    (hung,) = find_hung(session, 60)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
+    (hung,) = find_hung(recording, 60)
     assert hung.headline == "No progress for 10 s: rank 2 waits in barrier at train.py:94 in step"
     assert "same order" in hung.advice
 
@@ -77,16 +77,16 @@ def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> 
 def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path, allocations: dict[float, int] | None) -> None:
     """As one rank's own evaluation. With a collective of its own that has not ended the rank would wait, too."""
     item = ITEM._replace(called=60, allocations=allocations)
-    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
-    assert find_hung(session, 60) == []
+    recording = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
+    assert find_hung(recording, 60) == []
 
 
 def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(tmp_path: Path) -> None:
     """The thread that waits for it uses a core for that."""
     odd = ITEM._replace(called=60, allocations=STILL, cores_used=1.0)
-    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: odd})
-    assert find_hung(session, 34.9) == []
-    (hung,) = find_hung(session, 60)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: odd})
+    assert find_hung(recording, 34.9) == []
+    (hung,) = find_hung(recording, 60)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
     assert hung.headline.endswith(" s: rank 1 waits for its GPU in item at train.py:40")
     assert "Rank 1 waits for its GPU in item at train.py:40 in build_batch." in hung.details
@@ -148,9 +148,9 @@ def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_t
 
 
 def test_a_hang_that_was_told_without_stacks_is_told_again_with_them(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SLEEPING, "sleep")}, written_s=(80, 85))
-    (unseen,) = find_hung(session, 60)
-    (hung,) = find_hung(session, 100)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SLEEPING, "sleep")}, written_s=(80, 85))
+    (unseen,) = find_hung(recording, 60)
+    (hung,) = find_hung(recording, 100)
     assert (unseen.fix, hung.fix) == ("py-spy dump --pid 100", "train.py:40")
     assert (hung.ranks, hung.begin_ns) == ((1,), unseen.begin_ns)
 
@@ -203,23 +203,23 @@ def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> Non
 
 
 def test_a_rank_whose_python_does_not_run_is_the_odd_one(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: None})
-    assert find_hung(session, 30) == []
-    (hung,) = find_hung(session, 60)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: None})
+    assert find_hung(recording, 30) == []
+    (hung,) = find_hung(recording, 60)
     assert "rank 1 is silent in C code" in hung.headline
     assert hung.known_ns <= second_to_unix_ns(SILENT_S + 20)
 
 
 def test_saving_is_no_hang_before_ten_minutes(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SAVING, "write")}, (25, 30, 40, 60, 100, 180, 340))
-    assert find_hung(session, 600) == []
-    (hung,) = find_hung(session, 640)
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SAVING, "write")}, (25, 30, 40, 60, 100, 180, 340))
+    assert find_hung(recording, 600) == []
+    (hung,) = find_hung(recording, 640)
     assert "rank 1 is in torch.save at train.py:71 in save" in hung.headline
 
 
 def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25,))
-    assert find_hung(session, 60) == []
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25,))
+    assert find_hung(recording, 60) == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
@@ -251,7 +251,7 @@ def test_all_stacks_are_copied(tmp_path: Path) -> None:
 
 
 def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
-    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})
-    assert find_stillness(session.at(second_to_unix_ns(19))) is None
-    assert find_stillness(session.at(second_to_unix_ns(22))) is None
-    assert find_stillness(session.at(second_to_unix_ns(26))) is not None
+    recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})
+    assert find_stillness(recording.at(second_to_unix_ns(19))) is None
+    assert find_stillness(recording.at(second_to_unix_ns(22))) is None
+    assert find_stillness(recording.at(second_to_unix_ns(26))) is not None

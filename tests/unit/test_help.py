@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from zerotop import command_line
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -77,9 +77,9 @@ def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
 
 @pytest.mark.parametrize("picture", read_pictures(), ids=lambda picture: str(picture["name"]))
 def test_what_a_picture_shows_is_in_its_recording(picture: dict[str, Any]) -> None:
-    session = Session.open(picture["recording"])
+    recording = Recording.open(picture["recording"])
     if picture["finding"]:
-        assert picture["finding"] in {one.name for one in find_annotations(session, session.last_written_ns)}
+        assert picture["finding"] in {one.name for one in detect_findings(recording, recording.last_written_ns)}
     if picture["step"] >= 0:
-        source = RecordingSource(session)
+        source = RecordingSource(recording)
         assert source.find_step_end(picture["step"]) is not None

@@ -12,7 +12,7 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import History, Rank
 from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
 
 GIB = 1 << 30
@@ -20,7 +20,7 @@ RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, ())
 
 
 def history_at(histories: Histories, seconds: float) -> History:
-    return histories.history_at(histories.session.at(BEGIN_NS + int(seconds * S)), [RANK], [("node1", 0)])
+    return histories.history_at(histories.recording.at(BEGIN_NS + int(seconds * S)), [RANK], [("node1", 0)])
 
 
 def round_last(values: np.ndarray, last: int) -> list[float | None]:
@@ -28,7 +28,7 @@ def round_last(values: np.ndarray, last: int) -> list[float | None]:
 
 
 @pytest.fixture
-def recorded_session(tmp_path: Path) -> Session:
+def recorded_folder(tmp_path: Path) -> Recording:
     """Three seconds of a rank on a GPU: forward for 0.8 s, a step for 1.4 s, and again a forward that goes on."""
     ticks = [0.1 * tick for tick in range(1, 31) if not 20 <= tick < 25]  # the sampler slept for half a second
     write_table(
@@ -69,16 +69,16 @@ def recorded_session(tmp_path: Path) -> Session:
     return read_recording(tmp_path)
 
 
-def test_pieces_of_a_rank(recorded_session: Session) -> None:
-    rank = history_at(Histories(recorded_session), 3.05).ranks[0]
+def test_pieces_of_a_rank(recorded_folder: Recording) -> None:
+    rank = history_at(Histories(recorded_folder), 3.05).ranks[0]
     assert round_last(rank.cores_used, 7) == [None, 0.25, 0.7, 1.2, 1.7, None, 2.7]
     assert round_last(rank.rss_bytes / GIB, 3) == [1.9, None, 2.9]
     assert round_last(rank.shared_bytes / GIB, 3) == [1.0, None, 1.0]
     assert rank.phase[-7:] == ("", "", "forward", "forward", "step", "step", "step")
 
 
-def test_pieces_of_a_gpu(recorded_session: Session) -> None:
-    gpu = history_at(Histories(recorded_session), 3.05).gpus["node1", 0]
+def test_pieces_of_a_gpu(recorded_folder: Recording) -> None:
+    gpu = history_at(Histories(recorded_folder), 3.05).gpus["node1", 0]
     assert round_last(gpu.utilization_percent, 3) == [17.0, None, 27.0]
     assert round_last(gpu.used_bytes / GIB, 3) == [1.9, None, 2.9]
     # The highest sample, and where there is none what was held before.
@@ -114,7 +114,7 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
     ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
     gpus = [("node1", 3), ("node1", 1)]
     for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
-        history = histories.history_at(histories.session.at(BEGIN_NS + int(end * S)), ranks[some], gpus[some])
+        history = histories.history_at(histories.recording.at(BEGIN_NS + int(end * S)), ranks[some], gpus[some])
         means = [0.25, 0.7, 1.1, None, 2.35, 2.7, 3.2, 3.7][: int(2 * end)]
         for rank in ranks[some]:
             found = history.ranks[rank.rank]
@@ -126,8 +126,8 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
             assert round_last(used / GIB, len(means)) == [mean and key[1] for mean in means]
 
 
-def test_a_piece_is_published_when_it_is_over(recorded_session: Session) -> None:
-    histories = Histories(recorded_session)
+def test_a_piece_is_published_when_it_is_over(recorded_folder: Recording) -> None:
+    histories = Histories(recorded_folder)
     before, after = history_at(histories, 1.499), history_at(histories, 1.501)
     assert before.end_s == BEGIN_NS / S + 1.0
     assert after.end_s == BEGIN_NS / S + 1.5
@@ -136,12 +136,12 @@ def test_a_piece_is_published_when_it_is_over(recorded_session: Session) -> None
     assert history_at(histories, 1.9) is after
 
 
-def test_a_cursor_shows_the_same_however_it_is_reached(recorded_session: Session) -> None:
+def test_a_cursor_shows_the_same_however_it_is_reached(recorded_folder: Recording) -> None:
     cursors = [0.1 * tick for tick in range(1, 60)]
-    on, back = Histories(recorded_session), Histories(recorded_session)
+    on, back = Histories(recorded_folder), Histories(recorded_folder)
     forth = {cursor: history_at(on, cursor) for cursor in cursors}
     for cursor in [*reversed(cursors), 90.0, 3.0, *cursors[::7]]:
-        known = forth.get(cursor) or history_at(Histories(recorded_session), cursor)
+        known = forth.get(cursor) or history_at(Histories(recorded_folder), cursor)
         history = history_at(back, cursor)
         np.testing.assert_array_equal(history.ranks[0].cores_used, known.ranks[0].cores_used)
         np.testing.assert_array_equal(history.gpus["node1", 0].allocated_bytes, known.gpus["node1", 0].allocated_bytes)
@@ -149,8 +149,8 @@ def test_a_cursor_shows_the_same_however_it_is_reached(recorded_session: Session
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    session = read_recording(tmp_path)
-    history = Histories(session).history_at(session.at(BEGIN_NS), [RANK], [("node1", 0)])
+    recording = read_recording(tmp_path)
+    history = Histories(recording).history_at(recording.at(BEGIN_NS), [RANK], [("node1", 0)])
     assert np.isnan(history.ranks[0].cores_used).all()
     assert set(history.ranks[0].phase) == {""}
     assert len(history.ranks[0].phase) == PIECES

@@ -11,8 +11,8 @@ import pytest
 
 from in_pieces import find_in_pieces
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
-from zerotop.analysis.annotations.host import host_forecast
+from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings.host import host_forecast
 from zerotop_probe.recording.events import GpuProcess
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -85,11 +85,11 @@ def write_job(folder: Path, plan: Plan) -> None:
     writer.close()
 
 
-def find_all(folder: Path) -> tuple[Annotation, ...]:
+def find_all(folder: Path) -> tuple[Finding, ...]:
     """Return all findings, each of which is known at its time and not before."""
     found = find_in_pieces(folder, host_forecast.detect, (16384, 40, 3))
     for one in found:
-        early, late = (find_annotations(read_recording(folder), one.known_ns - before) for before in (1, 0))
+        early, late = (detect_findings(read_recording(folder), one.known_ns - before) for before in (1, 0))
         assert one not in early
         assert one in late
     return found

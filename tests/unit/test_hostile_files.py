@@ -22,12 +22,12 @@ import pytest
 import recordings
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.cli import main
-from zerotop.session.events.event_files import EventBudget
-from zerotop.session.packed.packing import MemoryBudget, pack_folder, unpack_files
-from zerotop.session.packed.parquet_pages import iter_page_sizes
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.record_check import RecordCheck
-from zerotop.session.storage import Directory
+from zerotop.recording.events.event_files import EventBudget
+from zerotop.recording.packed.packing import MemoryBudget, pack_folder, unpack_files
+from zerotop.recording.packed.parquet_pages import iter_page_sizes
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.record_check import RecordCheck
+from zerotop.recording.storage import Directory
 from zerotop_probe.recording import directory, events, tables
 from zerotop_probe.recording.tables import PROBE, SPANS, Table
 from zerotop_probe.recording.writer import EventWriter
@@ -94,20 +94,20 @@ def test_zeroed_page_is_left_out_and_counted(tmp_path: Path) -> None:
     begin = len(data) - 400 * PROBE.record_struct.size
     data[begin : begin + 4096] = bytes(4096)
     path.write_bytes(data)
-    session = read_recording(tmp_path)
-    (source,) = session.sources["probe"]
+    recording = read_recording(tmp_path)
+    (source,) = recording.sources["probe"]
     lost = -(-4096 // PROBE.record_struct.size) + 1
     assert 500 - lost <= len(source.array) < 500
-    assert session.damaged_records == 500 - len(source.array)
+    assert recording.damaged_records == 500 - len(source.array)
     times = source.array["time_ns"]
     assert (np.diff(times) > 0).all()
     # The file grows, and only what is new is checked.
     with path.open("ab") as file:
         file.write(PROBE.record_struct.pack(1600 * S, 1, 2, 0, 0, 0) + PROBE.record_struct.pack(0, 1, 2, 0, 0, 0))
-    before = session.damaged_records
-    assert session.refresh()
+    before = recording.damaged_records
+    assert recording.refresh()
     assert source.array["time_ns"].tolist() == [*times.tolist(), 1600 * S]
-    assert session.damaged_records == before + 1
+    assert recording.damaged_records == before + 1
 
 
 WRONG_DTYPES: list[Any] = [
@@ -132,11 +132,11 @@ def test_header_with_another_dtype(tmp_path: Path, dtype: Any) -> None:
     (path,) = tmp_path.glob("*.rec")
     line, _, data = path.read_bytes().partition(b"\n")
     path.write_bytes(json.dumps(json.loads(line) | {"dtype": dtype}).encode() + b"\n" + data)
-    session = read_recording(tmp_path)
-    assert session.sources["probe"] == []
-    assert session.damaged_files == 1
-    session.refresh()
-    assert session.damaged_files == 1
+    recording = read_recording(tmp_path)
+    assert recording.sources["probe"] == []
+    assert recording.damaged_files == 1
+    recording.refresh()
+    assert recording.damaged_files == 1
 
 
 def test_files_of_other_kinds_are_skipped_at_once(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def test_files_of_other_kinds_are_skipped_at_once(tmp_path: Path) -> None:
     with (tmp_path / "probe-rank5-x-1.rec").open("wb") as file:
         file.write(path.read_bytes())
         file.truncate(1 << 42)
-    session = read_recording(tmp_path)
-    assert session.damaged_files == 6
-    assert [source.rank for source in session.sources["probe"]] == [0]
+    recording = read_recording(tmp_path)
+    assert recording.damaged_files == 6
+    assert [source.rank for source in recording.sources["probe"]] == [0]
 
 
 def test_lines_that_are_no_events(tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_lines_that_are_no_events(tmp_path: Path) -> None:
     with path.open("ab") as file:
         for line in (b"[" * 100_000, b"x" * (9 << 20), nested, b'{"time_ns":1e300,"event":"x"}', good):
             file.write(line + b"\n")
-    session = read_recording(tmp_path)
-    assert [event.event_name for event in session.events] == ["known", "known"]
-    assert session.damaged_lines == 4
+    recording = read_recording(tmp_path)
+    assert [event.event_name for event in recording.events] == ["known", "known"]
+    assert recording.damaged_lines == 4
 
 
 def test_events_have_a_budget() -> None:
@@ -181,9 +181,9 @@ def test_facts_of_infinite_size_are_none(tmp_path: Path) -> None:
     writer = EventWriter(str(tmp_path), make_identity(0))
     writer.write(time.monotonic_ns(), events.Overflow, step=1, loss_scale_before=float("inf"), loss_scale_after=2.0)
     writer.close()
-    session = read_recording(tmp_path)
-    assert session.events[0].facts["loss_scale_before"] is None
-    assert session.events[0].facts["loss_scale_after"] == 2.0
+    recording = read_recording(tmp_path)
+    assert recording.events[0].facts["loss_scale_before"] is None
+    assert recording.events[0].facts["loss_scale_after"] == 2.0
 
 
 # --- packed ---------------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_any_damage_to_a_parquet_file_ends_soon() -> None:
         try:
             for size in iter_page_sizes(bytes(damaged_data)):
                 budget.reserve(size + 1024)
-        except (ValueError, LookupError, TypeError, AttributeError, SessionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecordingError):
             pass
     assert time.process_time() - begin_s < 10
 
@@ -230,7 +230,7 @@ def test_a_small_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
         tmp_path / "bomb.zerotop", {"packed.json": json.dumps(contents).encode(), "events-a.jsonl": bytes(300 << 20)}
     )
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(SessionError, match="would fill the memory if it were unpacked"):
+    with pytest.raises(RecordingError, match="would fill the memory if it were unpacked"):
         unpack_files(path)
 
 
@@ -244,7 +244,7 @@ def test_a_member_larger_than_it_says(tmp_path: Path, method: int, stated: int) 
         archive.getinfo("events-a.jsonl").file_size = stated
     tracemalloc.start()
     try:
-        with pytest.raises(SessionError, match="is damaged or was cut short"):
+        with pytest.raises(RecordingError, match="is damaged or was cut short"):
             unpack_files(path)
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
@@ -267,7 +267,7 @@ def test_a_table_of_more_records_than_memory(tmp_path: Path) -> None:
     table["files"] = [table["files"][0] | {"records": 8_000_000}]
     members["packed.json"] = json.dumps(contents).encode()
     assert len(buffer.getvalue()) < 1 << 20
-    with pytest.raises(SessionError, match="would fill the memory if it were unpacked"):
+    with pytest.raises(RecordingError, match="would fill the memory if it were unpacked"):
         unpack_files(packed_with(path, members))
 
 
@@ -276,7 +276,7 @@ def test_an_archive_of_very_many_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", b"")
         archive.filelist *= 200_000
-    with pytest.raises(SessionError, match="too many members"):
+    with pytest.raises(RecordingError, match="too many members"):
         unpack_files(path)
 
 
@@ -285,21 +285,21 @@ def test_an_archive_of_very_many_members(tmp_path: Path) -> None:
 _SHRINK = """
 import os, sys
 from pathlib import Path
-from zerotop.session.reader import Session, SessionError
-session = Session.open(Path(sys.argv[1]))
-(source,) = session.sources["probe"]
+from zerotop.recording.reader import Recording, RecordingError
+recording = Recording.open(Path(sys.argv[1]))
+(source,) = recording.sources["probe"]
 os.truncate(max(source.path.parent.glob("probe-*.rec")), 5000)  # the last segment, which is not read yet
 print(int(source.array["time_ns"].sum()) > 0, len(source.array) < 50_000)
 try:
-    session.refresh()
-except SessionError as error:
+    recording.refresh()
+except RecordingError as error:
     print(error)
 """
 
 
 def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
     """An access to lost pages would end the process with SIGBUS."""
-    path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
     clock = {"monotonic_ns": UPTIME_NS, "unix_ns": 10**18}
     rows = [(UPTIME_NS + n * S, 1, 2, 0, 0, 0) for n in range(50_000)]
     write_table(path, PROBE, make_identity(0), *rows, born=UPTIME_NS / S).close()
@@ -313,7 +313,7 @@ def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
 def test_another_bus_error_still_ends_the_process(tmp_path: Path) -> None:
     code = """
 import mmap, sys
-from zerotop.session.memory_map import map_files
+from zerotop.recording.memory_map import map_files
 kept = map_files("", (sys.argv[1],), 64, 1)
 with open(sys.argv[1], "r+b") as file:
     other = mmap.mmap(file.fileno(), 8192)
@@ -371,20 +371,20 @@ def test_one_damaged_recording_leaves_the_list(
     os.mkfifo(folder / "pipe.zerotop")
     (folder / "pipe").mkdir()
     os.mkfifo(folder / "pipe" / "session.json")
-    assert main(["sessions"]) == 0
+    assert main(["recordings"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if "cpu-clean" in line] == ["cpu-clean"]
     assert any("bad.zerotop" in line and "is damaged" in line for line in lines)
     assert any(line.startswith("pipe") and "cannot be read" in line for line in lines)
 
 
-def test_session_opens_with_any_name(tmp_path: Path) -> None:
-    path = Path(directory.create_session(["python"], path=str(tmp_path / "session")))
+def test_recording_opens_with_any_name(tmp_path: Path) -> None:
+    path = Path(directory.create_recording(["python"], path=str(tmp_path / "session")))
     file = path / "session.json"
     wrong: dict[str, Any]
     for wrong in ({"name": 5}, {"name": "x" * 10**6}, {"command": "python"}, {"command": [1]}, {"launcher": {}}):
         file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
-        session = Session.open(path)
-        assert session.name == "session"
+        recording = Recording.open(path)
+        assert recording.name == "session"
         for key in wrong:
-            assert key not in session.info
+            assert key not in recording.info

@@ -16,7 +16,7 @@ from fuzzing import visit_screens
 from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, begin_earlier, list_values, write_changed
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.cli import main
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.writer import RecordWriter
 
@@ -70,13 +70,15 @@ def test_nothing_else_is_said(
     assert said == expected
     assert seconds < 3 * usual_s + SLACK_S
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used_before) << 10 < MOST_BYTES
-    sessions = [Session.open(path) for path in (whole, changed)]
-    counts = [sum(len(source.array) for sources in session.sources.values() for source in sources) for session in sessions]
+    folders = [Recording.open(path) for path in (whole, changed)]
+    counts = [
+        sum(len(source.array) for sources in recording.sources.values() for source in sources) for recording in folders
+    ]
     # One value of a host may be possible where it was not known before.
     kept = counts[1] - counts[0]
     assert kept <= (choose is choose_values)
-    assert sessions[1].damaged_records == added - kept
-    assert sessions[0].last_written_ns == sessions[1].last_written_ns
+    assert folders[1].damaged_records == added - kept
+    assert folders[0].last_written_ns == folders[1].last_written_ns
 
 
 async def test_screens_of_a_recording_with_impossible_records(tmp_path: Path) -> None:
@@ -94,23 +96,23 @@ def write_times(folder: Path, table: tables.Table, *times: int) -> RecordWriter:
 def test_a_phase_that_began_a_day_before_the_others_is_left_out(name: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     added = write_changed(recordings.find_packed_file(name), folder, lambda table: [partial(begin_earlier, DAY_NS)])
-    session = Session.open(folder)
+    recording = Recording.open(folder)
     assert added > 0
-    assert sum(len(source.array) for source in session.sources["spans"]) > 0
-    assert session.damaged_records == added
+    assert sum(len(source.array) for source in recording.sources["spans"]) > 0
+    assert recording.damaged_records == added
 
 
 def test_a_long_pause_of_the_whole_job_is_no_damage(tmp_path: Path) -> None:
     """A suspended machine: the tables go on days later, first with one record each."""
     writers = [write_times(tmp_path, table, S, 2 * S) for table in (tables.HOSTS, tables.PROCESSES)]
-    session = read_recording(tmp_path)
+    recording = read_recording(tmp_path)
     resumed = 3 * DAY_NS
     for tick in range(30):
         for writer, table in zip(writers, (tables.HOSTS, tables.PROCESSES), strict=True):
             writer.write(*make_record(table, time_ns=resumed + tick * S // 10))
-        session.refresh()
-    assert session.damaged_records == 0
-    assert [len(session.sources[table.name][0].array) for table in (tables.HOSTS, tables.PROCESSES)] == [32, 32]
+        recording.refresh()
+    assert recording.damaged_records == 0
+    assert [len(recording.sources[table.name][0].array) for table in (tables.HOSTS, tables.PROCESSES)] == [32, 32]
     assert read_recording(tmp_path).damaged_records == 0
     for writer in writers:
         writer.close()
@@ -121,21 +123,21 @@ def test_one_table_alone_does_not_go_on(tmp_path: Path) -> None:
     shifted = [YEAR_NS + tick * S for tick in range(50)]
     write_times(tmp_path, tables.HOSTS, S, 2 * S, *shifted).close()
     write_times(tmp_path, tables.PROCESSES, S, 2 * S, 3 * S).close()
-    session = read_recording(tmp_path)
-    assert session.damaged_records == 50
-    assert session.last_written_ns == BEGIN_NS + 3 * S
+    recording = read_recording(tmp_path)
+    assert recording.damaged_records == 50
+    assert recording.last_written_ns == BEGIN_NS + 3 * S
 
 
 def test_a_late_record_waits_until_another_table_is_as_late(tmp_path: Path) -> None:
     writer = write_times(tmp_path, tables.HOSTS, S, 2 * S, YEAR_NS)
-    session = read_recording(tmp_path)
-    source = session.sources["hosts"][0]
-    assert (len(source.array), session.damaged_records, session.last_written_ns) == (2, 1, BEGIN_NS + 2 * S)
+    recording = read_recording(tmp_path)
+    source = recording.sources["hosts"][0]
+    assert (len(source.array), recording.damaged_records, recording.last_written_ns) == (2, 1, BEGIN_NS + 2 * S)
     write_times(tmp_path, tables.PROCESSES, YEAR_NS + 5).close()
-    session.refresh()
-    assert (len(source.array), session.damaged_records) == (2, 2)  # each is alone
+    recording.refresh()
+    assert (len(source.array), recording.damaged_records) == (2, 2)  # each is alone
     for when in (3 * S, 4 * S):  # it goes on before
         writer.write(*make_record(tables.HOSTS, time_ns=when))
-    session.refresh()
+    recording.refresh()
     assert source.array["time_ns"].tolist() == [S, 2 * S, 3 * S, 4 * S]
     writer.close()

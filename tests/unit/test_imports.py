@@ -57,8 +57,8 @@ def test_sampler_knows_neither_the_program_nor_torch(checkout_root: Path) -> Non
     assert not list_imported(", ".join(modules)) & (HEAVY | {"zerotop", "textual", "rich", "numpy", "polars"})
 
 
-def test_reading_a_session_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
-    modules = modules_below(checkout_root / "tui" / "zerotop" / "session", "zerotop.session")
+def test_reading_a_recording_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "recording", "zerotop.recording")
     assert not list_imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
 
 

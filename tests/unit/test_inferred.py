@@ -81,11 +81,11 @@ def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_p
 
 
 def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
-    session = open_recording("gpu-offload-4")
-    steps = RecordingSource(session).view_at(None).iterations
+    recording = open_recording("gpu-offload-4")
+    steps = RecordingSource(recording).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
-        iteration = infer_iteration(session.at(int(cursor_s * 1e9)))
+        iteration = infer_iteration(recording.at(int(cursor_s * 1e9)))
         if iteration is not None:
             within = (steps.begin_s > cursor_s - iteration.window_s) & (steps.begin_s <= cursor_s)
             usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))

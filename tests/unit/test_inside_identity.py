@@ -111,7 +111,7 @@ def test_a_forked_child_that_makes_an_engine_has_files_of_its_own(tmp_path: Path
     assert Rank(tmp_path, 0).spans["begin_ns"].tolist() == [1, 3]
 
 
-def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
+def test_without_a_recording_it_stays_asleep(tmp_path: Path) -> None:
     code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; print(PROBE.start_recording(), PROBE.recorder)"
     assert run_script(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
     assert list(tmp_path.iterdir()) == []

@@ -19,18 +19,18 @@ probe.leaving = True
 print(install.enter(first) == first, probe.leaving)
 probe.engines = types.SimpleNamespace(current="in the midst of a step", loop=None)
 probe.leaving = True
-print(install.enter(second), probe.session == first)
+print(install.enter(second), probe.recording == first)
 probe.leaving = False
 shutil.rmtree(first)
 print(install.enter(second), probe.leaving)
 probe.engines = types.SimpleNamespace(current=None, loop=None)
-print(install.enter(second), probe.session == "")
+print(install.enter(second), probe.recording == "")
 """
 
 
 def test_one_that_is_recorded_already(tmp_path: Path) -> None:
-    sessions = [directory.create_session(["python"], path=str(tmp_path / name)) for name in ("first", "second")]
-    done = subprocess.run([sys.executable, "-c", AWAKE, *sessions], capture_output=True, text=True, check=False)
+    recordings = [directory.create_recording(["python"], path=str(tmp_path / name)) for name in ("first", "second")]
+    done = subprocess.run([sys.executable, "-c", AWAKE, *recordings], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
         "True",  # told where

@@ -109,8 +109,8 @@ def test_a_closed_recorder_counts_what_it_loses(recorder: Recorder) -> None:
     assert recorder.lost_records == 2
 
 
-@pytest.mark.parametrize("name", ["missing/session", "file"])
-def test_a_session_that_cannot_be_written_is_silence(tmp_path: Path, name: str, capfd: Any) -> None:
+@pytest.mark.parametrize("name", ["missing/recording", "file"])
+def test_a_recording_that_cannot_be_written_is_silence(tmp_path: Path, name: str, capfd: Any) -> None:
     (tmp_path / "file").touch()
     recorder = Recorder(str(tmp_path / name), ME, CostMeter())
     recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)

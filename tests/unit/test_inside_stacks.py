@@ -290,13 +290,13 @@ def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Rec
 
 
 @pytest.mark.parametrize(("is_on", "threads"), [(True, 2), (False, 0)])
-def test_the_session_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
-    session = directory.create_session(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
+def test_the_recording_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
+    recording = directory.create_recording(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
     script = (
         "import sys, threading\n"
         "from zerotop_probe.inside.hooks.hook_installer import PROBE\n"
         "assert PROBE.start_recording(sys.argv[1])\n"
         "print(sum(thread.name.startswith('zerotop-') for thread in threading.enumerate()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, session], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script, recording], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(threads)]

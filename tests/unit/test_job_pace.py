@@ -9,13 +9,13 @@ import pytest
 
 from recordings import open_recording
 from zerotop.analysis.formatting import format_seconds
-from zerotop.analysis.reports.comparison import compare_sessions
+from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 
 def make_steps(seconds: list[float], *, skipped: int = 0) -> Rows:
@@ -45,5 +45,5 @@ def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
     assert f"takes {format_seconds(progress.iteration_s)} (median" in sentence
     assert f"; {progress.tokens_per_s:,.0f} tokens per second." in sentence
     assert build_overview(open_recording(name)).iteration_s == pytest.approx(progress.iteration_s, rel=0.02)  # of one rank
-    rows = {row.name: row.values for row in compare_sessions([open_recording(name), open_recording("z2")]).measures}
+    rows = {row.name: row.values for row in compare_paths([open_recording(name), open_recording("z2")]).measures}
     assert rows["iteration"][0] == progress.iteration_s

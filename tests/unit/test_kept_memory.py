@@ -16,7 +16,7 @@ def read_line(name: str, step: int) -> MemoryLine:
     source = RecordingSource(open_recording(name))
     end_ns = source.find_step_end(step)
     assert end_ns is not None
-    lines = read_memory_view(source.session.at(end_ns + 1)).lines
+    lines = read_memory_view(source.recording.at(end_ns + 1)).lines
     return next(line for line in lines if line.key == ACTIVATIONS)
 
 
@@ -32,8 +32,8 @@ def test_a_healthy_job_s_row_keeps_its_name() -> None:
 
 
 def test_the_command_uses_the_same_names() -> None:
-    session = open_recording("gpu-leak")
-    report = read_report(session)
+    recording = open_recording("gpu-leak")
+    report = read_report(recording)
     assert report is not None
     names = {line.describe() for line in report.view.lines if line.row is not None}
     text = format_report(report)

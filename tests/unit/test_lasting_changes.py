@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.pace import data_bursts, evaluations_often, iteration_shift, steps_in_turn
-from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.pace import data_bursts, evaluations_often, iteration_shift, steps_in_turn
+from zerotop.analysis.findings.support import detection
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, PROCESSES, SPANS
@@ -36,11 +36,11 @@ def write_parts(folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Se
     return ends
 
 
-def find(folder: Path, *detectors: annotator.Detector) -> tuple[Annotation, ...]:
-    session = read_recording(folder)
-    runner = annotator.Annotator(session, detectors)
+def find(folder: Path, *detectors: detection.Detector) -> tuple[Finding, ...]:
+    recording = read_recording(folder)
+    runner = detection.Detection(recording, detectors)
     runner.update()
-    return runner.findings_at(session.end_ns)
+    return runner.findings_at(recording.end_ns)
 
 
 def wander(seed: int, count: int = 400) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

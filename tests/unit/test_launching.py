@@ -1,4 +1,4 @@
-"""The session of a command, before it is started."""
+"""The recording of a command, before it is started."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from zerotop.commands.job import launching
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ from zerotop.session.reader import Session
         (["train.py", "-m", "torchrun"], ""),
     ],
 )
-def test_a_session_names_the_launcher_of_its_command(tmp_path: Path, arguments: list[str], launcher: str) -> None:
-    with launching.make_session([sys.executable, *arguments], str(tmp_path / "session")) as session:
-        assert Session.open(Path(session)).info["launcher"] == launcher
+def test_a_recording_names_the_launcher_of_its_command(tmp_path: Path, arguments: list[str], launcher: str) -> None:
+    with launching.make_recording([sys.executable, *arguments], str(tmp_path / "session")) as recording:
+        assert Recording.open(Path(recording)).info["launcher"] == launcher
 
 
 def test_programs_of_mpi_and_slurm_are_launchers(tmp_path: Path) -> None:
@@ -32,5 +32,5 @@ def test_programs_of_mpi_and_slurm_are_launchers(tmp_path: Path) -> None:
         path = tmp_path / program
         path.write_text("#!/bin/sh\n")
         path.chmod(0o755)
-        with launching.make_session([str(path), "train.py"], str(tmp_path / f"{program}.session")) as session:
-            assert Session.open(Path(session)).info["launcher"] == launcher
+        with launching.make_recording([str(path), "train.py"], str(tmp_path / f"{program}.recording")) as recording:
+            assert Recording.open(Path(recording)).info["launcher"] == launcher

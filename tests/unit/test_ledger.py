@@ -16,7 +16,7 @@ from memory_recording import (
     GIB,
     PARTS,
     UUID,
-    Recording,
+    PlantedRecording,
     gib_to_bytes,
     make_gpu_process_sample,
     make_gpu_sample,
@@ -34,8 +34,8 @@ from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
 from zerotop.analysis.views.gpus import read_gpus
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Entered, Goodbye, Left, Node, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
@@ -54,8 +54,8 @@ def check_ledger(ledger: GpuLedger) -> GpuLedger:
     return ledger
 
 
-def read_only_ledger(session: Session, second: float) -> GpuLedger:
-    (ledger,) = read_ledgers(session.at(second_to_unix_ns(second)))
+def read_only_ledger(recording: Recording, second: float) -> GpuLedger:
+    (ledger,) = read_ledgers(recording.at(second_to_unix_ns(second)))
     return check_ledger(ledger)
 
 
@@ -68,7 +68,7 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_recording(), 19.5)
     assert list_row_sizes(ledger) == {
         **DEVICE,
         "reserved_unallocated": 7.25,
@@ -90,7 +90,7 @@ UNIFIED = {"index": 0, "uuid": f"{UUID}0", "name": "NVIDIA GB10", "total_bytes":
 """A GPU that shares the 120 GiB of its host, as NVML's sampler describes it."""
 
 
-def record_host(recording: Recording, available: float = 70) -> None:
+def record_host(recording: PlantedRecording, available: float = 70) -> None:
     """Add the kernel's figures of a host with 120 GiB."""
     sizes = {"memory_total_bytes": gib_to_bytes(120), "memory_available_bytes": gib_to_bytes(available)}
     recording.write_records(tables.HOSTS, recording.node, [make_record(tables.HOSTS, at, **sizes) for at in range(30)])
@@ -100,7 +100,7 @@ def test_unified_memory_is_one_pool(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(recording.node, 0.5, Node, host="node1", gpus=[UNIFIED])
     record_host(recording)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     sizes = list_row_sizes(ledger)
     assert {key: sizes[key] for key in sizes if key not in (*ALLOCATED, "reserved_unallocated")} == {
         "free": 70,
@@ -118,14 +118,14 @@ def test_device_memory_that_the_kernel_counts_in_the_process_counts_once(tmp_pat
     recording = record_two_steps(tmp_path)
     recording.write_event(recording.node, 0.5, Node, host="node1", gpus=[UNIFIED])
     record_host(recording, available=120 - 22 - 1 - 4 - 2)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert (ledger.sum_bytes("host_memory"), ledger.sum_bytes("rest_of_device")) == (gib_to_bytes(2), 0)
     assert "counted above" in row_of(ledger, "host_memory").note
 
 
 def test_an_integrated_gpu_without_nvml(tmp_path: Path) -> None:
     """As on a Jetson: CUDA says that it is integrated, and how much was free."""
-    recording = Recording(tmp_path)
+    planted = PlantedRecording(tmp_path)
     device = {
         "ordinal": 0,
         "name": "Orin",
@@ -133,14 +133,14 @@ def test_an_integrated_gpu_without_nvml(tmp_path: Path) -> None:
         "unified": True,
         "free_bytes": gib_to_bytes(60),
     }
-    recording.write_engine(devices=[device])
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
-    recording.write_records(
-        tables.PROCESSES, recording.node, [make_process_sample(at, make_identity(0).pid, 6) for at in (2, 4)]
+    planted.write_engine(devices=[device])
+    planted.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
+    planted.write_records(
+        tables.PROCESSES, planted.node, [make_process_sample(at, make_identity(0).pid, 6) for at in (2, 4)]
     )
-    record_host(recording)
-    session = recording.open_session()
-    ledger = read_only_ledger(session, 5)
+    record_host(planted)
+    recording = planted.open_recording()
+    ledger = read_only_ledger(recording, 5)
     assert list_row_sizes(ledger) == {
         "free": 70,
         "host_memory": 6,
@@ -149,27 +149,27 @@ def test_an_integrated_gpu_without_nvml(tmp_path: Path) -> None:
         "unattributed": 1,
     }
     assert "cudaMemGetInfo said that 60.00 GiB were free" in ledger.notes[0]
-    (gpu,) = read_gpus(session.at(second_to_unix_ns(5)))
+    (gpu,) = read_gpus(recording.at(second_to_unix_ns(5)))
     assert (gpu.name, gpu.total_bytes, gpu.used_bytes) == ("GPU, unified memory", gib_to_bytes(120), gib_to_bytes(50))
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 27.5)
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_recording(), 27.5)
     assert ledger.job_bytes == ledger.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).open_session()
+    recording = record_two_steps(tmp_path).open_recording()
     gradients = {
-        second: read_only_ledger(session, second).sum_bytes("gradients") / GIB
+        second: read_only_ledger(recording, second).sum_bytes("gradients") / GIB
         for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
     }
     assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).open_session()
-    basis = {second: {row.key: row.basis for row in read_only_ledger(session, second).rows} for second in (5, 17.5, 28)}
+    recording = record_two_steps(tmp_path).open_recording()
+    basis = {second: {row.key: row.basis for row in read_only_ledger(recording, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted in step 0, before the first update"
     assert basis[28]["optimizer_state"] == "tensors counted in step 0, after the first update"
@@ -177,11 +177,11 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
 
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
-    recording = record_two_steps(tmp_path)
-    recording.write_event(recording.node, 29.2, RankGone, rank=0, pid=make_identity(0).pid)
-    session = recording.open_session()
-    assert list_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
-    assert list_row_sizes(read_only_ledger(session, 29.5)) == {
+    planted = record_two_steps(tmp_path)
+    planted.write_event(planted.node, 29.2, RankGone, rank=0, pid=make_identity(0).pid)
+    recording = planted.open_recording()
+    assert list_row_sizes(read_only_ledger(recording, 1.5)) == {"free": 79.5, "driver": 0.5}
+    assert list_row_sizes(read_only_ledger(recording, 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
         "other_processes": 4,
@@ -192,14 +192,14 @@ def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {**PARTS, "buffers": 3})
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert (ledger.sum_bytes("freed_since"), ledger.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
     assert ledger.allocated_bytes == gib_to_bytes(14.75)
 
 
-def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Session:
+def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Recording:
     """NVML is read at second 3 and at 4.2, the allocator at others; 1.5 GiB lie outside of PyTorch, 0.5 are the driver's."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     recording.node_event()
     recording.write_engine()
     recording.write_records(
@@ -208,7 +208,7 @@ def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Se
     recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(3, 6 + others), make_gpu_sample(4.2, 6 + others)])
     held = [make_gpu_process_sample(3, make_identity(0).pid, 5.5), make_gpu_process_sample(3, 7, others)]
     recording.write_records(tables.GPU_PROCESSES, recording.node, held)
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
@@ -232,43 +232,43 @@ def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
     """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
-    recording = record_two_steps(tmp_path)
-    sampler = recording.node._replace(pid=1001)
-    recording.write_records(tables.GPUS, sampler, [make_gpu_sample(30, 5.5)])
-    recording.write_records(
+    planted = record_two_steps(tmp_path)
+    sampler = planted.node._replace(pid=1001)
+    planted.write_records(tables.GPUS, sampler, [make_gpu_sample(30, 5.5)])
+    planted.write_records(
         tables.GPU_PROCESSES,
         sampler,
         [make_gpu_process_sample(30, make_identity(0).pid, 1), make_gpu_process_sample(30, 7, 4)],
     )
-    session = recording.open_session()
-    ledger = read_only_ledger(session, 30.2)
+    recording = planted.open_recording()
+    ledger = read_only_ledger(recording, 30.2)
     assert list_row_sizes(ledger) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
     assert "has released memory" in ledger.notes[0]
-    assert read_only_ledger(session, 29.9).sum_bytes("this_job") == 0
+    assert read_only_ledger(recording, 29.9).sum_bytes("this_job") == 0
 
 
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.node_event()
-    recording.write_engine()
+    planted = PlantedRecording(tmp_path)
+    planted.node_event()
+    planted.write_engine()
     readings = [make_reading(1, 1, 4), make_reading(3, 1, 4), make_reading(5, 1, 9), make_reading(6, 1, 9)]
-    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
-    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(2, 6), make_gpu_sample(4, 10)])
-    recording.write_records(
+    planted.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    planted.write_records(tables.GPUS, planted.node, [make_gpu_sample(2, 6), make_gpu_sample(4, 10)])
+    planted.write_records(
         tables.GPU_PROCESSES,
-        recording.node,
+        planted.node,
         [make_gpu_process_sample(2, make_identity(0).pid, 5.5), make_gpu_process_sample(4, make_identity(0).pid, 9)],
     )
-    session = recording.open_session()
-    outside = row_of(read_only_ledger(session, 6), "outside_pytorch")
+    recording = planted.open_recording()
+    outside = row_of(read_only_ledger(recording, 6), "outside_pytorch")
     assert (outside.bytes, outside.note) == (gib_to_bytes(1.5), "")
-    early = row_of(read_only_ledger(session, 2.5), "outside_pytorch")
+    early = row_of(read_only_ledger(recording, 2.5), "outside_pytorch")
     assert (early.bytes, "while NVML was read" in early.note) == (gib_to_bytes(1.5), True)
 
 
-def record_container(folder: Path, first: float) -> Recording:
+def record_container(folder: Path, first: float) -> PlantedRecording:
     """NVML shows one process, by the number that it has outside of the container."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     recording.node_event()
     recording.write_engine()
     recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2 + i, 1, 4) for i in range(5)], born=1)
@@ -281,7 +281,7 @@ def record_container(folder: Path, first: float) -> Recording:
 
 
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
+    ledger = read_only_ledger(record_container(tmp_path, 0).open_recording(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
     assert list_row_sizes(ledger) == expected
     assert ledger.job_bytes is None
@@ -289,16 +289,16 @@ def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
+    ledger = read_only_ledger(record_container(tmp_path, 3).open_recording(), 5.5)
     assert list_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
     assert any("may belong to anybody" in note for note in ledger.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_engine()
     recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4)], born=1)
-    ledger = read_only_ledger(recording.open_session(), 5.5)
+    ledger = read_only_ledger(recording.open_recording(), 5.5)
     assert list_row_sizes(ledger) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
     assert "NVML was not available" in ledger.notes[0]
 
@@ -306,7 +306,7 @@ def test_no_nvml(tmp_path: Path) -> None:
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {}, host={})
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert list_row_sizes(ledger) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
     assert "cudaMallocAsync" in ledger.notes[0]
 
@@ -316,7 +316,7 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
     recording.write_inventory(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert ledger.sum_bytes("cublas_workspaces") == 2 * hopper + older
     assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
     assert ledger.unexplained_largest == (gib_to_bytes(0.0625), 512)
@@ -326,7 +326,7 @@ def test_what_is_there_only_since_the_first_forward_is_the_scripts_output(tmp_pa
     """As logits that a variable of the loop holds until the next forward."""
     recording = record_two_steps(tmp_path)
     recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25 + 0.1875)
-    ledger = read_only_ledger(recording.open_session(), 23.5)
+    ledger = read_only_ledger(recording.open_recording(), 23.5)
     assert (ledger.sum_bytes("unexplained"), ledger.unexplained_largest) == (gib_to_bytes(0.25), ())
     assert ledger.sum_bytes("activations") == gib_to_bytes(17 - 14.5 - 0.25)
 
@@ -337,7 +337,7 @@ def test_older_recordings_tell_that_from_the_making_of_the_engine(tmp_path: Path
     recording.write_inventory(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
     recording.write_engine(rank=1)
     recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 20, 22) for at in range(2, 30)], born=1)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     # Rank 0 has the other 0.125 GiB.
     assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.125)
 
@@ -347,19 +347,19 @@ def test_of_a_rank_that_was_entered_late_nothing_is_told_from_that(tmp_path: Pat
     recording.write_engine(rank=1)
     recording.write_inventory(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
     recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 20, 22) for at in range(2, 30)], born=1)
-    assert read_only_ledger(recording.open_session(), 19.5).sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.4375)
+    assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.4375)
 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19.2, "after_update", {"parameters": 70})
-    assert read_only_ledger(recording.open_session(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
+    assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, Goodbye)
-    assert list_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
+    assert list_row_sizes(read_only_ledger(recording.open_recording(), 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
         "other_processes": 4,
@@ -370,12 +370,12 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, Left, lost=0)
-    ledger = read_only_ledger(recording.open_session(), 29.5)
+    ledger = read_only_ledger(recording.open_recording(), 29.5)
     assert list_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert ledger.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
     recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(29.7, 3, 4)], born=29.6)
-    again = read_only_ledger(recording.open_session(), 29.8)
-    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_session(), 29.1).notes)
+    again = read_only_ledger(recording.open_recording(), 29.8)
+    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_recording(), 29.1).notes)
 
 
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording.write_engine(rank=1)
     recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 3, 4) for at in range(2, 30)], born=1)
     recording.write_inventory(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert ledger.ranks == (0, 1)
     assert (ledger.reserved_bytes, ledger.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
     assert (ledger.sum_bytes("parameters"), ledger.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
@@ -394,13 +394,13 @@ def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     recording.write_engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
     recording.write_inventory(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
-    ledger = read_only_ledger(recording.open_session(), 19.5)
+    ledger = read_only_ledger(recording.open_recording(), 19.5)
     assert ledger.sum_bytes("parameters") == gib_to_bytes(2.125)
     assert (ledger.sum_bytes("unexplained"), ledger.unexplained_largest) == (gib_to_bytes(0.125), ())
 
 
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.node_event(gpus=2)
     recording.write_engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
     recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
@@ -410,7 +410,7 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
         recording.node,
         [make_gpu_process_sample(3, 7, 5, 0), make_gpu_process_sample(3, make_identity(0).pid, 4.5, 1)],
     )
-    first, second = (check_ledger(found) for found in read_ledgers(recording.open_session().at(second_to_unix_ns(5))))
+    first, second = (check_ledger(found) for found in read_ledgers(recording.open_recording().at(second_to_unix_ns(5))))
     assert list_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
     assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
@@ -418,7 +418,7 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [make_reading(28, 1, 2)], born=27.5)
-    ledger = read_only_ledger(recording.open_session(), 28.5)
+    ledger = read_only_ledger(recording.open_recording(), 28.5)
     assert (ledger.ranks, ledger.allocated_bytes) == ((0,), GIB)
 
 
@@ -435,8 +435,8 @@ seconds = st.floats(0, 40)
 
 
 @st.composite
-def any_recording(draw: st.DrawFn, folder: Path) -> Session:
-    recording = Recording(folder)
+def any_recording(draw: st.DrawFn, folder: Path) -> Recording:
+    recording = PlantedRecording(folder)
     recording.node_event(gpus=draw(st.integers(0, 2)))
     ranks = draw(st.integers(1, 2))
     for rank in range(ranks):
@@ -474,18 +474,18 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
         recording.write_records(tables.GPU_PROCESSES, sampler, held)
     sampled = [make_process_sample(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
     recording.write_records(tables.PROCESSES, recording.node, sampled)
-    return recording.open_session()
+    return recording.open_recording()
 
 
 @given(st.data(), seconds)
 def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        session = data.draw(any_recording(Path(folder)))
-        for found in read_ledgers(session.at(second_to_unix_ns(second))):
+        recording = data.draw(any_recording(Path(folder)))
+        for found in read_ledgers(recording.at(second_to_unix_ns(second))):
             check_ledger(found)
-        for peak in read_peak_ledgers(session.at(second_to_unix_ns(second))):
+        for peak in read_peak_ledgers(recording.at(second_to_unix_ns(second))):
             check_ledger(peak.ledger)
-        for host in read_host_ledgers(session.at(second_to_unix_ns(second))):
+        for host in read_host_ledgers(recording.at(second_to_unix_ns(second))):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
             assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
 
@@ -494,29 +494,29 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).open_session()
-    (ledger,) = read_peak_ledgers(session.at(second_to_unix_ns(29.5)))
+    recording = record_two_steps(tmp_path).open_recording()
+    (ledger,) = read_peak_ledgers(recording.at(second_to_unix_ns(29.5)))
     check_ledger(ledger.ledger)
     assert (ledger.rank, ledger.peak.phase, ledger.peak.step, ledger.peak.exact) == (0, "backward", 1, True)
     assert ledger.peak.allocated_bytes == ledger.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
     assert list_row_sizes(ledger.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
-    (earlier,) = read_peak_ledgers(session.at(second_to_unix_ns(15)))
+    (earlier,) = read_peak_ledgers(recording.at(second_to_unix_ns(15)))
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
-def read_phase_peaks(session: Session, second: float) -> dict[str, float]:
-    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(second)))
+def read_phase_peaks(recording: Recording, second: float) -> dict[str, float]:
+    (peaks,) = read_rank_peaks(recording.at(second_to_unix_ns(second)))
     assert [peak.allocated_bytes for peak in peaks.phases] == sorted((p.allocated_bytes for p in peaks.phases), reverse=True)
     return {peak.phase: peak.allocated_bytes / GIB for peak in peaks.phases}
 
 
 def test_the_peak_of_each_phase(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).open_session()
-    assert read_phase_peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
-    assert read_phase_peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
-    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(29.5)))
+    recording = record_two_steps(tmp_path).open_recording()
+    assert read_phase_peaks(recording, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
+    assert read_phase_peaks(recording, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
+    (peaks,) = read_rank_peaks(recording.at(second_to_unix_ns(29.5)))
     assert all(peak.exact for peak in peaks.phases)
     assert peaks.reserved is not None
     assert (peaks.reserved.phase, peaks.reserved.reserved_bytes, peaks.reserved.step) == ("forward", gib_to_bytes(22), 0)
@@ -524,16 +524,16 @@ def test_the_peak_of_each_phase(tmp_path: Path) -> None:
 
 def record_phases(
     folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any
-) -> Session:
+) -> Recording:
     """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.write_engine()
     spans = [make_span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
     begins = [make_record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
     recording.write_records(tables.SPANS, who, spans)
     recording.write_records(tables.BEGINS, who, begins)
     recording.write_records(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:
@@ -611,9 +611,9 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
         make_peak_reading(3, 9, "backward", "end"),
         make_peak_reading(4, 9, "step", "end"),
     ]
-    session = record_phases(tmp_path, plan, readings, peaks="process")
-    assert read_phase_peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
-    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(5)))
+    recording = record_phases(tmp_path, plan, readings, peaks="process")
+    assert read_phase_peaks(recording, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
+    (peaks,) = read_rank_peaks(recording.at(second_to_unix_ns(5)))
     assert [(peak.phase, peak.exact) for peak in peaks.phases] == [
         ("backward", True),
         ("forward", True),
@@ -629,39 +629,39 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
         make_peak_reading(2, 5, "forward", "end"),
         make_peak_reading(3, 9, "backward", "end"),
     ]
-    session = record_phases(tmp_path, plan, readings)
-    assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
-    Recording(tmp_path).write_event(make_identity(0), 0.5, Entered)
-    session = read_recording(tmp_path)
-    assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
-    (peaks,) = read_rank_peaks(session.at(second_to_unix_ns(5)))
+    recording = record_phases(tmp_path, plan, readings)
+    assert read_phase_peaks(recording, 5) == {"init": 12, "backward": 9, "forward": 5}
+    PlantedRecording(tmp_path).write_event(make_identity(0), 0.5, Entered)
+    recording = read_recording(tmp_path)
+    assert read_phase_peaks(recording, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
+    (peaks,) = read_rank_peaks(recording.at(second_to_unix_ns(5)))
     assert peaks.peak_before_entry is not None
     assert (peaks.peak_before_entry.place_text, peaks.owning_peak.place_text) == (BEFORE, "in backward of step 0")
-    (alone,) = read_rank_peaks(session.at(second_to_unix_ns(1.5)))
+    (alone,) = read_rank_peaks(recording.at(second_to_unix_ns(1.5)))
     assert alone.owning_peak is alone.peak_before_entry
 
 
 def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
     """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
-    session = recordings.open_recording("x4-attached")
-    found = read_peak_ledgers(session.at(session.end_ns))[0]
+    recording = recordings.open_recording("x4-attached")
+    found = read_peak_ledgers(recording.at(recording.end_ns))[0]
     assert found.before is not None
     assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
     assert found.ledger.allocated_bytes == found.peak.allocated_bytes == 22_498_848_256
     assert found.ledger.sum_bytes("parameters") == 16_060_523_520
-    rows = read_steps(session)
+    rows = read_steps(recording)
     assert rows["allocated_peak_bytes"][rows["rank"] == 0].max() == 22_498_848_256
 
 
 def test_the_peak_of_the_first_update_has_the_state_that_it_made() -> None:
     """500,050,000 parameters in fp32: 16 bytes of each live in the first step of AdamW, and 4 of one intermediate."""
-    session = recordings.open_recording("gpu-linear")
-    (ledger,) = read_peak_ledgers(session.at(session.end_ns))
+    recording = recordings.open_recording("gpu-linear")
+    (ledger,) = read_peak_ledgers(recording.at(recording.end_ns))
     assert (ledger.peak.phase, ledger.peak.step) == ("step", 0)
     assert ledger.ledger.sum_bytes("parameters") == ledger.ledger.sum_bytes("gradients") == 2_000_883_200
     assert ledger.ledger.sum_bytes("optimizer_state") == 4_001_766_400
     assert ledger.ledger.sum_bytes(ACTIVATIONS) == pytest.approx(2_000_883_200, rel=0.01)
-    earlier = read_peak_ledgers(session.at(session.begin_ns + 13 * S))[0]
+    earlier = read_peak_ledgers(recording.at(recording.begin_ns + 13 * S))[0]
     assert (earlier.peak.step, earlier.ledger.sum_bytes("optimizer_state")) == (0, 0)
 
 
@@ -676,12 +676,12 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
     ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(phase_peaks, "_BLOCK", block)
-        session = record_phases(Path(folder), spans, readings)
+        recording = record_phases(Path(folder), spans, readings)
         for end in range(len(plan)):
             expected: dict[str, float] = {"init": 1, "other": 1} if end else {"init": 1}
             for kind, highest in plan[:end]:
                 expected[names[kind]] = max(highest, expected.get(names[kind], 0))
-            assert read_phase_peaks(session, end + 1.1) == expected
+            assert read_phase_peaks(recording, end + 1.1) == expected
 
 
 # --- the host ------------------------------------------------------------------------------------------------------------
@@ -693,7 +693,7 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
     pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
     recording.write_inventory(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(19.5)))
+    (ledger,) = read_host_ledgers(recording.open_recording().at(second_to_unix_ns(19.5)))
     assert (ledger.rank, ledger.pid, ledger.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in ledger.rows if row.bytes}
     assert rows == {
@@ -713,12 +713,12 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("stage", "per"), [(0, 0.5), (1, 4), (2, 4), (3, 4)])
 def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int, per: float) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_engine(zero_stage=stage, data_parallel=8)
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
     recording.write_inventory(2, "init", {}, host={"master_weights": 0.5})
-    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(3)))
+    (ledger,) = read_host_ledgers(recording.open_recording().at(second_to_unix_ns(3)))
     (row,) = [row for row in ledger.rows if row.key == "master_weights"]
     assert (row.per_parameter, ledger.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
@@ -726,15 +726,15 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(19.5)))
+    (ledger,) = read_host_ledgers(recording.open_recording().at(second_to_unix_ns(19.5)))
     assert {row.key: row.bytes / GIB for row in ledger.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
 def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_engine(optimizer="")
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
-    (ledger,) = read_host_ledgers(recording.open_session().at(second_to_unix_ns(3)))
+    (ledger,) = read_host_ledgers(recording.open_recording().at(second_to_unix_ns(3)))
     assert ledger.updated_parameters is None
     assert [(row.key, row.bytes) for row in ledger.rows] == [("rest", gib_to_bytes(6))]

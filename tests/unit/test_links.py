@@ -11,19 +11,19 @@ import pytest
 
 import recordings
 from zerotop import cli
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations, link_findings, order_by_cause
-from zerotop.analysis.annotations.support.annotation import FindingKind
-from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded
+from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, order_by_cause
+from zerotop.analysis.findings.support.finding import FindingKind
+from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.reports.session_report import read_session_report
-from zerotop.report.session_page import write_session_page
+from zerotop.analysis.reports.recording_report import read_recording_report
+from zerotop.report.recording_page import write_recording_page
 
 GIB = 1 << 30
 
 
 def list_links(name: str) -> list[tuple[str, str]]:
-    session = recordings.open_recording(name)
-    linked = link_findings(find_annotations(session, session.end_ns))
+    recording = recordings.open_recording(name)
+    linked = link_findings(detect_findings(recording, recording.end_ns))
     return [(one.finding.name, one.cause.name) for one in linked if one.cause is not None]
 
 
@@ -37,16 +37,16 @@ def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
     assert list_links("x2-slow-gpu") == [("iteration_shift", "slow_gpu")]
 
 
-def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **evidence: float) -> Annotation:
+def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **evidence: float) -> Finding:
     time_ns = (100 + (step or 0)) * 10**9
-    return Annotation(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence)
+    return Finding(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence)
 
 
 LEAK = make_finding("memory_creep", 10, (0, 1), bytes_per_step=0.1 * GIB)
 FULL = make_finding("out_of_memory", 60, requested_bytes=6 * GIB, free_bytes=2 * GIB)
 
 
-def find_names(*findings: Annotation) -> list[str | None]:
+def find_names(*findings: Finding) -> list[str | None]:
     return [one.cause.name if one.cause is not None else None for one in link_findings(findings)]
 
 
@@ -91,7 +91,7 @@ def test_causes_come_first() -> None:
 
 
 def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, table = recordings.unpack_to_folder("cpu-straggler", tmp_path), tmp_path / "annotations.csv"
+    path, table = recordings.unpack_to_folder("cpu-straggler", tmp_path), tmp_path / "findings.csv"
     assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     data, late = (next(at for at, line in enumerate(lines) if f"  {name}  " in line) for name in ("data_stall", "straggler"))
@@ -104,17 +104,17 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert by_name["straggler"]["because_of"] == {"name": "data_stall", "step": 15, "ranks": [1]}
     assert by_name["data_stall"]["because_of"] is None
 
-    assert cli.main(["export", str(path), "--table", "annotations", "-o", str(table)]) == 0
-    frame = polars.read_csv(table).filter(polars.col("annotation") == "straggler")
+    assert cli.main(["export", str(path), "--table", "findings", "-o", str(table)]) == 0
+    frame = polars.read_csv(table).filter(polars.col("finding") == "straggler")
     assert frame["because_of"].to_list() == ["data_stall"]
     assert frame["because_of_step"].to_list() == [15]
 
-    page = write_session_page(read_session_report(recordings.open_recording("cpu-straggler")))
+    page = write_recording_page(read_recording_report(recordings.open_recording("cpu-straggler")))
     assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 63 % of each' in page
 
 
 def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
-    def make(name: str, known_s: int, place: str, step: int = 20) -> Annotation:
+    def make(name: str, known_s: int, place: str, step: int = 20) -> Finding:
         finding = make_finding(name, step, before_s=0.1, after_s=0.2)
         headline = Text("{place}", {"place": place})
         return dataclasses.replace(finding, headline=headline, known_ns=known_s * 10**9)

@@ -11,7 +11,7 @@ import pytest
 from printing import Printing
 from zerotop.analysis.output.logged_lines import parse_line
 from zerotop.analysis.steps.logged_values import read_logged
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.logged_names import find_column
 
 
@@ -87,15 +87,15 @@ def test_names_of_values(name: str, column: str | None) -> None:
 def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
     """Parts of lines are joined, progress bars overwritten, and only one kind of line counts."""
     job = Printing(tmp_path)
-    session = Session.open(job.path)
+    recording = Recording.open(job.path)
     job.write_output(b"epoch 1 begins\nstep 0 loss 3.0\nstep 1 lo")
-    session.refresh()
-    assert read_logged(session)["loss"].values.tolist() == [3.0]
+    recording.refresh()
+    assert read_logged(recording)["loss"].values.tolist() == [3.0]
     job.write_output(b"ss 2.5\nepoch 1 loss 2.75\n 10%|# | 3/9 [00:01]\r 20%|## | 4/9 [00:01]\rstep 2 loss nan\n")
     job.write_output(b"epoch 2 loss 9\nstep 3 loss 2.0\n")
-    session.refresh()
-    series = read_logged(session)["loss"]
+    recording.refresh()
+    series = read_logged(recording)["loss"]
     assert np.array_equal(series.values, [3.0, 2.5, math.nan, 2.0], equal_nan=True)
     assert (np.diff(series.times) > 0).all()
-    assert series.times[-1] == session.last_written_ns
-    assert "grad_norm" not in read_logged(session)
+    assert series.times[-1] == recording.last_written_ns
+    assert "grad_norm" not in read_logged(recording)

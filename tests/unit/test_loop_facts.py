@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.steps.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.engine import LOOP, EngineSummary, measure_batch, parse_engine
+from zerotop.analysis.findings.support.steps.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
 

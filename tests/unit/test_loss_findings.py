@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from small_recording import make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.loops import loss_jumps
-from zerotop.analysis.annotations.support.annotator import Annotator
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.loops import loss_jumps
+from zerotop.analysis.findings.support.detection import Detection
 from zerotop.analysis.reports.export_tables import build_frames
-from zerotop.session.samples import Floats
+from zerotop.recording.samples import Floats
 from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, SKIPPED, SPANS
 
 STEP_S = 0.5
@@ -28,7 +28,7 @@ def find_loss(
     tokens: Sequence[int] = (),
     skipped: Sequence[int] = (),
     rates: Sequence[float] = (),
-) -> tuple[Annotation, ...]:
+) -> tuple[Finding, ...]:
     """Return the findings about losses that were logged after every so many steps, of 512 tokens each or of others."""
     spans, logged = [], []
     for step in range(every * len(losses) + 1):
@@ -46,10 +46,10 @@ def find_loss(
             logged.append(make_record(LOGGED, time_ns=int((at + 0.46) * 1e9), known=known, **values))
     write_table(folder, SPANS, make_identity(0), *spans).close()
     write_table(folder, LOGGED, make_identity(0), *logged).close()
-    session = read_recording(folder)
-    annotator = Annotator(session, [loss_jumps.detect])
-    annotator.update()
-    return annotator.findings_at(session.last_written_ns)
+    recording = read_recording(folder)
+    detection = Detection(recording, [loss_jumps.detect])
+    detection.update()
+    return detection.findings_at(recording.last_written_ns)
 
 
 def make_decay(count: int) -> list[float]:

@@ -18,10 +18,10 @@ from numpy.lib import recfunctions
 import recordings
 from agents import wait_for
 from loop_runs import torch_version
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.annotations.support.causes.host_causes import may_be_noise
-from zerotop.analysis.annotations.support.host_load import CoreLoad
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.support.causes.host_causes import may_be_noise
+from zerotop.analysis.findings.support.host_load import CoreLoad
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.loader_workers import LoaderWorkers
 from zerotop_probe.recording.tables import TABLES
@@ -29,9 +29,9 @@ from zerotop_probe.recording.tables import TABLES
 Rows = np.ndarray[Any, Any]
 
 
-def find_one(folder: Path, name: str) -> Annotation:
-    session = Session.open(folder)
-    return next(finding for finding in find_annotations(session, session.end_ns) if finding.name == name)
+def find_one(folder: Path, name: str) -> Finding:
+    recording = Recording.open(folder)
+    return next(finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name)
 
 
 class Planted:
@@ -41,9 +41,9 @@ class Planted:
         self.folder = recordings.unpack_to_folder(name, folder)
         self.since_ns = next(iter(self.find_named("iteration_shift", "data_stall"))).begin_ns
 
-    def find_named(self, *names: str) -> list[Annotation]:
-        session = Session.open(self.folder)
-        return [finding for finding in find_annotations(session, session.end_ns) if finding.name in names]
+    def find_named(self, *names: str) -> list[Finding]:
+        recording = Recording.open(self.folder)
+        return [finding for finding in detect_findings(recording, recording.end_ns) if finding.name in names]
 
     def read_table(self, table: str) -> tuple[Path, dict[str, Any], Rows]:
         (path,) = self.folder.glob(f"{table}-node-*.rec")
@@ -54,7 +54,7 @@ class Planted:
     def add_columns(self, table: str, *more: Rows, **columns: tuple[float, float]) -> None:
         """Give each column a value before the shift and another one, or a rate (s), since then; add ``more`` rows."""
         path, facts, rows = self.read_table(table)
-        offset_ns = Session.open(self.folder).sources[table][0].offset_ns
+        offset_ns = Recording.open(self.folder).sources[table][0].offset_ns
         fields = {field.name: field.dtype for field in TABLES[table].fields if field.name not in (rows.dtype.names or ())}
         wide = recfunctions.append_fields(
             rows, list(fields), [np.zeros(len(rows), kind) for kind in fields.values()], usemask=False
@@ -73,7 +73,7 @@ def plant_neighbour(planted: Planted, before: float, after: float) -> None:
     _, _, rows = planted.read_table("gpu_processes")
     other = rows[rows["gpu"] == 0].copy()
     other["pid"], other["used_bytes"] = 3343, 2 << 30
-    offset_ns = Session.open(planted.folder).sources["gpu_processes"][0].offset_ns
+    offset_ns = Recording.open(planted.folder).sources["gpu_processes"][0].offset_ns
     percent = np.where(other["time_ns"] + offset_ns > planted.since_ns, after, before).astype("<f4")
     nothing = np.zeros(len(other), "<u4")
     planted.add_columns(
@@ -118,9 +118,9 @@ def test_a_process_that_computed_before_is_no_cause_of_time_between_the_phases(t
     others = rows["pid"] == 2042
     rows["sm_percent"][others] = np.maximum(rows["sm_percent"][others], 10)
     path.write_bytes(header + b"\n" + rows.tobytes())
-    session = Session.open(folder)
+    recording = Recording.open(folder)
     # Without a cause the change may be within the job's own wandering, and no finding.
-    assert all("2042" not in finding.details for finding in find_annotations(session, session.end_ns))
+    assert all("2042" not in finding.details for finding in detect_findings(recording, recording.end_ns))
 
 
 def test_pages_that_come_back_from_swap(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def read_cores(planted: Planted) -> int:
 def plant_compiling(planted: Planted, steps: int, seconds: float) -> None:
     """A graph that is compiled in each of so many steps from the first shift on."""
     shift = planted.find_named("iteration_shift")[0]
-    (process,) = (source for source in Session.open(planted.folder).sources["spans"] if source.rank == 0)
+    (process,) = (source for source in Recording.open(planted.folder).sources["spans"] if source.rank == 0)
     begin_ns, step_ns = shift.begin_ns - process.offset_ns, round(shift.evidence["after_s"] * 1e9)
     (path,) = planted.folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
@@ -272,7 +272,7 @@ def test_the_line_of_loader_workers(tmp_path: Path, frames: list[int], when_s: f
     planted = Planted("cpu-stall", tmp_path)
     columns = {"loader_cores": 0.3, "loader_waiting_cores": 0.1, "loader_blocked": 0.0, "loader_workers": 4}
     planted.add_columns("processes", **{name: (value, value) for name, value in columns.items()})
-    offset_ns = Session.open(planted.folder).sources["processes"][0].offset_ns
+    offset_ns = Recording.open(planted.folder).sources["processes"][0].offset_ns
     (path,) = planted.folder.glob("events-node-*.jsonl")
     named = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in WORKER]
     stacks = [{"count": 1, "call": "flock", "frames": frames}]

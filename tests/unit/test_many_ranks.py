@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotator
+from zerotop.analysis.findings import Detection
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
-from zerotop.session.table_files import Source
+from zerotop.recording.reader import Recording
+from zerotop.recording.table_files import Source
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine, Hello
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -76,7 +76,7 @@ def write_samples(folder: Path, node: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def large_session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def large_recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """Of very many ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     write_ranks(folder)
@@ -97,15 +97,15 @@ def sources_read(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
     return found
 
 
-def test_findings(large_session: Session, sources_read: list[Source]) -> None:
-    annotator = Annotator(large_session)
-    while annotator.search_piece(large_session.last_written_ns) or annotator.is_behind:
+def test_findings(large_recording: Recording, sources_read: list[Source]) -> None:
+    detection = Detection(large_recording)
+    while detection.search_piece(large_recording.last_written_ns) or detection.is_behind:
         assert len(sources_read) <= 25 * TABLES, "a piece asks each table a few times"
         sources_read.clear()
 
 
-def test_a_view_asks_each_table_a_few_times(large_session: Session, sources_read: list[Source]) -> None:
-    source = RecordingSource(large_session)
+def test_a_view_asks_each_table_a_few_times(large_recording: Recording, sources_read: list[Source]) -> None:
+    source = RecordingSource(large_recording)
     for cursor_ns in (BEGIN_NS + 5 * S, BEGIN_NS + 3 * S):
         sources_read.clear()
         assert len(source.view_at(cursor_ns).ranks) == RANKS

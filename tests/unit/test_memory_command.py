@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, gib_to_bytes, record_two_steps
+from memory_recording import GIB, PARTS, PlantedRecording, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.cli import main
 from zerotop_probe.recording import directory, events
 
 
-def record_ended_job(folder: Path) -> Recording:
-    """The usual recording with its session file, ended after second 30."""
+def record_ended_job(folder: Path) -> PlantedRecording:
+    """The usual recording with its recording file, ended after second 30."""
     path = folder / "job"
-    directory.create_session(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
+    directory.create_recording(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
     info = json.loads((path / directory.SESSION_FILE).read_text())
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
@@ -93,7 +93,7 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
+    directory.create_recording(["true"], path=str(tmp_path / "empty"), launcher="python")
     report = run_memory(capsys, str(tmp_path / "empty"))
     assert report.splitlines()[0] == "empty, at the end: no training was recorded"
 

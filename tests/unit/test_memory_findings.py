@@ -12,9 +12,9 @@ import pytest
 
 import recordings
 from declared_events import check_event
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.views.memory_view import read_memory_view
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -37,16 +37,16 @@ Blocks = tuple[int, int, Sequence[tuple[str, int, str, bool]]]
 MIB = 1 << 20
 
 
-def find_named(session: Session, name: str) -> list[Annotation]:
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+def find_named(recording: Recording, name: str) -> list[Finding]:
+    return [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name]
 
 
-def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blocks], **facts: Any) -> Session:
+def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blocks], **facts: Any) -> Recording:
     """Write a look of rank 0 that ends at ``at_ns``. ``blocks``: number, size and stack."""
     info = json.loads((folder / "session.json").read_text())
     (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
     (path,) = folder.glob("events-rank0-*.jsonl")
-    (source,) = [one for one in Session.open(folder).sources["spans"] if one.rank == 0]
+    (source,) = [one for one in Recording.open(folder).sources["spans"] if one.rank == 0]
     frames = list(dict.fromkeys(frame for _, _, stack in blocks for frame in stack))
     event = {
         "time_ns": at_ns - source.offset_ns + 1000,
@@ -66,7 +66,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
     check_event(event)
     with path.open("a") as file:
         file.write(json.dumps(event) + "\n")
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,16 @@ def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headli
 
 
 @pytest.fixture
-def leak_finding(tmp_path: Path) -> tuple[Path, Annotation]:
+def leak_finding(tmp_path: Path) -> tuple[Path, Finding]:
     folder = recordings.unpack_to_folder("gpu-leak", tmp_path)
-    (finding,) = find_named(Session.open(folder), "memory_creep")
+    (finding,) = find_named(Recording.open(folder), "memory_creep")
     return folder, finding
 
 
-def test_the_line_of_a_leak(leak_finding: tuple[Path, Annotation]) -> None:
+def test_the_line_of_a_leak(leak_finding: tuple[Path, Finding]) -> None:
     folder, before = leak_finding
-    session = add_look(folder, "creep", before.known_ns - 10**8, 20, [(1, 32 * MIB, KEEP)], staying_bytes=33 * MIB)
-    (creep,) = find_named(session, "memory_creep")
+    recording = add_look(folder, "creep", before.known_ns - 10**8, 20, [(1, 32 * MIB, KEEP)], staying_bytes=33 * MIB)
+    (creep,) = find_named(recording, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks 32.0 MiB a step on rank 0; full near step ")
     assert len(creep.headline) <= 80
     assert "The leaked memory was allocated at train.py:57 in keep." in creep.details
@@ -129,21 +129,19 @@ def test_the_line_of_a_leak(leak_finding: tuple[Path, Annotation]) -> None:
     assert (creep.evidence, creep.known_ns) == (before.evidence, before.known_ns)
 
 
-def test_a_leak_waits_for_its_line(leak_finding: tuple[Path, Annotation]) -> None:
+def test_a_leak_waits_for_its_line(leak_finding: tuple[Path, Finding]) -> None:
     folder, before = leak_finding
     add_calls(folder, lambda rows: 0)  # of a probe that looks
     later_ns = before.known_ns + 10**8
-    session = add_look(folder, "creep", later_ns, 26, [(1, 32 * MIB, KEEP)], staying_bytes=32 * MIB)
-    (creep,) = find_named(session, "memory_creep")
+    recording = add_look(folder, "creep", later_ns, 26, [(1, 32 * MIB, KEEP)], staying_bytes=32 * MIB)
+    (creep,) = find_named(recording, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks")
     assert creep.known_ns >= later_ns
-    assert "memory_creep" not in [one.name for one in find_annotations(session, later_ns - 1)]
+    assert "memory_creep" not in [one.name for one in detect_findings(recording, later_ns - 1)]
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(
-    leak_finding: tuple[Path, Annotation], is_seen: bool
-) -> None:
+def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(leak_finding: tuple[Path, Finding], is_seen: bool) -> None:
     """The rank is killed a second after the leak is seen, and perhaps the node with it."""
     folder, before = leak_finding
     info = json.loads((folder / "session.json").read_text())
@@ -153,7 +151,7 @@ def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(
         lines = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
         lines = [line for line in lines if is_seen or '"rank_gone"' not in line]
         path.write_text("\n".join(lines) + "\n")
-    (creep,) = find_named(Session.open(folder), "memory_creep")
+    (creep,) = find_named(Recording.open(folder), "memory_creep")
     assert creep.headline == before.headline
     assert creep.known_ns > before.known_ns
 
@@ -162,23 +160,23 @@ def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(
     "blocks",
     [[(1, 8 * MIB, KEEP), (1, 9 * MIB, LINEAR)], [(1, 32 * MIB, [])], []],
 )
-def test_a_leak_of_no_one_line(leak_finding: tuple[Path, Annotation], blocks: Sequence[Blocks]) -> None:
+def test_a_leak_of_no_one_line(leak_finding: tuple[Path, Finding], blocks: Sequence[Blocks]) -> None:
     folder, before = leak_finding
-    session = add_look(folder, "creep", before.known_ns - 10**8, 20, blocks, staying_bytes=32 * MIB)
-    (creep,) = find_named(session, "memory_creep")
+    recording = add_look(folder, "creep", before.known_ns - 10**8, 20, blocks, staying_bytes=32 * MIB)
+    (creep,) = find_named(recording, "memory_creep")
     assert (creep.headline, creep.fix) == (before.headline, before.fix)
 
 
 def test_the_line_of_a_step(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-long", tmp_path)
-    (before,) = find_named(Session.open(folder), "memory_step")
+    (before,) = find_named(Recording.open(folder), "memory_step")
     low = [(4, 100 * MIB, LINEAR), (1, 500 * MIB, KEEP)]
     high = [(4, 200 * MIB, LINEAR), (2, 400 * MIB, MODEL), (1, 600 * MIB, KEEP)]
-    session = add_look(folder, "peak", before.begin_ns - 10**9, 8, low, peak_bytes=1500 * MIB, before_bytes=600 * MIB)
-    (unknown,) = find_named(session, "memory_step")
+    recording = add_look(folder, "peak", before.begin_ns - 10**9, 8, low, peak_bytes=1500 * MIB, before_bytes=600 * MIB)
+    (unknown,) = find_named(recording, "memory_step")
     assert unknown.details == before.details
-    session = add_look(folder, "peak", before.known_ns, 22, high, peak_bytes=3000 * MIB, before_bytes=600 * MIB)
-    (step,) = find_named(session, "memory_step")
+    recording = add_look(folder, "peak", before.known_ns, 22, high, peak_bytes=3000 * MIB, before_bytes=600 * MIB)
+    (step,) = find_named(recording, "memory_step")
     assert step.headline == before.headline
     line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
     assert f"; 0.78 GiB more are allocated at {line}; " in step.details
@@ -186,21 +184,21 @@ def test_the_line_of_a_step(tmp_path: Path) -> None:
 
 def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
-    (before,) = find_named(Session.open(folder), "peak_owner")
+    (before,) = find_named(Recording.open(folder), "peak_owner")
     blocks = [(2, 400 * MIB, []), (1, 300 * MIB, KEEP)]
-    session = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
-    (owner,) = find_named(session, "peak_owner")
+    recording = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
+    (owner,) = find_named(recording, "peak_owner")
     assert owner.details == f"{before.details} Peak memory of step 4, by line: 0.29 GiB at train.py:57 in keep."
 
 
 def test_the_lines_of_logits(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path)
-    (before,) = find_named(Session.open(folder), "logits_peak")
+    (before,) = find_named(Recording.open(folder), "logits_peak")
     assert "allocated at" not in before.details
     size = 8 * 1024 * 50257 * 4
     blocks = [(2, size, MODEL), (1, size // 50257 * 50257, LINEAR), (9, 768 * MIB // 9, KEEP)]
-    session = add_look(folder, "peak", before.known_ns + 10**8, 3, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
-    (logits,) = find_named(session, "logits_peak")
+    recording = add_look(folder, "peak", before.known_ns + 10**8, 3, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
+    (logits,) = find_named(recording, "logits_peak")
     assert (
         "elements, allocated at train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy:"
         " torch.nn.functional.cross_entropy) and train.py:30 in forward (torch.nn.modules.linear). The backward"
@@ -209,22 +207,24 @@ def test_the_lines_of_logits(tmp_path: Path) -> None:
 
 def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("z2", tmp_path)
-    session = Session.open(folder)
-    (jump,) = find_named(session, "validation_jump")
+    recording = Recording.open(folder)
+    (jump,) = find_named(recording, "validation_jump")
     blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
-    session = add_look(folder, "evaluation", jump.end_ns + 10**9, 16, blocks, peak_bytes=3000 * MIB, before_bytes=1000 * MIB)
-    (peak,) = find_named(session, "evaluation_peak")
+    recording = add_look(
+        folder, "evaluation", jump.end_ns + 10**9, 16, blocks, peak_bytes=3000 * MIB, before_bytes=1000 * MIB
+    )
+    (peak,) = find_named(recording, "evaluation_peak")
     assert peak.headline == "0.78 GiB of the evaluation's peak are allocated at train.py:120"
     assert (peak.step, peak.advice) == (16, "")
 
 
 def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("z2-oom", tmp_path)
-    (before,) = find_named(Session.open(folder), "out_of_memory")
+    (before,) = find_named(Recording.open(folder), "out_of_memory")
     blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
     facts = {"peak_bytes": 3000 * MIB, "before_bytes": 1000 * MIB}
-    session = add_look(folder, "peak", before.begin_ns - 10**9, 3, blocks, **facts)
-    (error,) = find_named(session, "out_of_memory")
+    recording = add_look(folder, "peak", before.begin_ns - 10**9, 3, blocks, **facts)
+    (error,) = find_named(recording, "out_of_memory")
     line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
     lines = f" Peak memory of step 3, by line: 0.78 GiB at {line}, 0.29 GiB at train.py:57 in keep."
     assert error.details == before.details + lines
@@ -232,10 +232,10 @@ def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
 
 def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("z2", tmp_path)
-    session = Session.open(folder)
+    recording = Recording.open(folder)
     blocks = [(2, 1024 * MIB, MODEL), (3, 512 * MIB, [])]
-    session = add_look(folder, "peak", session.end_ns - 10**9, 3, blocks, peak_bytes=4 << 30, before_bytes=1 << 29)
-    look = read_memory_view(session.at(session.end_ns)).look
+    recording = add_look(folder, "peak", recording.end_ns - 10**9, 3, blocks, peak_bytes=4 << 30, before_bytes=1 << 29)
+    look = read_memory_view(recording.at(recording.end_ns)).look
     assert look is not None
     assert count_look_rows(look) == 6
     drawn = ["".join(text for text, _ in row).rstrip() for row in draw_look(look, None, "A hint.", (60, 6), BLOCKS)]
@@ -267,7 +267,7 @@ def add_calls(folder: Path, count: Callable[[Any], Any], *, with_frees: bool = F
 def test_calls_of_the_allocator_are_counted(tmp_path: Path, cleared: str) -> None:
     """The staged sleep of gpu-slow, with an allocator that asks the driver 14 times in each step from then on."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    (before,) = find_named(Session.open(folder), "iteration_shift")
+    (before,) = find_named(Recording.open(folder), "iteration_shift")
     first = before.step or 0
 
     def count_allocations(rows: Any) -> Any:
@@ -281,7 +281,7 @@ def test_calls_of_the_allocator_are_counted(tmp_path: Path, cleared: str) -> Non
         rows = np.frombuffer(bytearray(records), np.dtype([tuple(field) for field in json.loads(header)["dtype"]]))
         rows["reserved_bytes"] += np.where((rows["step"] >= first) & (rows["phase"] == PHASE_CODE["step"]), 1 << 30, 0)
         path.write_bytes(header + b"\n" + rows.tobytes())
-    (shift,) = find_named(Session.open(folder), "iteration_shift")
+    (shift,) = find_named(Recording.open(folder), "iteration_shift")
     if cleared:
         assert "the allocator's cache was emptied in each step, and cudaMalloc called 14 times in each." in shift.details
     else:

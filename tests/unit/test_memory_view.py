@@ -9,7 +9,7 @@ import recordings
 from memory_recording import (
     GIB,
     PARTS,
-    Recording,
+    PlantedRecording,
     gib_to_bytes,
     make_gpu_process_sample,
     make_gpu_sample,
@@ -24,8 +24,8 @@ from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
 from zerotop_probe.recording import events, tables
 
 
-def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return read_memory_view(recording.open_session().at(BEGIN_NS + int(second * S)), rank, most)
+def view_at(recording: PlantedRecording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
+    return read_memory_view(recording.open_recording().at(BEGIN_NS + int(second * S)), rank, most)
 
 
 def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
@@ -60,8 +60,8 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
-    session = recordings.open_recording("z2")
-    lines = read_memory_view(session.at(session.begin_ns + int(39.41 * S))).lines
+    recording = recordings.open_recording("z2")
+    lines = read_memory_view(recording.at(recording.begin_ns + int(39.41 * S))).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 
@@ -101,9 +101,9 @@ def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
     assert view_at(recording, 24).failure is None
 
 
-def record_ranks(folder: Path, count: int) -> Recording:
+def record_ranks(folder: Path, count: int) -> PlantedRecording:
     """So many ranks on a GPU each, the later the more they hold."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     recording.node_event(gpus=count)
     for rank in range(count):
         recording.write_engine(rank=rank, on=rank)
@@ -148,14 +148,14 @@ def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_empty_recording(tmp_path: Path) -> None:
-    view = view_at(Recording(tmp_path), 3)
+    view = view_at(PlantedRecording(tmp_path), 3)
     check_memory_view(view)
     assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
     assert (view.trace, view.failure, view.setup, view.health) == (None, None, None, None)
 
 
 def test_no_probe_only_nvml(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.node_event()
     recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(1, 3)])
     view = view_at(recording, 1.5)

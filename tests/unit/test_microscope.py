@@ -15,7 +15,7 @@ from zerotop.analysis.memory.microscope import AllocationTrace, read_last_trace,
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
 from zerotop.commands.job.microscope_request import request_trace
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.inside.device.microscope import StepMicroscope
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
@@ -53,11 +53,11 @@ class Memory:
 class Rank:
     """A rank with a microscope, taking steps."""
 
-    def __init__(self, session: str) -> None:
-        self.session = session
+    def __init__(self, recording: str) -> None:
+        self.recording = recording
         self.memory = Memory()
-        self.recorder = Recorder(session, ME, CostMeter())
-        self.microscope = StepMicroscope(session, ME, 0, self.memory, self.recorder.write_event, CostMeter())
+        self.recorder = Recorder(recording, ME, CostMeter())
+        self.microscope = StepMicroscope(recording, ME, 0, self.memory, self.recorder.write_event, CostMeter())
 
     def run_step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
         span = self.recorder.begin_span(now(), "backward", (0, number, 0))
@@ -67,13 +67,13 @@ class Rank:
         self.microscope.end_step(number)
 
     def read_looks(self) -> tuple[AllocationTrace, ...]:
-        session = Session.open(Path(self.session))
-        return read_traces(session.at(session.last_written_ns))
+        recording = Recording.open(Path(self.recording))
+        return read_traces(recording.at(recording.last_written_ns))
 
 
 @pytest.fixture
 def watched_rank(tmp_path: Path) -> Rank:
-    return Rank(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+    return Rank(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
 
 
 def test_without_a_request_nothing_happens(watched_rank: Rank) -> None:
@@ -82,7 +82,7 @@ def test_without_a_request_nothing_happens(watched_rank: Rank) -> None:
 
 
 def test_the_curve_its_peak_and_who_was_alive(watched_rank: Rank) -> None:
-    assert request_trace(watched_rank.session, steps=2, stacks=False) == 1
+    assert request_trace(watched_rank.recording, steps=2, stacks=False) == 1
     watched_rank.run_step(4)
     assert watched_rank.memory.recording["context"] is None
 
@@ -110,39 +110,39 @@ def test_the_curve_its_peak_and_who_was_alive(watched_rank: Rank) -> None:
 
 def test_another_look_with_stacks_leaves_torchs_own_file(watched_rank: Rank) -> None:
     for request, stacks in ((1, False), (2, True)):
-        assert request_trace(watched_rank.session, steps=1, stacks=stacks) == request
-        os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        assert request_trace(watched_rank.recording, steps=1, stacks=stacks) == request
+        os.utime(Path(watched_rank.recording) / directory.MICROSCOPE_FILE, ns=(request, request))
         watched_rank.run_step(2 * request)
         watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
     plain, stacked = watched_rank.read_looks()
     assert plain.snapshot is None
     assert stacked.snapshot is not None
-    assert (Path(watched_rank.session) / stacked.snapshot).stat().st_size
+    assert (Path(watched_rank.recording) / stacked.snapshot).stat().st_size
     assert plain.curve_bytes.tolist() == stacked.curve_bytes.tolist() == [1020]
 
 
 def test_only_the_last_look_of_a_rank_is_computed_and_only_once(watched_rank: Rank) -> None:
     for request in (1, 2):
-        request_trace(watched_rank.session, steps=1, stacks=False)
-        os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        request_trace(watched_rank.recording, steps=1, stacks=False)
+        os.utime(Path(watched_rank.recording) / directory.MICROSCOPE_FILE, ns=(request, request))
         watched_rank.run_step(2 * request)
         watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
-    session = Session.open(Path(watched_rank.session))
+    recording = Recording.open(Path(watched_rank.recording))
     first = watched_rank.read_looks()[0]
-    trace = read_last_trace(session.at(session.last_written_ns), 0)
+    trace = read_last_trace(recording.at(recording.last_written_ns), 0)
     assert trace is not None
     assert (trace.request, trace.phases.tolist()) == (2, [PHASES.index("backward")])
-    assert read_last_trace(session.at(session.last_written_ns), 0) is trace
-    earlier = read_last_trace(session.at(first.known_ns), 0)
+    assert read_last_trace(recording.at(recording.last_written_ns), 0) is trace
+    earlier = read_last_trace(recording.at(first.known_ns), 0)
     assert earlier is not None
     assert earlier.request == 1
-    assert read_last_trace(session.at(first.known_ns - 1), 0) is None
-    assert read_last_trace(session.at(session.last_written_ns), 1) is None
+    assert read_last_trace(recording.at(first.known_ns - 1), 0) is None
+    assert read_last_trace(recording.at(recording.last_written_ns), 1) is None
 
 
 def test_a_job_that_records_its_history_itself_is_left_alone(watched_rank: Rank) -> None:
     watched_rank.memory.add_action("alloc", 512, 20)
-    request_trace(watched_rank.session, steps=1, stacks=False)
+    request_trace(watched_rank.recording, steps=1, stacks=False)
     watched_rank.run_step(0)
     watched_rank.run_step(1)
     (look,) = watched_rank.read_looks()
@@ -156,30 +156,30 @@ NONE = ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"
 
 @pytest.mark.parametrize("text", NONE)
 def test_a_file_that_is_no_request(watched_rank: Rank, text: str) -> None:
-    (Path(watched_rank.session) / directory.MICROSCOPE_FILE).write_text(text)
+    (Path(watched_rank.recording) / directory.MICROSCOPE_FILE).write_text(text)
     watched_rank.run_step(0)
     watched_rank.run_step(1)
     assert watched_rank.read_looks() == ()
-    assert request_trace(watched_rank.session, steps=1, stacks=False, after=2) == 3
+    assert request_trace(watched_rank.recording, steps=1, stacks=False, after=2) == 3
     watched_rank.run_step(2)
     watched_rank.run_step(3)
     assert [look.request for look in watched_rank.read_looks()] == [3]
 
 
 def test_what_was_asked_of_an_attempt_before_is_not_done_again(watched_rank: Rank) -> None:
-    request_trace(watched_rank.session, steps=1, stacks=True)
-    restarted = Rank(watched_rank.session)
+    request_trace(watched_rank.recording, steps=1, stacks=True)
+    restarted = Rank(watched_rank.recording)
     for step in range(3):
         restarted.run_step(step, lambda: pytest.fail("recorded") if restarted.memory.recording else None)
-    os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(1, 1))
-    request_trace(watched_rank.session, steps=1, stacks=False)
+    os.utime(Path(watched_rank.recording) / directory.MICROSCOPE_FILE, ns=(1, 1))
+    request_trace(watched_rank.recording, steps=1, stacks=False)
     restarted.run_step(3)
     restarted.run_step(4)
     assert [look.request for look in restarted.read_looks()] == [2]
 
 
 def test_a_request_is_bounded(watched_rank: Rank) -> None:
-    path = Path(watched_rank.session) / directory.MICROSCOPE_FILE
+    path = Path(watched_rank.recording) / directory.MICROSCOPE_FILE
     path.write_text(json.dumps({"request": 1, "steps": 10**9}))
     for step in range(102):
         watched_rank.run_step(step)
@@ -188,9 +188,9 @@ def test_a_request_is_bounded(watched_rank: Rank) -> None:
 
 
 def test_a_real_curve_is_what_the_allocator_counted() -> None:
-    session = open_recording("gpu-microscope")
-    (look,) = read_traces(session.at(session.last_written_ns))
-    (process,) = read_rank_peaks(session.at(look.known_ns))
+    recording = open_recording("gpu-microscope")
+    (look,) = read_traces(recording.at(recording.last_written_ns))
+    (process,) = read_rank_peaks(recording.at(look.known_ns))
     backward = next(peak for peak in process.phases if peak.phase == "backward")
     # The history counts what was asked for, the allocator in blocks of 512 bytes and more; step 1 was as large as step 23.
     assert 0.995 * backward.allocated_bytes < look.peak_bytes < backward.allocated_bytes

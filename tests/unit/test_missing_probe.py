@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from agents import wait_for
-from memory_recording import Recording
+from memory_recording import PlantedRecording
 from small_recording import BEGIN_NS, S, make_identity
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.processes import missing_probe as missing_analysis
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.analysis.views.startup_status import describe_wait
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job.job import build_environment
 from zerotop_probe.outside.procfs import Process, read_command_line, read_environment
 from zerotop_probe.outside.sampling.ranks import missing_probe
@@ -164,27 +164,27 @@ def test_which_processes_are_ranks(
     }  # fmt: skip
 
 
-def write_missing(recording: Recording, at: float, pid: int, **facts: Any) -> None:
+def write_missing(recording: PlantedRecording, at: float, pid: int, **facts: Any) -> None:
     usual = {"rank": None, "start": 1, "is_rank": True, "program": "python loop.py", "reason": "pythonpath", "by": "script"}
     recording.write_event(recording.node, at, events.ProbeMissing, pid=pid, **usual | facts)
 
 
-def open_ended(recording: Recording, at: float) -> Session:
+def open_ended(recording: PlantedRecording, at: float) -> Recording:
     recording.write_event(recording.node, at, events.JobEnded, exit_code=0)
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def test_ranks_without_the_probe_are_a_finding_and_a_sentence(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(planted.node, 0, events.JobStarted, pid=9)
     for rank in (0, 1):
-        write_missing(recording, 2 + rank, 50 + rank, rank=rank)
-    session = open_ended(recording, 20)
+        write_missing(planted, 2 + rank, 50 + rank, rank=rank)
+    recording = open_ended(planted, 20)
     sentence = "The probe was not loaded in 2 ranks: their PYTHONPATH does not have zerotop's entry (the script sets it)."
-    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == [sentence]
-    assert describe_wait(session.at(BEGIN_NS + 10 * S)).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
-    assert describe_training(session.at(BEGIN_NS + 20 * S)) == []
-    (early,), (late,) = (find_annotations(session, BEGIN_NS + second * S) for second in (19, 20))
+    assert describe_missing_probes(recording.at(BEGIN_NS + 20 * S)) == [sentence]
+    assert describe_wait(recording.at(BEGIN_NS + 10 * S)).startswith(f"{sentence} E, or zerotop attach 50 --enter, ")
+    assert describe_training(recording.at(BEGIN_NS + 20 * S)) == []
+    (early,), (late,) = (detect_findings(recording, BEGIN_NS + second * S) for second in (19, 20))
     for finding in (early, late):
         assert (finding.name, finding.ranks, finding.begin_ns) == ("probe_missing", (0, 1), BEGIN_NS + 2 * S)
         assert finding.headline == "The probe was not loaded in 2 ranks: PYTHONPATH lacks its entry"
@@ -204,38 +204,38 @@ def test_each_reason_is_a_short_headline_and_a_clause(reason: str, count: int) -
 
 
 def test_a_short_process_is_no_rank_but_it_may_have_trained(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
-    write_missing(recording, 2, 50, is_rank=False, reason="environment", by="command")
-    session = open_ended(recording, 4)
-    assert describe_missing_probes(session.at(BEGIN_NS + 3 * S)) == []
-    assert describe_missing_probes(session.at(BEGIN_NS + 4 * S)) == [
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(planted.node, 0, events.JobStarted, pid=9)
+    write_missing(planted, 2, 50, is_rank=False, reason="environment", by="command")
+    recording = open_ended(planted, 4)
+    assert describe_missing_probes(recording.at(BEGIN_NS + 3 * S)) == []
+    assert describe_missing_probes(recording.at(BEGIN_NS + 4 * S)) == [
         "The probe was not loaded in a process with PyTorch (python loop.py): its environment does not have zerotop's "
         "PYTHONPATH and variables (the command replaces it)."
     ]
-    assert describe_training(session.at(BEGIN_NS + 4 * S)) == []
+    assert describe_training(recording.at(BEGIN_NS + 4 * S)) == []
 
 
 def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
-    write_missing(recording, 2, 50)
-    write_missing(recording, 2.5, 51, rank=1, reason="option", by="-S")
-    recording.write_event(make_identity(0, 52), 3, events.Hello)
-    session = open_ended(recording, 20)
-    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == [
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(planted.node, 0, events.JobStarted, pid=9)
+    write_missing(planted, 2, 50)
+    write_missing(planted, 2.5, 51, rank=1, reason="option", by="-S")
+    planted.write_event(make_identity(0, 52), 3, events.Hello)
+    recording = open_ended(planted, 20)
+    assert describe_missing_probes(recording.at(BEGIN_NS + 20 * S)) == [
         "The probe was not loaded in 1 rank: it runs python -S, which does not load site modules."
     ]
 
 
 def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_event(recording.node, 0, events.JobStarted, pid=9)
-    write_missing(recording, 2, 50)
-    recording.write_event(make_identity(0, 50), 9, events.Hello)
-    session = open_ended(recording, 20)
-    assert len(describe_missing_probes(session.at(BEGIN_NS + 8 * S))) == 1
-    assert describe_missing_probes(session.at(BEGIN_NS + 20 * S)) == []
-    (late,) = find_annotations(session, BEGIN_NS + 20 * S)
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(planted.node, 0, events.JobStarted, pid=9)
+    write_missing(planted, 2, 50)
+    planted.write_event(make_identity(0, 50), 9, events.Hello)
+    recording = open_ended(planted, 20)
+    assert len(describe_missing_probes(recording.at(BEGIN_NS + 8 * S))) == 1
+    assert describe_missing_probes(recording.at(BEGIN_NS + 20 * S)) == []
+    (late,) = detect_findings(recording, BEGIN_NS + 20 * S)
     assert late.headline == "The probe was loaded late: PYTHONPATH lacks its entry"
     assert (late.details.endswith("Steps before it was loaded are not recorded."), late.fix) == (True, "")

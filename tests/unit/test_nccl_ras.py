@@ -11,7 +11,7 @@ from dataclasses import replace
 from zerotop.analysis.hangs.sentences import describe_collectives
 from zerotop.analysis.hangs.stacks import Launched, StackFrame, StackReport, ThreadStack
 from zerotop.analysis.hangs.standstill import group_ranks
-from zerotop.session.keys import RankProcess
+from zerotop.recording.keys import RankProcess
 from zerotop_probe.outside.sampling.stuck.nccl_ras import parse_status, read_launched
 
 STATUS = """NCCL version 2.28.3 compiled with CUDA 13.0

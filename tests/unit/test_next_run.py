@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
@@ -28,17 +28,17 @@ FIXES = [
 
 @pytest.mark.parametrize(("recording", "name", "live", "ended"), FIXES)
 def test_a_fix_for_the_next_run(recording: str, name: str, live: str, ended: str) -> None:
-    session = recordings.open_recording(recording)
-    detected = next(one for one in find_annotations(session, session.end_ns) if one.name == name)
-    reported = next(one for one in RecordedRun(session, memory=False).findings if one.name == name)
+    opened = recordings.open_recording(recording)
+    detected = next(one for one in detect_findings(opened, opened.end_ns) if one.name == name)
+    reported = next(one for one in RecordedRun(opened, memory=False).findings if one.name == name)
     assert (detected.fix, reported.fix) == (live, ended)
     assert replace(reported, advice=detected.advice, fix=detected.fix) == detected
     assert reported.for_next_run == reported
 
 
-def find_fix(session: Session) -> str:
+def find_fix(recording: Recording) -> str:
     """Return the fix of the straggler, as a screen shows it."""
-    source = RecordingSource(session)
+    source = RecordingSource(recording)
     source.refresh()
     while source.search_findings().is_behind:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.steps.onsets import find_growth_onset, find_onset
+from zerotop.analysis.findings.support.steps.onsets import find_growth_onset, find_onset
 
 MIB = 1 << 20
 

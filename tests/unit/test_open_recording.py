@@ -35,17 +35,17 @@ def test_the_documented_example_runs(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_nothing_later_is_known_at_a_moment() -> None:
-    recording = open_recording("cpu-dead")
-    end, session = recording.at(), recording.session
+    planted = open_recording("cpu-dead")
+    end, recording = planted.at(), planted.recording
     assert end.end is not None
     steps = end.ranks[0].steps
     middle_ns = int(steps.times[len(steps) // 2])
-    earlier = recording.at(middle_ns)
+    earlier = planted.at(middle_ns)
     assert earlier.end is None
     assert not earlier.events_of(RankGone)
     assert earlier.ranks[0].steps.times.tolist() == [time_ns for time_ns in steps.times.tolist() if time_ns <= middle_ns]
     assert earlier.ranks[0].engine == end.ranks[0].engine
-    assert recording.at(session.begin_ns).ranks == {}
+    assert planted.at(recording.begin_ns).ranks == {}
 
 
 def test_a_window_has_only_what_is_within() -> None:

@@ -52,9 +52,9 @@ def sleeping_process() -> Iterator[Process]:
         child.kill()
 
 
-def plant_job(session: Path, process: Process) -> None:
+def plant_job(recording: Path, process: Process) -> None:
     """Write events that name a process as the root of the job, its sampler and a rank."""
-    writer = EventWriter(str(session), Identity.for_this_process("node")._replace(pid=process.pid, start=process.start))
+    writer = EventWriter(str(recording), Identity.for_this_process("node")._replace(pid=process.pid, start=process.start))
     now = time.monotonic_ns()
     writer.write(now, events.JobStarted, pid=process.pid, start=process.start)
     writer.write(now, events.RankFound, rank=0, pid=process.pid, start=process.start)
@@ -62,11 +62,11 @@ def plant_job(session: Path, process: Process) -> None:
     writer.close()
 
 
-def make_session(folder: Path, mode: int = 0o777) -> Path:
-    session = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
+def make_recording(folder: Path, mode: int = 0o777) -> Path:
+    recording = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
     folder.chmod(0o755)
-    session.chmod(mode)
-    return session
+    recording.chmod(mode)
+    return recording
 
 
 @pytest.fixture
@@ -79,28 +79,28 @@ def reachable_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 
 def test_our_own_file_is_believed(tmp_path: Path, sleeping_process: Process) -> None:
-    session = make_session(tmp_path)
-    plant_job(session, sleeping_process)
-    facts = job_control.read_facts(str(session))
+    recording = make_recording(tmp_path)
+    plant_job(recording, sleeping_process)
+    facts = job_control.read_facts(str(recording))
     assert (facts.job, facts.ranks, facts.samplers) == (sleeping_process, [sleeping_process], [sleeping_process])
     assert facts.reached_hosts == ["evil.example"]
 
 
 @needs_root
 def test_a_planted_file_stops_nothing(reachable_folder: Path, sleeping_process: Process) -> None:
-    session = make_session(reachable_folder)
-    assert as_nobody(lambda: plant_job(session, sleeping_process)) == 0
-    facts = job_control.read_facts(str(session))
+    recording = make_recording(reachable_folder)
+    assert as_nobody(lambda: plant_job(recording, sleeping_process)) == 0
+    facts = job_control.read_facts(str(recording))
     assert (facts.job, facts.ranks, facts.samplers, facts.reached_hosts) == (None, [], [], [])
     with pytest.raises(job_control.JobUnreachable):
-        job_control.request_stop(str(session))
+        job_control.request_stop(str(recording))
     assert sleeping_process.is_alive()
 
 
 @needs_root
 def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path) -> None:
     """The victim is nobody, who believes root but not a third user."""
-    session = make_session(reachable_folder)
+    recording = make_recording(reachable_folder)
 
     def stop_victim() -> None:
         victim = subprocess.Popen(["sleep", "600"])
@@ -111,7 +111,7 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
         while not (reachable_folder / "open" / "planted").exists():
             time.sleep(0.01)
         try:
-            assert job_control.read_facts(str(session)).job is None
+            assert job_control.read_facts(str(recording)).job is None
         finally:
             victim.kill()
 
@@ -123,7 +123,7 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
             time.sleep(0.01)
         time.sleep(0.1)
         os.setuid(12345)
-        plant_job(session, Process(*json.loads((reachable_folder / "open" / "victim").read_text())))
+        plant_job(recording, Process(*json.loads((reachable_folder / "open" / "victim").read_text())))
         (reachable_folder / "open" / "planted").touch()
         os._exit(0)
     try:
@@ -135,26 +135,26 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
 
 @needs_root
 def test_root_believes_a_user_about_the_users_processes(reachable_folder: Path) -> None:
-    session = make_session(reachable_folder)
+    recording = make_recording(reachable_folder)
     with subprocess.Popen(["sleep", "600"], user=NOBODY) as child:
         process = Process.from_pid(child.pid)
         assert process is not None
-        assert as_nobody(lambda: plant_job(session, process)) == 0
-        facts = job_control.read_facts(str(session))
+        assert as_nobody(lambda: plant_job(recording, process)) == 0
+        facts = job_control.read_facts(str(recording))
         assert (facts.job, facts.ranks, facts.reached_hosts) == (process, [process], [])
         child.kill()
 
 
 @needs_root
-def test_a_process_that_names_the_session_itself_is_believed(reachable_folder: Path) -> None:
+def test_a_process_that_names_the_recording_itself_is_believed(reachable_folder: Path) -> None:
     """As of files of root on a network file system, which belong to nobody."""
-    session = make_session(reachable_folder)
-    environment = {**os.environ, directory.SESSION_VARIABLE: str(session)}
+    recording = make_recording(reachable_folder)
+    environment = {**os.environ, directory.SESSION_VARIABLE: str(recording)}
     with subprocess.Popen(["sleep", "600"], env=environment) as child:
         process = Process.from_pid(child.pid)
         assert process is not None
-        assert as_nobody(lambda: plant_job(session, process)) == 0
-        assert job_control.read_facts(str(session)).job == process
+        assert as_nobody(lambda: plant_job(recording, process)) == 0
+        assert job_control.read_facts(str(recording)).job == process
         child.kill()
 
 
@@ -163,7 +163,7 @@ def test_a_folder_of_another_user_is_refused(reachable_folder: Path, capfd: pyte
     other = reachable_folder / "other"
     other.mkdir()
     os.chown(other, NOBODY, NOBODY)
-    assert main(["run", "--headless", "--require-recording", "--session", str(other), "--", "true"]) == 1
+    assert main(["run", "--headless", "--require-recording", "--recording", str(other), "--", "true"]) == 1
     _, errors = capfd.readouterr()
     assert errors.count("\n") == 1
     assert f"{other} belongs to another user, who could change the recording. Name a new folder" in errors
@@ -174,7 +174,7 @@ def test_our_own_folder_is_made_private(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o2777)
-    directory.create_session(["true"], path=str(folder))
+    directory.create_recording(["true"], path=str(folder))
     assert folder.stat().st_mode & 0o7777 == 0o2755
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_recording import OOM, Recording, gib_to_bytes, make_record, record_two_steps
+from memory_recording import OOM, PlantedRecording, gib_to_bytes, make_record, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.failures.oom_evidence import OomCase
 from zerotop.analysis.failures.oom_log_parser import parse_output
@@ -204,20 +204,20 @@ def test_the_last_of_several() -> None:
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
 
 
-def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
+def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> PlantedRecording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
     recording = record_two_steps(folder)
     recording.write_event(make_identity(0), at_s, events.OutOfMemory, **(OOM | facts))
     return recording
 
 
-def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
-    post_mortem = find_post_mortem(recording.open_session().at(BEGIN_NS + int(second * S)))
+def require_post_mortem(recording: PlantedRecording, second: float = 40) -> PostMortem:
+    post_mortem = find_post_mortem(recording.open_recording().at(BEGIN_NS + int(second * S)))
     assert post_mortem is not None
     return post_mortem
 
 
-def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
+def end_job(recording: PlantedRecording, at_s: float = 30, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
     recording.write_event(recording.node, at_s, events.JobEnded, **(usual_end | facts))
 
@@ -270,7 +270,7 @@ def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
 
 
 def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), make_identity(0)
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
     recording.write_engine(micro_batch=4)
     begins = [
         make_record(tables.BEGINS, at, phase=PHASE_CODE[p], depth=d) for at, p, d in ((5, "eval", 0), (6, "forward", 1))
@@ -289,7 +289,7 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
 
 
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), make_identity(0)
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
     recording.write_engine(micro_batch=4)
     recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
     counted = tables.BOUNDARY | tables.COUNTED
@@ -307,14 +307,14 @@ def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_output(20, "{'loss': 0.1}\n")
     end_job(recording, exit_code=0)
-    assert find_post_mortem(recording.open_session().at(BEGIN_NS + 40 * S)) is None
+    assert find_post_mortem(recording.open_recording().at(BEGIN_NS + 40 * S)) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_output(20, "ValueError: no\nexits with return code = 1\n")
     end_job(recording)
-    assert find_post_mortem(recording.open_session().at(BEGIN_NS + 40 * S)) is None
+    assert find_post_mortem(recording.open_recording().at(BEGIN_NS + 40 * S)) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
     )
 
 
-def memory_of_host(recording: Recording, *used: float, limit: float = -1, kills: tuple[int, int] = (0, 0)) -> None:
+def memory_of_host(recording: PlantedRecording, *used: float, limit: float = -1, kills: tuple[int, int] = (0, 0)) -> None:
     """A sample each second up to second 30, in gibibytes of 100."""
     rows = [
         make_record(
@@ -406,7 +406,7 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         memory_of_host(recording, 30, used)
         recording.write_output(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
         end_job(recording, 30.5)
-        post_mortem = find_post_mortem(recording.open_session().at(BEGIN_NS + 31 * S))
+        post_mortem = find_post_mortem(recording.open_recording().at(BEGIN_NS + 31 * S))
         assert (post_mortem.kind if post_mortem else None) == expected
 
 

@@ -12,9 +12,9 @@ from printing import Printing, read_monotonic_ns
 from zerotop.analysis.output.line_steps import StepClock
 from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer
 from zerotop.analysis.output.search import OutputSearch, compile_pattern
-from zerotop.session.output import blocks as output_blocks
-from zerotop.session.output.transcript import Transcript
-from zerotop.session.reader import Session
+from zerotop.recording.output import blocks as output_blocks
+from zerotop.recording.output.transcript import Transcript
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import BEGINS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
@@ -22,8 +22,8 @@ SECOND = 1_000_000_000
 
 
 def open_buffer(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
-    """As a reader sees it that opens the session now."""
-    buffer = OutputBuffer(Session.open(job.path))
+    """As a reader sees it that opens the recording now."""
+    buffer = OutputBuffer(Recording.open(job.path))
     buffer.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
     return buffer
 
@@ -62,8 +62,8 @@ def test_an_empty_output(tmp_path: Path) -> None:
 def test_blocks_of_any_size_have_the_same_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", size)
     job = a_job(tmp_path, 400)
-    session = Session.open(job.path)
-    assert tuple(read_texts(open_buffer(job))) == Transcript(session).read_tail(time.time_ns(), 1 << 20)
+    recording = Recording.open(job.path)
+    assert tuple(read_texts(open_buffer(job))) == Transcript(recording).read_tail(time.time_ns(), 1 << 20)
 
 
 def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,13 @@ def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.Monkey
     job = Printing(tmp_path)
     growing = open_buffer(job)
     growing.blocks.refresh()
-    session = growing.blocks._session
+    recording = growing.blocks._recording
     for number in range(60):
         job.write_output(b"a line %d\nand th" % number)
         if number % 3 == 0:
-            session.refresh()
+            recording.refresh()
             growing.refresh_at(time.time_ns())
-    session.refresh()
+    recording.refresh()
     growing.refresh_at(time.time_ns())
     assert read_texts(growing) == read_texts(open_buffer(job))
     assert growing.blocks.sealed_count == open_buffer(job).blocks.sealed_count > 3
@@ -171,12 +171,12 @@ def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatc
 
 def test_matches_come_while_the_job_prints(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    session = Session.open(job.path)
-    there = OutputBuffer(session)
+    recording = Recording.open(job.path)
+    there = OutputBuffer(recording)
     search = OutputSearch(there, "loss")
     for number in range(1, 4):
         job.write_output(b"a loss\n")
-        session.refresh()
+        recording.refresh()
         there.refresh_at(time.time_ns())
         assert search.match_count == number
 
@@ -189,12 +189,12 @@ def test_capitals_are_looked_at_when_there_are_some() -> None:
 
 def test_the_step_in_which_a_line_was_printed(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    assert StepClock(Session.open(job.path)).step_at(time.time_ns()) is None
+    assert StepClock(Recording.open(job.path)).step_at(time.time_ns()) is None
     begin = read_monotonic_ns() - 100 * SECOND
     for rank in (0, 1):
         writer = RecordWriter(str(job.path), BEGINS, Identity.for_this_process("rank", rank)._replace(pid=7 + rank))
         for step in range(3):
             writer.write(begin + (10 * step + rank) * SECOND, step, 0, 3, 0, 0, 0)
-    clock = StepClock(Session.open(job.path))
+    clock = StepClock(Recording.open(job.path))
     unix = begin + time.time_ns() - read_monotonic_ns()
     assert [clock.step_at(unix + second * SECOND) for second in (-1, 1, 9, 11, 99)] == [None, 0, 0, 1, 2]

@@ -113,14 +113,14 @@ def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
     tmp_path: Path, command: str, is_awaited: bool
 ) -> None:
     """A shell's child may be the training; a Python program's daemon is a helper."""
-    session = directory.create_session([command, "start"], path=str(tmp_path / "session"))
+    recording = directory.create_recording([command, "start"], path=str(tmp_path / "session"))
     code = "import time; time.sleep(600)"
-    environment = {**os.environ, directory.SESSION_VARIABLE: session}
+    environment = {**os.environ, directory.SESSION_VARIABLE: recording}
     recorder = _Recorder(tmp_path)
     with subprocess.Popen([sys.executable, "-S", "-c", code], env=environment) as left:
         try:
             wait_for(lambda: code in procfs.read_command_line(left.pid))
-            finder = RankFinder(session, Process(2**22 + 1, 1), recorder)  # there is no such process any more
+            finder = RankFinder(recording, Process(2**22 + 1, 1), recorder)  # there is no such process any more
             finder.update_ranks()
             assert finder.has_outlived_root is is_awaited
         finally:
@@ -190,7 +190,7 @@ def test_searches_of_all_processes() -> None:
 
 
 def test_psutil_is_not_loaded_before_a_search() -> None:
-    code = "import sys; import zerotop_probe.outside.__main__, zerotop_probe.outside.attaching.session as _; "
+    code = "import sys; import zerotop_probe.outside.__main__, zerotop_probe.outside.attaching.attaching as _; "
     subprocess.run([sys.executable, "-c", code + "sys.exit('psutil' in sys.modules)"], check=True)
 
 

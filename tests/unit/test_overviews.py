@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import recordings
-from zerotop.analysis.reports.comparison import compare_sessions
+from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.reports.recording_summary import PIECES, Overview, build_overview, resample_longest
-from zerotop.session import quick_read
-from zerotop.session.packed.packing import pack_folder
-from zerotop.session.storage import Directory
+from zerotop.recording import quick_read
+from zerotop.recording.packed.packing import pack_folder
+from zerotop.recording.storage import Directory
 from zerotop_probe.recording import directory
 
 
@@ -28,7 +28,7 @@ def nobody_runs(path: Path) -> bool:
 
 
 @pytest.fixture
-def session_root(tmp_path: Path) -> Path:
+def recording_root(tmp_path: Path) -> Path:
     folder = tmp_path / "zerotop" / "sessions"
     folder.mkdir(parents=True)
     return folder
@@ -39,19 +39,19 @@ def test_the_cause_of_an_end_in_a_few_words() -> None:
     assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2"))).why == ""
 
 
-def test_packed_and_unpacked_say_the_same(session_root: Path) -> None:
-    session = recordings.unpack_to_folder("x4-z3", session_root)
-    again = build_overview(quick_read.open_glimpse(session))
+def test_packed_and_unpacked_say_the_same(recording_root: Path) -> None:
+    recording = recordings.unpack_to_folder("x4-z3", recording_root)
+    again = build_overview(quick_read.open_glimpse(recording))
     assert again == build_overview(quick_read.open_glimpse(recordings.find_packed_file("x4-z3")))
 
 
-def test_a_glimpse_reads_neither_output_nor_samples_of_processors(session_root: Path) -> None:
-    session = recordings.unpack_to_folder("x4-z3", session_root)
+def test_a_glimpse_reads_neither_output_nor_samples_of_processors(recording_root: Path) -> None:
+    recording = recordings.unpack_to_folder("x4-z3", recording_root)
     others = ("output-", "threads-", "gpus-", "device_times-", "spans-rank1", "spans-rank2", "spans-rank3")
-    for path in session.iterdir():
+    for path in recording.iterdir():
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
-    assert build_overview(quick_read.open_glimpse(session)) == build_overview(
+    assert build_overview(quick_read.open_glimpse(recording)) == build_overview(
         quick_read.open_glimpse(recordings.find_packed_file("x4-z3"))
     )
 
@@ -60,8 +60,8 @@ def test_a_glimpse_reads_neither_output_nor_samples_of_processors(session_root: 
 def test_steps_are_the_jobs(name: str, finished: int) -> None:
     """Those before it was attached to are counted, those that were done again are not."""
     assert build_overview(quick_read.open_glimpse(recordings.find_packed_file(name))).steps == finished
-    session = recordings.open_recording(name)
-    (told,) = (measure for measure in compare_sessions([session, session]).measures if measure.name == "steps")
+    recording = recordings.open_recording(name)
+    (told,) = (measure for measure in compare_paths([recording, recording]).measures if measure.name == "steps")
     assert told.values == (finished, finished)
 
 
@@ -83,18 +83,18 @@ def test_overviews_survive_json() -> None:
         Overview.from_json({"name": "x"})
 
 
-def test_unchanged_recordings_are_not_read_again(session_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = session_root.with_name("overviews.json")
-    shutil.copy(recordings.find_packed_file("z2"), session_root)
-    shutil.copy(recordings.find_packed_file("z2-oom"), session_root)
-    first = Overviews(session_root, cache, nobody_runs).read_all()
+def test_unchanged_recordings_are_not_read_again(recording_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = recording_root.with_name("overviews.json")
+    shutil.copy(recordings.find_packed_file("z2"), recording_root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), recording_root)
+    first = Overviews(recording_root, cache, nobody_runs).read_all()
     read: list[Path] = []
     monkeypatch.setattr("zerotop.analysis.reports.recording_index.open_glimpse", lambda path: read.append(path))
-    assert Overviews(session_root, cache, nobody_runs).read_all() == first
+    assert Overviews(recording_root, cache, nobody_runs).read_all() == first
     assert not read
     monkeypatch.undo()
-    shutil.copy(recordings.find_packed_file("z2-fp16"), session_root / "z2.zerotop")
-    (changed,) = [r for r in Overviews(session_root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
+    shutil.copy(recordings.find_packed_file("z2-fp16"), recording_root / "z2.zerotop")
+    (changed,) = [r for r in Overviews(recording_root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
     assert changed.overview is not None
     assert changed.overview.short_precision == "fp16"
 
@@ -109,16 +109,16 @@ def _no_zip(path: Path) -> None:
 
 def _a_lie(path: Path) -> None:
     path.unlink()
-    session = recordings.unpack_to_folder("z2", path.parent)
-    (session / "session.json").write_text('{"zerotop": [1, 0], "clock": {"unix_ns": "x"}}')
+    recording = recordings.unpack_to_folder("z2", path.parent)
+    (recording / "session.json").write_text('{"zerotop": [1, 0], "clock": {"unix_ns": "x"}}')
 
 
 @pytest.mark.parametrize("damage", [_cut_file, _no_zip, _a_lie])
-def test_a_damaged_recording_is_a_line_with_a_sentence(session_root: Path, damage: Callable[[Path], None]) -> None:
-    shutil.copy(recordings.find_packed_file("z2"), session_root)
-    shutil.copy(recordings.find_packed_file("z2-oom"), session_root)
-    damage(session_root / "z2.zerotop")
-    found = Overviews(session_root, None, nobody_runs).read_all()
+def test_a_damaged_recording_is_a_line_with_a_sentence(recording_root: Path, damage: Callable[[Path], None]) -> None:
+    shutil.copy(recordings.find_packed_file("z2"), recording_root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), recording_root)
+    damage(recording_root / "z2.zerotop")
+    found = Overviews(recording_root, None, nobody_runs).read_all()
     problems = [recording.overview.problem for recording in found if recording.overview is not None]
     assert len(problems) == 2
     assert sorted(map(bool, problems)) == [False, True]
@@ -129,63 +129,63 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(session_root: Path, damag
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"version": 3}', '{"version": 3, "known": {"a": {"stamp": [1], "about": {}}}}']
 )
-def test_a_damaged_cache_is_passed_over(session_root: Path, content: str) -> None:
-    cache = session_root.with_name("overviews.json")
+def test_a_damaged_cache_is_passed_over(recording_root: Path, content: str) -> None:
+    cache = recording_root.with_name("overviews.json")
     cache.write_text(content)
-    shutil.copy(recordings.find_packed_file("z2"), session_root)
-    (found,) = Overviews(session_root, cache, nobody_runs).read_all()
+    shutil.copy(recordings.find_packed_file("z2"), recording_root)
+    (found,) = Overviews(recording_root, cache, nobody_runs).read_all()
     assert found.overview is not None
     assert found.overview.steps == 24
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(session_root: Path) -> None:
-    cache = session_root.with_name("overviews.json")
+def test_a_cache_that_cannot_be_written_costs_only_time(recording_root: Path) -> None:
+    cache = recording_root.with_name("overviews.json")
     cache.mkdir()
-    shutil.copy(recordings.find_packed_file("z2"), session_root)
-    (found,) = Overviews(session_root, cache, nobody_runs).read_all()
+    shutil.copy(recordings.find_packed_file("z2"), recording_root)
+    (found,) = Overviews(recording_root, cache, nobody_runs).read_all()
     assert found.overview is not None
-    assert not [path for path in session_root.parent.iterdir() if path.name.startswith(".")]
+    assert not [path for path in recording_root.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_written_is_live_and_what_is_silent_is_not(session_root: Path) -> None:
-    session = Path(directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python"))
-    overviews = Overviews(session_root, None, nobody_runs)
-    assert [recording.is_live for recording in overviews.read_all()] == [True]
-    old = json.loads((session / "session.json").read_text())
+def test_what_is_written_is_live_and_what_is_silent_is_not(recording_root: Path) -> None:
+    recording = Path(directory.create_recording(["python", "train.py"], path=str(recording_root / "now"), launcher="python"))
+    overviews = Overviews(recording_root, None, nobody_runs)
+    assert [planted.is_live for planted in overviews.read_all()] == [True]
+    old = json.loads((recording / "session.json").read_text())
     old["clock"]["unix_ns"] = time.time_ns() - 60 * 10**9
-    (session / "session.json").write_text(json.dumps(old))
-    assert [recording.is_live for recording in Overviews(session_root, None, nobody_runs).read_all()] == [False]
-    assert [recording.is_live for recording in Overviews(session_root, None, lambda path: True).read_all()] == [True]
+    (recording / "session.json").write_text(json.dumps(old))
+    assert [planted.is_live for planted in Overviews(recording_root, None, nobody_runs).read_all()] == [False]
+    assert [planted.is_live for planted in Overviews(recording_root, None, lambda path: True).read_all()] == [True]
 
 
-def test_they_come_newest_first_and_one_that_is_deleted_goes(session_root: Path) -> None:
+def test_they_come_newest_first_and_one_that_is_deleted_goes(recording_root: Path) -> None:
     for name in ("z2", "z2-oom", "story", "cpu-clean"):
-        shutil.copy(recordings.find_packed_file(name), session_root)
-    overviews = Overviews(session_root, session_root.with_name("o.json"), nobody_runs)
+        shutil.copy(recordings.find_packed_file(name), recording_root)
+    overviews = Overviews(recording_root, recording_root.with_name("o.json"), nobody_runs)
     names = [recording.path.stem for recording in overviews.read_all()]
     assert names == ["cpu-clean", "story", "z2-oom", "z2"]
-    (session_root / "story.zerotop").unlink()
+    (recording_root / "story.zerotop").unlink()
     assert [recording.path.stem for recording in overviews.list_recordings()] == ["cpu-clean", "z2-oom", "z2"]
 
 
-def test_packing_keeps_the_overview(session_root: Path, tmp_path: Path) -> None:
-    session = recordings.unpack_to_folder("z2-oom", tmp_path)
-    with (session_root / "again.zerotop").open("wb") as stream:
-        pack_folder(Directory(session), stream)
-    (found,) = Overviews(session_root, None, nobody_runs).read_all()
-    assert found.overview == replace(build_overview(quick_read.open_glimpse(session)), name="again")
+def test_packing_keeps_the_overview(recording_root: Path, tmp_path: Path) -> None:
+    recording = recordings.unpack_to_folder("z2-oom", tmp_path)
+    with (recording_root / "again.zerotop").open("wb") as stream:
+        pack_folder(Directory(recording), stream)
+    (found,) = Overviews(recording_root, None, nobody_runs).read_all()
+    assert found.overview == replace(build_overview(quick_read.open_glimpse(recording)), name="again")
 
 
-def test_the_finding_that_costs_most_is_searched_afterwards_and_kept(session_root: Path, tmp_path: Path) -> None:
-    recordings.unpack_to_folder("story", session_root)
-    recordings.unpack_to_folder("cpu-clean", session_root)
-    overviews = Overviews(session_root, tmp_path / "cache.json", nobody_runs)
+def test_the_finding_that_costs_most_is_searched_afterwards_and_kept(recording_root: Path, tmp_path: Path) -> None:
+    recordings.unpack_to_folder("story", recording_root)
+    recordings.unpack_to_folder("cpu-clean", recording_root)
+    overviews = Overviews(recording_root, tmp_path / "cache.json", nobody_runs)
     before = overviews.read_all()
     assert {recording.overview.worst for recording in before if recording.overview is not None} == {None}
     while overviews.judge_next() is not None:
         pass
     overviews.save_cache()
-    again = Overviews(session_root, tmp_path / "cache.json", nobody_runs).read_all()
+    again = Overviews(recording_root, tmp_path / "cache.json", nobody_runs).read_all()
     found = {recording.path.stem: recording.overview for recording in again}
     assert (story := found["story"]) is not None
     assert (clean := found["cpu-clean"]) is not None

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.host import crowded_cores
-from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift, long_pause
-from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.host import crowded_cores
+from zerotop.analysis.findings.pace import iteration_drift, iteration_shift, long_pause
+from zerotop.analysis.findings.support import detection
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -67,13 +67,13 @@ def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]
     writer.close()
 
 
-def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
     """Return the changes of pace in a recording, read so many phases at a time."""
-    monkeypatch.setattr(annotator, "_PIECE", piece)
-    session = read_recording(folder)
-    runner = annotator.Annotator(session, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect])
+    monkeypatch.setattr(detection, "_PIECE", piece)
+    recording = read_recording(folder)
+    runner = detection.Detection(recording, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect])
     runner.update()
-    return runner.findings_at(session.end_ns)
+    return runner.findings_at(recording.end_ns)
 
 
 def vary(seconds: Sequence[float]) -> list[float]:
@@ -189,10 +189,10 @@ def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(("pause_s", "told"), [(30.0, True), (0.5, False)])
 def test_a_single_long_pause(tmp_path: Path, pause_s: float, told: bool) -> None:
     write_steps(tmp_path, [0.04] * 100 + [pause_s] + [0.04] * 100)
-    session = read_recording(tmp_path)
-    runner = annotator.Annotator(session, [iteration_shift.detect, long_pause.detect])
+    recording = read_recording(tmp_path)
+    runner = detection.Detection(recording, [iteration_shift.detect, long_pause.detect])
     runner.update()
-    found = runner.findings_at(session.end_ns)
+    found = runner.findings_at(recording.end_ns)
     assert [(one.name, one.step) for one in found] == ([("long_pause", 100)] if told else [])
     assert all(one.evidence["pause_s"] == pytest.approx(pause_s, rel=0.06) for one in found)
 

@@ -1,4 +1,4 @@
-"""Packed recordings: the same files come out, and the program reads them as it reads the session; damage is one sentence."""
+"""Packed recordings: the same files come out, and the program reads both alike; damage is one sentence."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from hypothesis import strategies as st
 
 from small_recording import make_identity, make_span, write_table
 from zerotop.cli import main
-from zerotop.session import catalog
-from zerotop.session.output.tail import read_output_tail
-from zerotop.session.packed.packing import PACKED_FORMAT, SUFFIX, pack_folder, unpack_files
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.storage import Directory, UnpackedFolder
+from zerotop.recording import catalog
+from zerotop.recording.output.tail import read_output_tail
+from zerotop.recording.packed.packing import PACKED_FORMAT, SUFFIX, pack_folder, unpack_files
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.storage import Directory, UnpackedFolder
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, RecordWriter
 
 
 def make_recording(folder: Path) -> Path:
     """A recording with two ranks, a sampler, events and output, whose job has ended."""
-    path = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
+    path = Path(directory.create_recording(["python", "train.py"], path=str(folder / "session")))
     for rank in (0, 1):
         write_table(path, tables.SPANS, make_identity(rank), make_span(0, 1, "forward"), make_span(1, 2, "step", 3)).close()
     name = b"pt_autograd_0"
@@ -67,8 +67,8 @@ def read_contents(path: Path) -> dict[str, bytes]:
 
 
 def read_refusal(path: Path) -> str:
-    with pytest.raises(SessionError) as caught:
-        Session.open(path)
+    with pytest.raises(RecordingError) as caught:
+        Recording.open(path)
     assert str(caught.value).endswith(".")
     return str(caught.value)
 
@@ -79,9 +79,9 @@ def test_the_same_files_come_out_and_the_same_bytes_go_in(tmp_path: Path) -> Non
     assert pack_recording(path) == pack_recording(path)
 
 
-def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
+def test_a_packed_recording_is_the_recording(tmp_path: Path) -> None:
     path = make_recording(tmp_path)
-    one, other = Session.open(path), Session.open(packed_file(path))
+    one, other = Recording.open(path), Recording.open(packed_file(path))
     assert (one.name, other.name) == ("session", "packed")  # each has the name of its file
     assert (one.info, one.events) == (other.info, other.events)
     assert (one.begin_ns, one.last_written_ns) == (other.begin_ns, other.last_written_ns)
@@ -91,8 +91,8 @@ def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
             assert source.array.tobytes() == again.array.tobytes()
             assert source.array.dtype == again.array.dtype
             assert (source.header, source.rank, source.offset_ns) == (again.header, again.rank, again.offset_ns)
-    for session in (one, other):
-        assert read_output_tail(session.at(one.last_written_ns)) == b"hello\nworld\xff\n"
+    for recording in (one, other):
+        assert read_output_tail(recording.at(one.last_written_ns)) == b"hello\nworld\xff\n"
     assert not other.refresh()
     other.release_memory()
 
@@ -104,7 +104,7 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     codes = data.draw(st.lists(st.sampled_from("qQiIHBfd") | st.sampled_from(["1s", "7s", "16s"]), min_size=1, max_size=5))
     fields = tuple(tables.Field(f"more{place}", code, "") for place, code in enumerate(codes))
     table = tables.PROBE._replace(fields=tables.PROBE.fields + fields)
-    path = Path(directory.create_session(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
+    path = Path(directory.create_recording(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
     RecordWriter(str(path), table, make_identity(0)).close()
     (file,) = path.glob("*.rec")
     with file.open("ab") as opened:
@@ -149,7 +149,7 @@ def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
         events.write(b"no event\n\xff\nhalf a li")
     file = packed_file(path)
     assert unpack_files(file) == read_contents(path)
-    one, other = Session.open(path), Session.open(file)
+    one, other = Recording.open(path), Recording.open(file)
     assert (one.damaged_files, one.damaged_lines) == (other.damaged_files, other.damaged_lines)
     assert (one.damaged_files > 0, one.damaged_lines) == (True, 2)
 
@@ -189,7 +189,7 @@ def test_a_changed_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
         file.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
         try:
             assert set(unpack_files(file).values()) <= set(whole.values())
-        except SessionError:
+        except RecordingError:
             noticed += 1
     assert noticed > 100
 
@@ -285,19 +285,19 @@ def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
 def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_recording(tmp_path)
     file = packed_file(path)
-    assert set(catalog.list_sessions(tmp_path)) == {path, file}
-    assert catalog.find_session("pack", tmp_path) == file
-    assert catalog.find_session(str(file)) == file
-    # A file that happens to be called like a session hides it no more than before.
+    assert set(catalog.list_recordings(tmp_path)) == {path, file}
+    assert catalog.find_recording("pack", tmp_path) == file
+    assert catalog.find_recording(str(file)) == file
+    # A file that happens to be called like a recording hides it no more than before.
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "sess").touch()
     monkeypatch.chdir(elsewhere)
-    assert catalog.find_session("sess", tmp_path) == path
+    assert catalog.find_recording("sess", tmp_path) == path
 
 
 @pytest.fixture
-def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recording_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's state directory and, beside it, the working directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     here = tmp_path / "here"
@@ -306,8 +306,8 @@ def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "zerotop" / "sessions"
 
 
-def test_the_command(session_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_recording(session_root)
+def test_the_command(recording_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(recording_root)
     assert main(["pack", "sess"]) == 0
     file = tmp_path / "here" / "session.zerotop"
     assert unpack_files(file) == read_contents(path)
@@ -327,8 +327,8 @@ def test_the_command(session_root: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
-def test_both_forms_are_listed_and_exported_alike(session_root: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    path = make_recording(session_root)
+def test_both_forms_are_listed_and_exported_alike(recording_root: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    path = make_recording(recording_root)
     exported = []
     assert main(["pack", "session", "-o", str(path.with_name("other.zerotop"))]) == 0
     for name in ("session", "other"):
@@ -337,7 +337,7 @@ def test_both_forms_are_listed_and_exported_alike(session_root: Path, capsysbina
         exported.append(capsysbinary.readouterr().out)
     assert exported[0] == exported[1]
     assert exported[0].count(b"\n") == 5
-    assert main(["sessions", "--json"]) == 0
+    assert main(["recordings", "--json"]) == 0
     rows = json.loads(capsysbinary.readouterr().out)
     assert {(row["name"], row["state"], row["exit_code"]) for row in rows} == {
         ("session", "ended", 0),
@@ -345,21 +345,21 @@ def test_both_forms_are_listed_and_exported_alike(session_root: Path, capsysbina
     }
 
 
-def test_a_job_that_runs_is_packed_up_to_now(session_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_recording(session_root)
+def test_a_job_that_runs_is_packed_up_to_now(recording_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(recording_root)
     for events in path.glob("events-*"):
         events.unlink()
     future = {"clock": {"monotonic_ns": 0, "unix_ns": 2 * 10**18}}
     file = path / directory.SESSION_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | future))
-    assert Session.open(path).is_live
+    assert Recording.open(path).is_live
     assert main(["pack", "session"]) == 0
     assert "The job is still running: packing the recording up to now." in capsys.readouterr().err
-    assert not Session.open(Path("session.zerotop")).is_live
+    assert not Recording.open(Path("session.zerotop")).is_live
 
 
-def test_a_broken_session_is_not_packed(session_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make_recording(session_root)
+def test_a_broken_recording_is_not_packed(recording_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(recording_root)
     (path / directory.SESSION_FILE).write_text("{")
     assert main(["pack", str(path)]) == 1
     assert "is damaged" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def make_probe(folder: Path, body: str) -> str:
         (package / "__init__.py").touch()
     shutil.copy(own_imports.__file__, root / "inside")
     shutil.copy(interruptions.__file__, recording)
-    code = f"import signal\ndef enter(session):\n    {body}\n    return 'in ' + session\n"
+    code = f"import signal\ndef enter(recording):\n    {body}\n    return 'in ' + recording\n"
     (hooks / "hook_installer.py").write_text(code)
     return str(root)
 

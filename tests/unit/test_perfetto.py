@@ -12,11 +12,11 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, Trace, TrackEvent
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.trace.counters import thin_values
 from zerotop.analysis.trace.slices import build_edges
 from zerotop.cli import main
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -82,8 +82,8 @@ def story_trace(tmp_path_factory: pytest.TempPathFactory) -> ReadTrace:
 
 
 def test_each_rank_has_its_phases_nested_as_recorded(story_trace: ReadTrace) -> None:
-    session = recordings.open_recording("story")
-    for source in session.sources["spans"]:
+    recording = recordings.open_recording("story")
+    for source in recording.sources["spans"]:
         phases = story_trace.slices[f"rank {source.rank} on vm", "phases"]
         spans = source.array
         assert len(phases) == len(spans)
@@ -100,18 +100,18 @@ def test_each_rank_has_its_phases_nested_as_recorded(story_trace: ReadTrace) -> 
 
 
 def test_steps_counters_and_findings_are_there(story_trace: ReadTrace) -> None:
-    session = recordings.open_recording("story")
-    rows = read_steps(session)
+    recording = recordings.open_recording("story")
+    rows = read_steps(recording)
     steps = story_trace.slices["rank 2 on vm", "steps"]
     assert [one.name for one in steps] == [f"step {number}" for number in rows["step"][rows["rank"] == 2]]
     reserved = story_trace.counters["rank 0 on vm", "reserved bytes"]
-    rank_0 = next(source for source in session.sources["allocator"] if source.rank == 0)
+    rank_0 = next(source for source in recording.sources["allocator"] if source.rank == 0)
     assert max(reserved) == rank_0.array["reserved_bytes"].max()
     assert ("rank 0 on vm", "reserved bytes") in story_trace.byte_counters
     assert max(story_trace.counters["GPU 3 of vm", "utilization"]) == 100
     assert max(story_trace.counters["rank 1 on vm", "cores in use"]) > 10
     assert max(story_trace.counters["host vm", "cores in use"]) > 50
-    findings = find_annotations(session, session.end_ns)
+    findings = detect_findings(recording, recording.end_ns)
     assert [packet.track_event.name for packet in story_trace.instants] == [
         finding.name.replace("_", " ") for finding in sorted(findings, key=lambda finding: finding.begin_ns)
     ]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotop.analysis.processes.phases import find_current, find_innermost, find_phase_name
-from zerotop.session.reader import Session, Source
+from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS, BOUNDARY, COUNTED, PHASE_CODE, PHASES, SPANS
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -24,7 +24,7 @@ class Rank:
     """A rank that records phases at chosen times; those whose end lies after ``until`` are still in progress."""
 
     def __init__(self, folder: Path, phases: list[Phase], until: int) -> None:
-        path = directory.create_session(["train.py"], path=str(folder / "session"))
+        path = directory.create_recording(["train.py"], path=str(folder / "session"))
         identity = Identity.for_this_process("rank", 0)
         self.begin = time.monotonic_ns()
         begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
@@ -35,9 +35,9 @@ class Rank:
             if end <= until:
                 at = self.begin + begin, self.begin + end
                 spans.write(*at, -1, 3, 0, -1, -1, PHASE_CODE[what], 0, depth, 0, 0)
-        session = Session.open(Path(path))
-        (self.begins,) = session.sources["begins"]
-        self.spans: Source | None = next(iter(session.sources["spans"]), None)
+        recording = Recording.open(Path(path))
+        (self.begins,) = recording.sources["begins"]
+        self.spans: Source | None = next(iter(recording.sources["spans"]), None)
 
     def moment_to_unix_ns(self, moment: int) -> int:
         """Unix time of a moment of the test."""
@@ -112,7 +112,7 @@ def test_a_phase_of_a_newer_version_is_some_other() -> None:
 
 def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
     """Between two counted steps there is an evaluation; after them comes a step with phases."""
-    path = directory.create_session(["train.py"], path=str(tmp_path / "session"))
+    path = directory.create_recording(["train.py"], path=str(tmp_path / "session"))
     identity = Identity.for_this_process("rank", 0)
     begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
     at = time.monotonic_ns()
@@ -128,8 +128,8 @@ def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
         if not flags & COUNTED:
             begins.write(at + begin, 3, 0, PHASE_CODE[name], 0, 0, 0)
         spans.write(at + begin, at + end, -1, 3, 0, -1, -1, PHASE_CODE[name], flags, 0, 0, 0)
-    session = Session.open(Path(path))
-    (read,), (ended,) = session.sources["begins"], session.sources["spans"]
+    recording = Recording.open(Path(path))
+    (read,), (ended,) = recording.sources["begins"], recording.sources["spans"]
     now = at + read.offset_ns
     moments = np.array([5, 15, 30, 42, 47, 55, 65, 72, 78, 82, 88, 92, 98]) + now
     codes = find_innermost(read, ended, moments, now + 100).tolist()

@@ -20,7 +20,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.processes import running_max as peaks_module
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine, JobEnded, Left, Node, RankGone
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -219,7 +219,7 @@ def test_a_recording_holds_no_file_open_and_what_is_mapped_goes_with_it(tmp_path
     def count_maps() -> int:
         return Path("/proc/self/maps").read_text().count(f"{folder}/")
 
-    source = RecordingSource(Session.open(folder))
+    source = RecordingSource(Recording.open(folder))
     source.view_at(None)
     assert count_maps() > 0
     opened = [os.path.realpath(f"/proc/self/fd/{descriptor}") for descriptor in os.listdir("/proc/self/fd")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotop.session.moments.host_memory import HostMemory
+from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.ui.base.post_mortem import _draw_memory_strip
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text

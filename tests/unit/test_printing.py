@@ -11,7 +11,7 @@ import pytest
 from recordings import FOLDER
 from zerotop.cli import main
 from zerotop.commands.common.exit_messages import write_messages
-from zerotop.session.packed.packing import unpack_files
+from zerotop.recording.packed.packing import unpack_files
 
 ESCAPES = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e\n"
 # What readers understand by these is fixed: another value would say nothing.

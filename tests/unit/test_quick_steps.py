@@ -1,4 +1,4 @@
-"""Steps whose spans a rank records at their end: the session has the same begins and spans as of any other step."""
+"""Steps whose spans a rank records at their end: the recording has the same begins and spans as of any other step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.writer import Identity
-shared_memory.MEMORY_ROOT, session = sys.argv[1:]
-recorder = Recorder(session, Identity.for_this_process("rank", 0), CostMeter())
+shared_memory.MEMORY_ROOT, recording = sys.argv[1:]
+recorder = Recorder(recording, Identity.for_this_process("rank", 0), CostMeter())
 recorder.is_quick = True
 state = LoopState(0)
 state.finished_steps = 7
@@ -45,9 +45,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def shared_session(tmp_path: Path, memory_root: str) -> Path:
-    """A session whose ranks share memory with a sampler, which this test is."""
-    path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+def shared_recording(tmp_path: Path, memory_root: str) -> Path:
+    """A recording whose ranks share memory with a sampler, which this test is."""
+    path = Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
     assert shared_memory.offer_folder(str(path)) is not None
     return path
 
@@ -55,14 +55,14 @@ def shared_session(tmp_path: Path, memory_root: str) -> Path:
 class Job:
     """A rank in quick steps, and the sampler that drains its ring."""
 
-    def __init__(self, session: Path) -> None:
-        self.recorder = Recorder(str(session), ME, CostMeter())
+    def __init__(self, recording: Path) -> None:
+        self.recorder = Recorder(str(recording), ME, CostMeter())
         self.recorder.is_quick = True
         assert isinstance(self.recorder.files, RingFiles)
-        self.drainer = RingDrainer(self.recorder.files.ring, str(session))
+        self.drainer = RingDrainer(self.recorder.files.ring, str(recording))
         self.state = LoopState(0)
         self.time_ns = 1_000_000_000
-        self._session = session
+        self._recording = recording
 
     def advance_clock(self) -> int:
         self.time_ns += 1000
@@ -82,12 +82,12 @@ class Job:
 
     def drain_ring(self) -> Rank:
         self.drainer.drain(self.time_ns)
-        return Rank(self._session, 0)
+        return Rank(self._recording, 0)
 
 
 @pytest.fixture
-def running_job(shared_session: Path) -> Iterator[Job]:
-    started = Job(shared_session)
+def running_job(shared_recording: Path) -> Iterator[Job]:
+    started = Job(shared_recording)
     yield started
     started.drainer.close()
     started.recorder.close()
@@ -108,7 +108,7 @@ def test_every_span_has_its_begin(running_job: Job) -> None:
     assert running_job.recorder._meter.boundaries == 24
 
 
-def test_a_phase_in_progress_is_in_the_session_and_its_begin_comes_once(running_job: Job) -> None:
+def test_a_phase_in_progress_is_in_the_recording_and_its_begin_comes_once(running_job: Job) -> None:
     running_job.run_step()
     running_job.drain_ring()
     running_job.run_phase(DATA)
@@ -125,13 +125,13 @@ def test_a_phase_in_progress_is_in_the_session_and_its_begin_comes_once(running_
     )
 
 
-def test_a_sampler_that_is_replaced_doubles_no_begin(running_job: Job, shared_session: Path) -> None:
+def test_a_sampler_that_is_replaced_doubles_no_begin(running_job: Job, shared_recording: Path) -> None:
     running_job.run_step()
     running_job.recorder.begin_quick(running_job.advance_clock(), DATA, running_job.state)
     before = running_job.drain_ring().begins["time_ns"].tolist()
     running_job.drainer.close()
     assert isinstance(running_job.recorder.files, RingFiles)
-    running_job.drainer = RingDrainer(running_job.recorder.files.ring, str(shared_session))
+    running_job.drainer = RingDrainer(running_job.recorder.files.ring, str(shared_recording))
     assert running_job.drain_ring().begins["time_ns"].tolist() == before
 
 
@@ -169,15 +169,15 @@ def test_a_phase_that_an_exception_left_open(running_job: Job) -> None:
     assert (PHASES[span["phase"]], span["flags"]) == ("step", FAILED)
 
 
-def test_a_killed_rank_leaves_the_begin_of_the_phase_that_it_was_in(shared_session: Path, memory_root: str) -> None:
-    command = [sys.executable, "-c", KILLED, memory_root, str(shared_session)]
+def test_a_killed_rank_leaves_the_begin_of_the_phase_that_it_was_in(shared_recording: Path, memory_root: str) -> None:
+    command = [sys.executable, "-c", KILLED, memory_root, str(shared_recording)]
     assert subprocess.run(command, check=False).returncode == -9
-    memory = shared_memory.find_folder(str(shared_session))
+    memory = shared_memory.find_folder(str(shared_recording))
     assert memory is not None
     (path,) = shared_memory.list_rings(memory)
     ring = Ring.open(path)
-    drainer = RingDrainer(ring, str(shared_session))
+    drainer = RingDrainer(ring, str(shared_recording))
     drainer.drain(0, is_final=True)
     drainer.close()
     ring.close()
-    assert list_phases(Rank(shared_session, 0).begins) == [("data", 7, 0), ("forward", 7, 0)]
+    assert list_phases(Rank(shared_recording, 0).begins) == [("data", 7, 0), ("forward", 7, 0)]

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import recordings
-from memory_recording import Recording, record_two_steps
+from memory_recording import PlantedRecording, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span
-from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
-from zerotop.session.output.tail import PrintedLine
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.recording import events, tables
 
 # As torchrun of PyTorch 2.13 prints it.
@@ -120,7 +120,7 @@ def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | 
     assert (last.rank, last.local_rank, last.text) == (rank, local_rank, "ValueError: row 7 is empty")
 
 
-def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
+def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> PlantedRecording:
     """Rank 0 ends at second 31 with a goodbye, rank 1 at 31.2 without one; the launcher ends at 33."""
     recording = record_two_steps(folder)
     recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
@@ -134,8 +134,8 @@ def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
     return recording
 
 
-def _find_dead(recording: Recording, second: float) -> list[Annotation]:
-    findings = find_annotations(recording.open_session(), BEGIN_NS + int(second * S))
+def _find_dead(recording: PlantedRecording, second: float) -> list[Finding]:
+    findings = detect_findings(recording.open_recording(), BEGIN_NS + int(second * S))
     return [finding for finding in findings if finding.name == "dead_rank"]
 
 
@@ -148,7 +148,7 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     assert BEGIN_NS + 32 * S <= dead.known_ns <= BEGIN_NS + int(32.1 * S)
 
 
-def _lose_two_in_one_look(folder: Path, output: str, last_s: float) -> Recording:
+def _lose_two_in_one_look(folder: Path, output: str, last_s: float) -> PlantedRecording:
     """A late sampler reports both ranks in any order. Rank 0 recorded until second 29, rank 1 until ``last_s``."""
     recording = record_two_steps(folder)
     rows = [make_span(last_s - 0.5, last_s, "step", 1, tables.BOUNDARY)]
@@ -190,7 +190,7 @@ def test_both_are_named_if_nothing_tells_which_ended_first(
     assert (dead.headline, dead.ranks) == (headline, (0, 1))
     assert TOGETHER in dead.details
     assert "because of that" not in dead.details
-    failure = find_failure(recording.open_session().at(BEGIN_NS + 40 * S))
+    failure = find_failure(recording.open_recording().at(BEGIN_NS + 40 * S))
     assert failure is not None
     assert (failure.rank, failure.why.startswith(TOGETHER)) == (None, True)
     assert failure.what.startswith(what)
@@ -258,7 +258,7 @@ def test_a_kill_by_slurm_for_memory(tmp_path: Path) -> None:
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
     recording = _lose_two_ranks(tmp_path, MIXED)
-    first, fallen = find_ends(recording.open_session().at(BEGIN_NS + 40 * S), recording.open_session().sources["spans"])
+    first, fallen = find_ends(recording.open_recording().at(BEGIN_NS + 40 * S), recording.open_recording().sources["spans"])
     assert (first.process.rank, first.is_consequence, fallen.is_consequence) == (1, False, True)
     (dead,) = _find_dead(recording, 40)
     assert (dead.headline, dead.fix) == ("Rank 1 ended with ValueError at rows.py:12 in __getitem__", "rows.py:12")
@@ -281,6 +281,6 @@ def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_a_real_death_names_its_signal() -> None:
-    session = recordings.open_recording("cpu-dead")
-    (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
+    recording = recordings.open_recording("cpu-dead")
+    (dead,) = (one for one in detect_findings(recording, recording.end_ns) if one.name == "dead_rank")
     assert dead.evidence["signal_number"] == 9

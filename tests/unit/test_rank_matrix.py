@@ -96,8 +96,8 @@ def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> N
 
 def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
-    session = read_recording(tmp_path)
-    source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
+    recording = read_recording(tmp_path)
+    source, samples, matrices = RecordingSource(recording), RankSamples(recording), RankMatrices()
     matrix = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
     peak = samples.read_metric(RankMetric.PEAK, matrix)
     assert peak[0].tolist() == [30 * GIB] * 6
@@ -112,16 +112,16 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
 
 def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 8)
-    session = read_recording(tmp_path)
-    source, matrices = RecordingSource(session), RankMatrices()
+    recording = read_recording(tmp_path)
+    source, matrices = RecordingSource(recording), RankMatrices()
 
     def read_cores(seconds: float, samples: RankSamples) -> np.ndarray:
         now = matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
         return samples.read_metric(RankMetric.CORES, now)
 
-    kept = RankSamples(session)
+    kept = RankSamples(recording)
     for seconds in (3.1, 4.1, 6.1, 2.1, 8.5):
-        assert read_cores(seconds, kept) == pytest.approx(read_cores(seconds, RankSamples(session)), nan_ok=True)
+        assert read_cores(seconds, kept) == pytest.approx(read_cores(seconds, RankSamples(recording)), nan_ok=True)
 
 
 def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from zerotop import demo
 from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
 from zerotop.analysis.ranks.threads import ThreadTable
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 
 @pytest.fixture(scope="module")
 def demo_source() -> RecordingSource:
-    return RecordingSource(Session.open(demo.RECORDING_PATH))
+    return RecordingSource(Recording.open(demo.RECORDING_PATH))
 
 
 @pytest.mark.parametrize("step", [11, 12, 13])
@@ -24,7 +24,7 @@ def test_the_ranks_of_a_host_add_up_to_it(demo_source: RecordingSource, step: in
     view = demo_source.view_at(end_ns + int(after_s * 1e9))
     of_ranks = sum(rank.cores_used for rank in view.ranks)
     assert of_ranks == pytest.approx(view.hosts[0].cores_used, rel=0.15, abs=2)
-    table = ThreadTable(demo_source.session)
+    table = ThreadTable(demo_source.recording)
     for rank in view.ranks:
         threads = table.threads_at(rank, view.cursor_ns, 20, 500_000_000)
         assert sum(group.cores_used for group in threads.groups) <= rank.cores_used * 1.1 + 0.1
@@ -32,11 +32,11 @@ def test_the_ranks_of_a_host_add_up_to_it(demo_source: RecordingSource, step: in
 
 
 def test_the_window_ends_with_the_host_s_sample(demo_source: RecordingSource) -> None:
-    session = demo_source.session
-    (host,) = session.sources["hosts"]
+    recording = demo_source.recording
+    (host,) = recording.sources["hosts"]
     tick_ns = int(host.array["time_ns"][40]) + host.offset_ns
-    begin_ns, end_ns = find_window(session.at(tick_ns + 300_000_000), host.host)
+    begin_ns, end_ns = find_window(recording.at(tick_ns + 300_000_000), host.host)
     assert end_ns == tick_ns
     assert len(host.between(begin_ns, end_ns)) == 2
     assert tick_ns - WINDOW_NS < begin_ns < tick_ns - 0.9 * WINDOW_NS
-    assert find_window(session.at(tick_ns + 7), "another").end_ns == tick_ns + 7
+    assert find_window(recording.at(tick_ns + 7), "another").end_ns == tick_ns + 7

@@ -82,7 +82,7 @@ LEAKS: list[list[str]] = [
     ["curl", "-H", f"authorization: {SECRET}"],
     ["curl", "-H", f"X-Api-Key: {SECRET}"],
     ["curl", "-H", f"PRIVATE-TOKEN: {SECRET}"],
-    ["curl", "-H", f"Cookie: session={SECRET}; other=1"],
+    ["curl", "-H", f"Cookie: recording={SECRET}; other=1"],
     ["curl", "-u", f"user:{SECRET}", "https://x.org"],
     ["curl", "--user", f"user:{SECRET}"],
     ["curl", f"-uuser:{SECRET}", "https://x.org"],

@@ -17,23 +17,23 @@ import long_recording
 import recordings
 import sweep_progress
 import zerotop
-from memory_recording import Recording, make_process_sample
+from memory_recording import PlantedRecording, make_process_sample
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.analysis.reports.session_report import SessionReport, read_session_report
+from zerotop.analysis.reports.recording_report import RecordingReport, read_recording_report
 from zerotop.analysis.reports.verdict import Outcome, describe_memory
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.sweeps import write_sweep
 from zerotop.report.charts import build_charts
-from zerotop.report.session_page import write_session_page
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import write_sweep
+from zerotop.report.recording_page import write_recording_page
 from zerotop_probe.recording import directory, tables
 
 
 @cache
-def read_report(name: str) -> SessionReport:
-    return read_session_report(recordings.open_recording(name), HourlyPrice(30))
+def read_report(name: str) -> RecordingReport:
+    return read_recording_report(recordings.open_recording(name), HourlyPrice(30))
 
 
 class _Reader(HTMLParser):
@@ -125,7 +125,7 @@ def test_one_event_is_listed_once() -> None:
 @pytest.mark.parametrize("name", ["story", "z2-oom", "cpu-hang", "gpu-microscope", "x4-attached", "held-restart"])
 def test_pages_are_well_formed_and_need_no_network(name: str) -> None:
     report = read_report(name)
-    page = write_session_page(report)
+    page = write_recording_page(report)
     parsed = parse_page(page)
     assert parsed.addresses == []
     assert "default-src 'none'" in page
@@ -144,9 +144,9 @@ def test_names_from_a_recording_cannot_write_the_page() -> None:
     def insert_markup(event: dict[str, object]) -> object:
         return event | ({"model": evil, "config": {evil: evil}} if event.get("event") == "engine" else {})
 
-    session = recordings.rewrite_events("gpu-clean", insert_markup)
-    session.name = evil
-    page = write_session_page(read_session_report(session))
+    recording = recordings.rewrite_events("gpu-clean", insert_markup)
+    recording.name = evil
+    page = write_recording_page(read_recording_report(recording))
     assert "<script>alert" not in page
     assert "\x1b" not in page
     assert "\x00" not in page
@@ -162,16 +162,16 @@ def test_long_recordings_are_drawn_in_pieces_without_losing_a_spike(tmp_path: Pa
         seconds[3000, 1] = 9.0
 
     path = long_recording.write_recording(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
-    report = read_session_report(Session.open(path))
+    report = read_recording_report(Recording.open(path))
     chart = next(chart for chart in build_charts(report)["charts"] if chart["id"] == "iterations")
     assert len(chart["x"]) == len(chart["steps"]) == 1501
     longest = next(series for series in chart["series"] if series["name"] == "longest")
     assert max(longest["values"]) == pytest.approx(9.2, abs=0.1)
-    assert len(write_session_page(report)) < 10**6
+    assert len(write_recording_page(report)) < 10**6
 
 
-def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
+def test_a_recording_without_steps_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    directory.create_recording(["python", "train.py"], path=str(tmp_path / "empty"))
     assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "empty.html")]) == 0
     text = parse_page((tmp_path / "empty.html").read_text()).text
     assert "before the first step" in text
@@ -182,9 +182,9 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
 
 def test_a_job_without_ranks_has_a_peak(tmp_path: Path) -> None:
     """As a program that only infers, which is sampled but reports nothing."""
-    recording = Recording(tmp_path)
+    recording = PlantedRecording(tmp_path)
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(at, 9, 1.5, rank=-1) for at in (1, 2)])
-    (sentence,) = describe_memory(RecordingSource(recording.open_session()).view_at(None))
+    (sentence,) = describe_memory(RecordingSource(recording.open_recording()).view_at(None))
     assert sentence == "Host memory peaked at 1.50 GiB; no GPU was recorded."
 
 
@@ -203,17 +203,17 @@ def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> 
     assert "cheap is not a price per hour such as 30" in capfd.readouterr().err
 
 
-def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
-    session = zerotop.open_recording(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
-    shown = session._repr_html_()
+def test_a_recording_in_a_notebook_has_tables_and_a_page() -> None:
+    recording = zerotop.open_recording(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
+    shown = recording._repr_html_()
     assert shown.startswith("<iframe ")
     assert "at $30.00 an hour" in shown
     assert parse_page(shown).text == ""  # one frame, whose page is an attribute
-    steps = session.table()["step"].to_list()
+    steps = recording.table()["step"].to_list()
     assert sorted(set(steps)) == list(range(max(steps) + 1))
     with pytest.raises(ValueError, match="Choose one of: steps"):
-        session.table("nothing")
-    with pytest.raises(SessionError, match="nowhere"):
+        recording.table("nothing")
+    with pytest.raises(RecordingError, match="nowhere"):
         zerotop.open_recording("nowhere")
 
 

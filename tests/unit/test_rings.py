@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from agents import wait_for
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector, adopt_leftovers
 from zerotop_probe.recording import directory, segments, tables
 from zerotop_probe.recording.rings import shared_memory
@@ -34,11 +34,11 @@ from zerotop_probe.recording import segments, tables
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.writer import Identity
-shared_memory.MEMORY_ROOT, session = sys.argv[1:3]
+shared_memory.MEMORY_ROOT, recording = sys.argv[1:3]
 count, pause_s, ring_bytes = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
 shared_memory._RING_BYTES = ring_bytes
 segments.SEGMENT_BYTES = 1  # as for the sampler: either of them may write
-files = open_rank_files(session, Identity.for_this_process("rank", 0))
+files = open_rank_files(recording, Identity.for_this_process("rank", 0))
 assert isinstance(files, RingFiles), files
 table = files.open_table(tables.PROBE)
 for number in range(count):
@@ -55,10 +55,10 @@ import sys, time
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
-shared_memory.MEMORY_ROOT, session = sys.argv[1:]
+shared_memory.MEMORY_ROOT, recording = sys.argv[1:]
 segments.SEGMENT_BYTES = 1
 report = Report(lambda *facts: print("late", *facts, flush=True), lambda *facts: print("error", *facts, flush=True))
-collector = RingCollector(session, report)
+collector = RingCollector(recording, report)
 collector.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -67,9 +67,9 @@ collector.finish(10)
 
 
 @pytest.fixture
-def shared_session(tmp_path: Path, memory_root: str) -> Path:
-    """A session whose shared memory lies in the test's own root."""
-    return Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+def shared_recording(tmp_path: Path, memory_root: str) -> Path:
+    """A recording whose shared memory lies in the test's own root."""
+    return Path(directory.create_recording(["python", "train.py"], path=str(tmp_path / "session")))
 
 
 def find_memory(folder: Path) -> str:
@@ -95,7 +95,7 @@ def start_process(memory_root: str) -> Iterator[Callable[..., subprocess.Popen[s
 
 
 def read_numbers(folder: Path) -> list[int]:
-    sources = Session.open(folder).sources["probe"]  # none before the header is written
+    sources = Recording.open(folder).sources["probe"]  # none before the header is written
     return [number for source in sources for number in source.array["cost_ns"].tolist()]
 
 
@@ -121,104 +121,104 @@ def finish_process(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_all_that_a_rank_made_is_in_its_session(shared_session: Path, start_process: Any, kill: bool) -> None:
-    sampler = start_sampler(start_process, shared_session)
-    rank = start_process(RANK, shared_session, 10_000, 0.0001, 1 << 22)
+def test_all_that_a_rank_made_is_in_its_recording(shared_recording: Path, start_process: Any, kill: bool) -> None:
+    sampler = start_sampler(start_process, shared_recording)
+    rank = start_process(RANK, shared_recording, 10_000, 0.0001, 1 << 22)
     assert read_answer(rank) == "0"
-    wait_for(lambda: list(shared_session.glob("probe-*.rec")) and len(read_numbers(shared_session)) == 10_000)
+    wait_for(lambda: list(shared_recording.glob("probe-*.rec")) and len(read_numbers(shared_recording)) == 10_000)
     if kill:
         rank.kill()
         rank.wait()
-        wait_for(lambda: not shared_memory.list_rings(find_memory(shared_session)))
+        wait_for(lambda: not shared_memory.list_rings(find_memory(shared_recording)))
     else:
         finish_process(rank)
     finish_process(sampler)
-    assert read_numbers(shared_session) == list(range(10_000))
-    assert read_events(shared_session) == list(range(0, 10_000, 100))
-    assert not os.path.exists(find_memory(shared_session))
+    assert read_numbers(shared_recording) == list(range(10_000))
+    assert read_events(shared_recording) == list(range(0, 10_000, 100))
+    assert not os.path.exists(find_memory(shared_recording))
 
 
-def test_samplers_killed_at_any_moment_lose_and_double_nothing(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
-    rank = start_process(RANK, shared_session, 20_000, 0.008, 1 << 23)
+def test_samplers_killed_at_any_moment_lose_and_double_nothing(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
+    rank = start_process(RANK, shared_recording, 20_000, 0.008, 1 << 23)
     chance = random.Random(15)
     for _ in range(6):
         time.sleep(0.1 + chance.random() / 10)
         sampler.kill()
-        sampler = start_sampler(start_process, shared_session)
+        sampler = start_sampler(start_process, shared_recording)
     assert read_answer(rank) == "0"
     finish_process(rank)
     finish_process(sampler)
-    assert read_numbers(shared_session) == list(range(20_000))
-    assert read_events(shared_session) == list(range(0, 20_000, 100))
+    assert read_numbers(shared_recording) == list(range(20_000))
+    assert read_events(shared_recording) == list(range(0, 20_000, 100))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 2000])
 def test_records_written_but_not_noted_are_not_written_again(
-    shared_session: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+    shared_recording: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    os.mkdir(find_memory(shared_session), 0o700)
-    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
+    os.mkdir(find_memory(shared_recording), 0o700)
+    files = open_rank_files(str(shared_recording), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(shared_session))
+    drainer = RingDrainer(files.ring, str(shared_recording))
     for number in range(3000):
         table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
         if number == kept:
             drainer.drain(time.monotonic_ns())
             noted = files.ring.read_drained(), files.ring.read_progress()
     drainer.drain(time.monotonic_ns())
-    path = max(shared_session.glob("probe-*.rec"))
+    path = max(shared_recording.glob("probe-*.rec"))
     os.truncate(path, path.stat().st_size - 13)  # a write was cut short, too
     files.ring.write_progress(*noted[0], noted[1])
     drainer.close()
-    again = RingDrainer(files.ring, str(shared_session))
+    again = RingDrainer(files.ring, str(shared_recording))
     again.drain(time.monotonic_ns())
     table.write(time.monotonic_ns(), 3000, 0, 0, 0, 0)
     again.drain(time.monotonic_ns())
-    assert read_numbers(shared_session) == list(range(3001))
+    assert read_numbers(shared_recording) == list(range(3001))
     again.close()
     files.close()
 
 
-def test_a_rank_without_a_sampler_writes_by_itself(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
+def test_a_rank_without_a_sampler_writes_by_itself(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
     sampler.kill()
     sampler.wait()
-    rank = start_process(RANK, shared_session, 1000, 0.0, 1 << 22)
+    rank = start_process(RANK, shared_recording, 1000, 0.0, 1 << 22)
     assert read_answer(rank) == "0"
     finish_process(rank)
-    assert read_numbers(shared_session) == list(range(1000))
-    assert not shared_memory.list_rings(find_memory(shared_session))
+    assert read_numbers(shared_recording) == list(range(1000))
+    assert not shared_memory.list_rings(find_memory(shared_recording))
 
 
-def test_what_killed_ranks_leave_without_a_sampler_is_adopted(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
+def test_what_killed_ranks_leave_without_a_sampler_is_adopted(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
     sampler.send_signal(signal.SIGSTOP)
-    rank = start_process(RANK, shared_session, 1000, 0.0, 1 << 22)
+    rank = start_process(RANK, shared_recording, 1000, 0.0, 1 << 22)
     assert read_answer(rank) == "0"
     rank.kill()
     rank.wait()
     adopt_leftovers()
-    assert shared_memory.list_rings(find_memory(shared_session))  # the sampler lives
+    assert shared_memory.list_rings(find_memory(shared_recording))  # the sampler lives
     sampler.kill()
     sampler.wait()
     adopt_leftovers()
-    assert read_numbers(shared_session) == list(range(1000))
-    assert not os.path.exists(find_memory(shared_session))
+    assert read_numbers(shared_recording) == list(range(1000))
+    assert not os.path.exists(find_memory(shared_recording))
 
 
-def test_a_full_ring_loses_counts_and_says_why(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
+def test_a_full_ring_loses_counts_and_says_why(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
     sampler.send_signal(signal.SIGSTOP)
-    rank = start_process(RANK, shared_session, 10_000, 0.0, 1 << 18)
+    rank = start_process(RANK, shared_recording, 10_000, 0.0, 1 << 18)
     lost, _, why = read_answer(rank).partition(" ")
     time.sleep(2.1)
     sampler.send_signal(signal.SIGCONT)
-    wait_for(lambda: list(shared_session.glob("probe-*.rec")) and read_numbers(shared_session))
+    wait_for(lambda: list(shared_recording.glob("probe-*.rec")) and read_numbers(shared_recording))
     finish_process(rank)
-    numbers = read_numbers(shared_session)
+    numbers = read_numbers(shared_recording)
     assert numbers == list(range(len(numbers)))  # the first ones stay
     assert len(numbers) == 10_000 - int(lost) > 1000
     assert why == "the sampler of this node does not keep up"
@@ -227,12 +227,12 @@ def test_a_full_ring_loses_counts_and_says_why(shared_session: Path, start_proce
     assert float(seconds) > 2
 
 
-def test_slots_that_stay_empty_delay_no_others(shared_session: Path) -> None:
-    os.mkdir(find_memory(shared_session), 0o700)
-    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
+def test_slots_that_stay_empty_delay_no_others(shared_recording: Path) -> None:
+    os.mkdir(find_memory(shared_recording), 0o700)
+    files = open_rank_files(str(shared_recording), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(shared_session))
+    drainer = RingDrainer(files.ring, str(shared_recording))
     begin_ns = time.monotonic_ns()
     for number in range(6):
         if number == 3:
@@ -243,18 +243,18 @@ def test_slots_that_stay_empty_delay_no_others(shared_session: Path) -> None:
     assert drainer.drain(begin_ns) == 3
     assert drainer.drain(begin_ns + 900_000_000) == 0  # another thread may be about to fill it
     assert drainer.drain(begin_ns + 1_100_000_000) == 5
-    assert read_numbers(shared_session) == list(range(6))
+    assert read_numbers(shared_recording) == list(range(6))
     drainer.close()
     files.close()
 
 
-def test_laps(shared_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps(shared_recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_RING_BYTES", 1 << 18)
-    os.mkdir(find_memory(shared_session), 0o700)
-    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
+    os.mkdir(find_memory(shared_recording), 0o700)
+    files = open_rank_files(str(shared_recording), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(shared_session))
+    drainer = RingDrainer(files.ring, str(shared_recording))
     expected = []
     for lap in range(10):
         for number in range(files.ring.slots // 3):
@@ -263,20 +263,20 @@ def test_laps(shared_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files.events.write(time.monotonic_ns(), "made_up", number=lap, text="x" * 2000)
         drainer.drain(time.monotonic_ns())
     assert table.lost == 0
-    assert read_numbers(shared_session) == expected
-    assert read_events(shared_session) == list(range(10))
+    assert read_numbers(shared_recording) == expected
+    assert read_events(shared_recording) == list(range(10))
     drainer.close()
     files.close()
 
 
-def test_who_may_use_the_memory(shared_session: Path) -> None:
-    me, memory = Identity.for_this_process("rank", 0), Path(find_memory(shared_session))
-    assert isinstance(open_rank_files(str(shared_session), me), DiskFiles)  # no sampler
+def test_who_may_use_the_memory(shared_recording: Path) -> None:
+    me, memory = Identity.for_this_process("rank", 0), Path(find_memory(shared_recording))
+    assert isinstance(open_rank_files(str(shared_recording), me), DiskFiles)  # no sampler
     memory.mkdir(0o755)
     memory.chmod(0o755)
-    assert isinstance(open_rank_files(str(shared_session), me), DiskFiles)  # others could look
+    assert isinstance(open_rank_files(str(shared_recording), me), DiskFiles)  # others could look
     memory.chmod(0o700)
-    files = open_rank_files(str(shared_session), me)
+    files = open_rank_files(str(shared_recording), me)
     assert isinstance(files, RingFiles)
     status = os.stat(files.ring.path)
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.geteuid())
@@ -285,14 +285,14 @@ def test_who_may_use_the_memory(shared_session: Path) -> None:
     assert str(os.geteuid()) in memory.name
 
 
-def test_no_ring_where_memory_is_scarce(shared_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkdir(find_memory(shared_session), 0o700)
-    free = os.statvfs(find_memory(shared_session))
+def test_no_ring_where_memory_is_scarce(shared_recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkdir(find_memory(shared_recording), 0o700)
+    free = os.statvfs(find_memory(shared_recording))
     monkeypatch.setattr(shared_memory, "_SHARE", free.f_bavail * free.f_frsize // (100 << 10))
-    assert isinstance(open_rank_files(str(shared_session), Identity.for_this_process("rank", 0)), DiskFiles)
+    assert isinstance(open_rank_files(str(shared_recording), Identity.for_this_process("rank", 0)), DiskFiles)
 
 
-def test_records_are_written_where_only_one_thread_can_be_started(shared_session: Path, start_process: Any) -> None:
+def test_records_are_written_where_only_one_thread_can_be_started(shared_recording: Path, start_process: Any) -> None:
     limited = """
 import threading
 start = threading.Thread.start
@@ -302,18 +302,18 @@ def refuse(self):
     start(self)
 threading.Thread.start = refuse
 """
-    sampler = start_process(limited + SAMPLER, shared_session)
+    sampler = start_process(limited + SAMPLER, shared_recording)
     assert read_answer(sampler) == "ready"
-    rank = start_process(RANK, shared_session, 100, 0.0, 1 << 20)
+    rank = start_process(RANK, shared_recording, 100, 0.0, 1 << 20)
     assert read_answer(rank) == "0"
     finish_process(rank)
     finish_process(sampler)
-    assert read_numbers(shared_session) == list(range(100))
+    assert read_numbers(shared_recording) == list(range(100))
 
 
-def test_damaged_rings_are_left_alone(shared_session: Path) -> None:
-    collector = RingCollector(str(shared_session), Report(print, print))
-    memory = Path(find_memory(shared_session))
+def test_damaged_rings_are_left_alone(shared_recording: Path) -> None:
+    collector = RingCollector(str(shared_recording), Report(print, print))
+    memory = Path(find_memory(shared_recording))
     for name, content in (("a", b""), ("b", b"x" * 100_000), ("c", np.random.default_rng(1).bytes(1 << 20))):
         (memory / f"{name}.ring").write_bytes(content)
     collector.start()
@@ -324,30 +324,30 @@ def test_damaged_rings_are_left_alone(shared_session: Path) -> None:
         Ring.open(str(memory / "a.ring"))
 
 
-def test_memory_of_a_deleted_session_is_released(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
-    rank = start_process(RANK, shared_session, 100, 0.0, 1 << 20)
+def test_memory_of_a_deleted_recording_is_released(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
+    rank = start_process(RANK, shared_recording, 100, 0.0, 1 << 20)
     read_answer(rank)
-    memory = find_memory(shared_session)
-    wait_for(lambda: list(shared_session.glob("probe-*.rec")))
-    for path in shared_session.iterdir():
+    memory = find_memory(shared_recording)
+    wait_for(lambda: list(shared_recording.glob("probe-*.rec")))
+    for path in shared_recording.iterdir():
         path.unlink()
-    shared_session.rmdir()
+    shared_recording.rmdir()
     finish_process(rank)
     finish_process(sampler)
     assert not os.path.exists(memory)
 
 
-def test_a_full_disk_makes_records_late(shared_session: Path, start_process: Any) -> None:
-    sampler = start_sampler(start_process, shared_session)
+def test_a_full_disk_makes_records_late(shared_recording: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_recording)
     unlimited = resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, (10_001, unlimited[1]))
-    rank = start_process(RANK, shared_session, 3000, 0.0, 1 << 20)
+    rank = start_process(RANK, shared_recording, 3000, 0.0, 1 << 20)
     assert read_answer(rank) == "0"
     assert read_answer(sampler) == "error records those of rank 0 wait in memory: File too large"
-    assert len(read_numbers(shared_session)) < 1000
+    assert len(read_numbers(shared_recording)) < 1000
     resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, unlimited)
     finish_process(rank)
     finish_process(sampler)
-    assert read_numbers(shared_session) == list(range(3000))
-    assert read_events(shared_session) == list(range(0, 3000, 100))
+    assert read_numbers(shared_recording) == list(range(3000))
+    assert read_events(shared_recording) == list(range(0, 3000, 100))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
-from zerotop.session.moments.host_memory import HostMemory, measure_used_bytes, read_host_memory
-from zerotop.session.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
-from zerotop.session.table_files import Source
+from zerotop.recording.moments.host_memory import HostMemory, measure_used_bytes, read_host_memory
+from zerotop.recording.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
+from zerotop.recording.table_files import Source
 from zerotop_probe.recording.tables import HOSTS, PROCESSES
 
 

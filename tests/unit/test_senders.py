@@ -8,9 +8,9 @@ import pytest
 
 from memory_recording import record_two_steps
 from small_recording import BEGIN_NS, S
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.senders import Reason, find_senders
-from zerotop.session.output.tail import PrintedLine
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.recording import events
 
 TIME = "slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***"
@@ -63,7 +63,7 @@ def find_cancelled(folder: Path, output: str) -> list[tuple[str, str]]:
     recording = record_two_steps(folder)
     recording.write_output(32, f"step 3\n{output}\n")
     recording.write_event(recording.node, 33, events.JobEnded, exit_code=1, signal=None, text="The job failed.")
-    found = find_annotations(recording.open_session(), BEGIN_NS + 40 * S)
+    found = detect_findings(recording.open_recording(), BEGIN_NS + 40 * S)
     return [(one.headline, one.fix) for one in found if one.name == "job_cancelled"]
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.annotation import FindingKind, Severity
+from zerotop.analysis.findings.support.finding import FindingKind, Severity
 from zerotop.analysis.formatting import Text
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.events import EngineFacts
 
 KIND = FindingKind(

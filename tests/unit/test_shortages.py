@@ -6,7 +6,7 @@ import pytest
 
 from zerotop.analysis.failures.shortages import Short, find_shortage
 from zerotop.analysis.failures.tracebacks import parse_tracebacks
-from zerotop.session.output.tail import PrintedLine
+from zerotop.recording.output.tail import PrintedLine
 
 WORKER = '  File "/env/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop'
 OWN = '  File "train.py", line 3, in <module>'

@@ -9,8 +9,8 @@ import pytest
 
 import recordings
 from changed_recordings import Rows, change_table, find_named
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 
 NAME, GPU = "x4-attached", 2
 
@@ -38,16 +38,16 @@ def test_one_gpu_at_a_lower_clock(tmp_path: Path) -> None:
     assert "up to 65 % longer" in slow.details
     assert slow.details.endswith("NVML's reason: the power limit.")
     assert slow.fix == f"nvidia-smi -q -d CLOCK,PERFORMANCE -i {GPU}"
-    session = Session.open(folder)
-    assert slow.name not in [finding.name for finding in find_annotations(session, slow.known_ns - 1)]
+    recording = Recording.open(folder)
+    assert slow.name not in [finding.name for finding in detect_findings(recording, slow.known_ns - 1)]
 
 
 def test_a_clock_that_falls_later(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder(NAME, tmp_path)
     set_clock(folder, (GPU,), 1200.0, share=0.5)
     (slow,) = find_named(folder, "slow_clock")
-    session = Session.open(folder)
-    middle_ns = session.end_ns - (session.end_ns - session.begin_ns) // 2
+    recording = Recording.open(folder)
+    middle_ns = recording.end_ns - (recording.end_ns - recording.begin_ns) // 2
     assert abs(slow.begin_ns - middle_ns) < 15e9
     assert "NVML's reason" not in slow.details
 

@@ -8,15 +8,15 @@ import numpy as np
 
 import recordings
 from changed_recordings import Rows, change_table, find_named
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
 NAME = "cpu-slow-cores"
 
 
 def read_pids(folder: Path) -> dict[int, int]:
-    return {source.rank: source.pid for source in Session.open(folder).sources["spans"]}
+    return {source.rank: source.pid for source in Recording.open(folder).sources["spans"]}
 
 
 def test_a_rank_that_computes_more(tmp_path: Path) -> None:
@@ -25,14 +25,14 @@ def test_a_rank_that_computes_more(tmp_path: Path) -> None:
     assert slow.headline == "Rank 1 computes for 164 ms in each iteration, the others for 20 ms"
     assert (slow.ranks, slow.step) == ((1,), 18)
     assert slow.fix == f"py-spy dump --pid {read_pids(folder)[1]}"
-    session = Session.open(folder)
-    earlier = find_annotations(session, slow.known_ns - 1)
+    recording = Recording.open(folder)
+    earlier = detect_findings(recording, slow.known_ns - 1)
     assert slow.name not in [finding.name for finding in earlier]
 
 
 def test_the_iterations_that_became_longer_name_it() -> None:
-    session = recordings.open_recording(NAME)
-    shift = next(one for one in find_annotations(session, session.end_ns) if one.name == "iteration_shift")
+    recording = recordings.open_recording(NAME)
+    shift = next(one for one in detect_findings(recording, recording.end_ns) if one.name == "iteration_shift")
     assert "rank 1 computes for 151 ms in each iteration instead of 21 ms" in shift.details
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import recordings
 from changed_recordings import Rows, change_table, find_named
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
 LATE_NS = 25_000_000
@@ -43,8 +43,8 @@ def test_slow_cores(tmp_path: Path) -> None:
     assert slow.evidence["forward_s"] - slow.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
     assert "measured on the host" in slow.details
     assert slow.fix.startswith("taskset -pc ")
-    session = Session.open(folder)
-    before = find_annotations(session, slow.known_ns - 1)
+    recording = Recording.open(folder)
+    before = detect_findings(recording, slow.known_ns - 1)
     assert slow.name not in [finding.name for finding in before]
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import recordings
 from changed_recordings import find_named
-from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.analysis.findings import detect_findings
+from zerotop.recording.reader import Recording
 
 # ZeRO-3, with iterations of 0.63 s.
 NAME, SLOW, ITERATION_S = "x4-z3", 2, 0.633
@@ -21,8 +21,8 @@ WAITS = 100
 
 def test_a_real_gpu_that_has_more_to_do() -> None:
     """FSDP1 on two H200s: from step 10 on rank 1 multiplies matrices besides, for a tenth of an iteration."""
-    session = recordings.open_recording("x2-slow-gpu")
-    (slow,) = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_gpu"]
+    recording = recordings.open_recording("x2-slow-gpu")
+    (slow,) = [one for one in detect_findings(recording, recording.end_ns) if one.name == "slow_gpu"]
     assert slow.headline == "The others wait for the GPU of rank 1, 22 ms or more of each iteration"
     assert slow.step == 64
 
@@ -39,8 +39,8 @@ def write_looks(
     **changes: Any,
 ) -> list[int]:
     """Let ranks look at four steps twice, in which the others wait so long for one. Return the first step of each look."""
-    session = Session.open(folder)
-    sources = {source.rank: source for source in session.sources["spans"]}
+    recording = Recording.open(folder)
+    sources = {source.rank: source for source in recording.sources["spans"]}
     last = int(sources[0].array["step"].max())
     firsts = [last - before for before in lasts]
     for rank in ranks:
@@ -69,8 +69,8 @@ def test_a_gpu_that_takes_longer(folder: Path) -> None:
     assert (slow.ranks, slow.step) == ((SLOW,), firsts[0])
     assert slow.cost == pytest.approx(0.1 / ITERATION_S, rel=0.1)
     assert slow.fix == f"nvidia-smi -q -d CLOCK,PERFORMANCE,PIDS -i {SLOW}"
-    session = Session.open(folder)
-    assert slow.name not in [finding.name for finding in find_annotations(session, slow.known_ns - 1)]
+    recording = Recording.open(folder)
+    assert slow.name not in [finding.name for finding in detect_findings(recording, slow.known_ns - 1)]
 
 
 def test_a_rank_whose_gpu_is_often_idle(folder: Path) -> None:
@@ -117,14 +117,14 @@ def test_a_rank_that_has_not_looked(folder: Path) -> None:
 
 def test_a_rank_that_waits_in_item_is_no_straggler() -> None:
     """FSDP2 on two H200s: rank 0 sleeps in its blocks, and rank 1 waits for its own GPU between the phases."""
-    session = recordings.open_recording("x2-slow-launches")
-    assert "straggler" not in [one.name for one in find_annotations(session, session.end_ns)]
+    recording = recordings.open_recording("x2-slow-launches")
+    assert "straggler" not in [one.name for one in detect_findings(recording, recording.end_ns)]
 
 
 def test_real_links_that_are_slow() -> None:
     """FSDP2 on two H200s, with NCCL over sockets."""
-    session = recordings.open_recording("x2-slow-links")
-    (slow,) = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_links"]
+    recording = recordings.open_recording("x2-slow-links")
+    (slow,) = [one for one in detect_findings(recording, recording.end_ns) if one.name == "slow_links"]
     assert slow.headline == "All GPUs wait 310 ms of each iteration (50 %) for gathered parameters"
     assert (slow.ranks, slow.step) == ((0, 1), 32)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from small_recording import S, make_identity, make_span, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.events import Engine, JobEnded, RankGone
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
@@ -37,7 +37,7 @@ def is_same(one: Any, other: Any) -> bool:
 def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     # Rank 2 makes its engine, never finishes a step and is gone.
     # Times lie ahead, so that the recording is live however slow this machine is.
-    folder = Path(directory.create_session(["train.py"], path=str(tmp_path / "session"), boot="boot"))
+    folder = Path(directory.create_recording(["train.py"], path=str(tmp_path / "session"), boot="boot"))
     base = time.monotonic_ns() / S + 1000
     spans = {rank: write_table(folder, tables.SPANS, make_identity(rank)) for rank in (0, 1)}
     begins = {rank: write_table(folder, tables.BEGINS, make_identity(rank)) for rank in (0, 1)}
@@ -46,8 +46,8 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
         write_table(folder, tables.HOSTS, make_identity(-1)),
     )
     events = {rank: EventWriter(str(folder), make_identity(rank)) for rank in (-1, 0)}
-    growing = RecordingSource(Session.open(folder))
-    offset, seen = growing.session.begin_ns - growing.session.info["clock"]["monotonic_ns"], []
+    growing = RecordingSource(Recording.open(folder))
+    offset, seen = growing.recording.begin_ns - growing.recording.info["clock"]["monotonic_ns"], []
 
     def look_at(at: float) -> None:
         growing.refresh()
@@ -79,7 +79,7 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     writers: list[Any] = [*spans.values(), *begins.values(), dead, node, hosts, *events.values()]
     for writer in writers:
         writer.close()
-    finished = RecordingSource(Session.open(folder))
+    finished = RecordingSource(Recording.open(folder))
     for view in seen:
         again = finished.view_at(view.cursor_ns)
         for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output", "history"):

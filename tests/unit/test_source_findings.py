@@ -6,22 +6,22 @@ import pytest
 
 import recordings
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import find_annotations
-from zerotop.analysis.annotations.support import annotator
-from zerotop.analysis.views import annotation_runner as module
-from zerotop.analysis.views.annotation_runner import Findings
+from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.support import detection
+from zerotop.analysis.views import finding_search as module
+from zerotop.analysis.views.finding_search import Findings
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import HOSTS, SPANS
 
 
 def test_findings_are_searched_for_apart_from_reading(tmp_path: Path) -> None:
-    session = Session.open(recordings.unpack_to_folder("gpu-leak", tmp_path))
-    source = RecordingSource(session)
+    recording = Recording.open(recordings.unpack_to_folder("gpu-leak", tmp_path))
+    source = RecordingSource(recording)
     source.refresh()
     source.view_at(None)
     assert source.findings_at(None) == ()
-    expected = find_annotations(session, session.end_ns)
+    expected = detect_findings(recording, recording.end_ns)
     assert expected
     while (result := source.search_findings()).is_behind:
         assert source.findings_at(None) != expected or not result.has_new
@@ -53,16 +53,16 @@ def is_searched(findings: Findings, clock: Clock) -> bool:
 
 def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) -> None:
     writer = write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=S))
-    session, clock = read_recording(tmp_path), Clock()
-    findings = Findings(session, clock)
+    recording, clock = read_recording(tmp_path), Clock()
+    findings = Findings(recording, clock)
     assert is_searched(findings, clock)
     clock.now = 100.0
     assert not is_searched(findings, clock), "nothing was written since, however late it is"
     writer.write(*make_record(HOSTS, time_ns=2 * S))
-    session.refresh()
+    recording.refresh()
     assert is_searched(findings, clock)
     writer.write(*make_record(HOSTS, time_ns=3 * S))
-    session.refresh()
+    recording.refresh()
     clock.now += module._MIN_PAUSE_S / 2
     assert not is_searched(findings, clock), "too soon"
     clock.now += module._MIN_PAUSE_S
@@ -72,12 +72,12 @@ def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) ->
 
 def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
     writer = write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=S))
-    session = read_recording(tmp_path)
+    recording = read_recording(tmp_path)
     times = [0.0, 0.5, 10.0, 10.6, 10.7]  # the first search takes half a second: ten seconds of rest
-    findings = Findings(session, lambda: times.pop(0))
+    findings = Findings(recording, lambda: times.pop(0))
     findings.search_piece()
     writer.write(*make_record(HOSTS, time_ns=2 * S))
-    session.refresh()
+    recording.refresh()
     findings.search_piece()
     assert len(times) == 2
     findings.search_piece()
@@ -86,15 +86,15 @@ def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
 
 
 def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(annotator, "_PIECE", 1)
+    monkeypatch.setattr(detection, "_PIECE", 1)
     spans = [make_span(second, second + 0.5, "forward", second) for second in range(1, 20)]
     writer = write_table(tmp_path, SPANS, make_identity(0), *spans)
-    session = read_recording(tmp_path)
-    findings, pieces = Findings(session), 1
+    recording = read_recording(tmp_path)
+    findings, pieces = Findings(recording), 1
     while findings.search_piece().is_behind:
         pieces += 1
         assert pieces < 500, "new records are for the next search, after a rest"
         writer.write(*make_span(20 + pieces, 20.5 + pieces, "forward", 20 + pieces))
-        session.refresh()
+        recording.refresh()
     writer.close()
     assert pieces > 2

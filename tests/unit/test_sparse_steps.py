@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.memory.growing_readings import GrowthState, GrowthStretch, find_stretches
-from zerotop.analysis.annotations.support.steps.runs import find_settled_run, find_turns
-from zerotop.session.samples import Ints
+from zerotop.analysis.findings.support.memory.growing_readings import GrowthState, GrowthStretch, find_stretches
+from zerotop.analysis.findings.support.steps.runs import find_settled_run, find_turns
+from zerotop.recording.samples import Ints
 
 MIB = 1 << 20
 

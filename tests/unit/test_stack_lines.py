@@ -14,15 +14,15 @@ import recordings
 from changed_recordings import change_table
 from counted_recordings import count_steps
 from declared_events import check_event
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.annotations.pace import repeated_pause
-from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
-from zerotop.analysis.annotations.support.lines.stack_lines import is_training
 from zerotop.analysis.code_line import CodeLine, find_own
+from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.pace import repeated_pause
+from zerotop.analysis.findings.support.lines.known_calls import find_known_call
+from zerotop.analysis.findings.support.lines.stack_lines import is_training
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording.events import SampledFrame, SampledStack
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
@@ -41,21 +41,21 @@ SPREAD = [
 ]
 
 
-def find_named(session: Session, name: str) -> Annotation:
-    (finding,) = [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+def find_named(recording: Recording, name: str) -> Finding:
+    (finding,) = [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name]
     return finding
 
 
 def add_stacks(
     folder: Path,
-    found: Annotation,
+    found: Finding,
     stacks: list[Any],
     *,
     rank: int = 0,
     where: str,
     late_s: float = 0.0,
     begin_ns: int | None = None,
-) -> Session:
+) -> Recording:
     """Write samples of a rank, a second for each stack, by default from the begin of a finding until it was known.
 
     ``late_s``: how long after the finding was known.
@@ -63,7 +63,7 @@ def add_stacks(
     info = json.loads((folder / "session.json").read_text())
     (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
     (path,) = folder.glob(f"events-rank{rank}-*.jsonl")
-    (source,) = [one for one in Session.open(folder).sources["spans"] if one.rank == rank]
+    (source,) = [one for one in Recording.open(folder).sources["spans"] if one.rank == rank]
     frames = list(dict.fromkeys(frame for frames, _ in stacks for frame in frames))
     event = {
         "time_ns": found.known_ns - source.offset_ns + int(late_s * 1e9),
@@ -81,7 +81,7 @@ def add_stacks(
     check_event(event)
     with path.open("a") as file:
         file.write(json.dumps(event) + "\n")
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def add_stacks(
 def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, line: str, fix: str) -> None:
     """The staged sleep of gpu-slow lies between the phases."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, stacks, where="between phases"), "iteration_shift")
     assert shift.headline.endswith(f"from step {shift.step} on: {place}")
     assert len(shift.headline) <= 80
@@ -118,7 +118,7 @@ def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, l
 def test_a_call_that_waits_for_an_idle_gpu_is_the_cause(tmp_path: Path) -> None:
     """The GPU's phases take as long as before. In ``hand-fp32`` they take longer, and the line that waits is not named."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [ITEM], where="between phases"), "iteration_shift")
     assert shift.headline.endswith("from step 20 on: train.py:90")
     assert "train.py:90 in main (calls item)." in shift.details
@@ -129,7 +129,7 @@ def test_a_call_that_waits_for_an_idle_gpu_is_the_cause(tmp_path: Path) -> None:
 
 def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [SLEEP], where="forward"), "iteration_shift")
     assert shift.headline == before.headline
     assert before.known_ns < shift.known_ns <= before.known_ns + 3 * 10**9
@@ -137,26 +137,26 @@ def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
 
 def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
-    session = add_stacks(folder, before, [SLEEP], where="between phases", late_s=0.5)
-    shift = find_named(session, "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
+    recording = add_stacks(folder, before, [SLEEP], where="between phases", late_s=0.5)
+    shift = find_named(recording, "iteration_shift")
     assert "train.py:88" in shift.headline
     assert shift.known_ns == before.known_ns + 5 * 10**8
-    early = find_annotations(Session.open(folder), before.known_ns + 5 * 10**8 - 1)
+    early = detect_findings(Recording.open(folder), before.known_ns + 5 * 10**8 - 1)
     assert "iteration_shift" not in [finding.name for finding in early]
 
 
 def test_what_follows_the_last_step_slows_none_down(tmp_path: Path) -> None:
     """Such as freeing the job's data: it is sampled a moment after the last steps have become slow."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    session = Session.open(folder)
-    before = find_named(session, "iteration_shift")
-    last_ns = int(read_steps(session)["end_unix_ns"].max())
+    recording = Recording.open(folder)
+    before = find_named(recording, "iteration_shift")
+    last_ns = int(read_steps(recording)["end_unix_ns"].max())
     late_s = (last_ns - before.known_ns) / 1e9 + 0.2  # before it says goodbye
     assert 0 < late_s < 3
     for begin_ns in (last_ns + 10**6, last_ns - 10**6):
-        session = add_stacks(folder, before, [LEFT], where="between phases", late_s=late_s, begin_ns=begin_ns)
-        shift = find_named(session, "iteration_shift")
+        recording = add_stacks(folder, before, [LEFT], where="between phases", late_s=late_s, begin_ns=begin_ns)
+        shift = find_named(recording, "iteration_shift")
         assert ("train.py:200" in shift.headline) == (begin_ns < last_ns)
 
 
@@ -170,7 +170,7 @@ def test_what_follows_the_last_step_slows_none_down(tmp_path: Path) -> None:
 )
 def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, rank: int, where: str) -> None:
     folder = recordings.unpack_to_folder(recording, tmp_path)
-    before = find_named(Session.open(folder), name)
+    before = find_named(Recording.open(folder), name)
     assert before.ranks == (rank,)
     findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
     assert findings.headline == f"{before.headline}: train.py:88"
@@ -180,7 +180,7 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
 
 def test_a_drift_names_the_line(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-drift", tmp_path)
-    before = find_named(Session.open(folder), "iteration_drift")
+    before = find_named(Recording.open(folder), "iteration_drift")
     assert "between the phases" in before.details
     drift = find_named(add_stacks(folder, before, [SLEEP], where="between phases"), "iteration_drift")
     assert drift.headline == before.headline
@@ -193,19 +193,19 @@ def test_a_drift_names_the_line(tmp_path: Path) -> None:
 
 def test_frames_that_do_not_exist_are_no_line(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
     add_stacks(folder, before, [([("a\x1b[31m.py", 1, "f", True)], "")], where="between phases")
     (path,) = folder.glob("events-rank0-*.jsonl")
     path.write_text(path.read_text().replace('"frames": [0]', '"frames": [7, -1]', 1))
-    assert find_named(Session.open(folder), "iteration_shift").headline == before.headline
+    assert find_named(Recording.open(folder), "iteration_shift").headline == before.headline
 
 
 def add_pauses(
     folder: Path, stack: Any, *, why: str, samples: int, count: int = 0, where: str = "between phases"
-) -> Session:
+) -> Recording:
     """Write that rank 0 was sampled at the end of each step, between the phases or in a step that was counted."""
-    session = Session.open(folder)
-    (source,) = [one for one in session.sources["spans"] if one.rank == 0]
+    recording = Recording.open(folder)
+    (source,) = [one for one in recording.sources["spans"] if one.rank == 0]
     ends = [span["end_ns"] for span in source.array if span["flags"] & BOUNDARY]
     (path,) = folder.glob("events-rank0-*.jsonl")
     frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stack[0]]
@@ -224,7 +224,7 @@ def add_pauses(
         check_event(event)
         with path.open("a") as file:
             file.write(json.dumps(event) + "\n")
-    return Session.open(folder)
+    return Recording.open(folder)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def add_pauses(
 )
 def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
     """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
-    session = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    recording = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.headline for one in findings] == expected
 
 
@@ -256,14 +256,14 @@ IN_FORWARD = (
 def test_a_constant_share_of_counted_steps(tmp_path: Path, stack: Any, count: int, found: bool) -> None:
     """Whether their samples lie between the phases is seen from the functions."""
     folder = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path)
-    session = add_pauses(folder, stack, why="share", samples=20, count=count, where="unknown phase")
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    recording = add_pauses(folder, stack, why="share", samples=20, count=count, where="unknown phase")
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.headline.rpartition(": ")[2] for one in findings] == ["train.py:88"] * found
 
 
 def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
-    session = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
-    assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
+    recording = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
+    assert "time_between_phases" not in [one.name for one in detect_findings(recording, recording.end_ns)]
 
 
 @pytest.mark.parametrize(
@@ -293,14 +293,14 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
     if counted:
         count_steps(folder, first=9)
-    session = Session.open(folder)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
     assert [one.step for one in findings] == expected
     for one in findings:
         assert one.headline.startswith("A 100 ms pause every 5 iterations (")
         assert one.headline.endswith("): train.py:60")
         assert "most of it at train.py:60 in clean (calls gc.collect)" in one.details
-    run = RecordedRun(session, memory=False)
+    run = RecordedRun(recording, memory=False)
     costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
     lost = [cost.seconds for cost in costs if cost.finding.name == "repeated_pause"]
     assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
@@ -345,8 +345,8 @@ def test_data_that_is_late_at_regular_distances(
             facts = {"where": "data", "why": "slow", "frames": frames, "stacks": stacks}
             times = {"time_ns": begin + 410_000_000, "begin_ns": begin, "end_ns": begin + 390_000_000}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
-    session = Session.open(folder)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
     assert [one.fix for one in findings] == ([] if fix is None else [fix])
     for one in findings:
         assert one.headline.startswith("Every 5 iterations the wait for data takes 400 ms (")
@@ -387,22 +387,22 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
             stacks = [{"seconds": 0.09, "call": stack[1], "frames": [0]}]
             facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
-    session = Session.open(folder)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_lost_in_line"]
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
     assert [one.headline for one in findings] == expected
 
 
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
 
     def grow_later(rows: Any) -> None:
         late = rows["step"] >= (before.step or 0)
         rows["reserved_bytes"][late] += np.where(rows["phase"][late] == PHASE_CODE["step"], 1 << 30, 0)
 
     change_table(folder, "allocator-rank0", grow_later)
-    shift = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(Recording.open(folder), "iteration_shift")
     assert "at the same time the allocator's cache was emptied in each step." in shift.details
     shift = find_named(add_stacks(folder, before, [ITEM, ITEM, EMPTY], where="between phases"), "iteration_shift")
     assert "emptied in each step: train.py:104 in main (calls torch.cuda.empty_cache)." in shift.details
@@ -418,7 +418,7 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
 )
 def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
-    before = find_named(Session.open(folder), "iteration_shift")
+    before = find_named(Recording.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
     assert (shift.headline, shift.details) == (before.headline, before.details)
 

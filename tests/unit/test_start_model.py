@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import Overview
-from zerotop.session.quick_read import Stamp
+from zerotop.recording.quick_read import Stamp
 from zerotop.ui.base.start_interfaces import RunningJob
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES
 from zerotop.ui.drawing.rows import row_text, row_width
@@ -21,11 +21,11 @@ S = 10**9
 JOB = RunningJob(4711, "torchrun", 4, ("0", "1"), 3723.0, 3, "train.py")
 
 
-def make_recording(name: str, begin_s: int, **facts: object) -> Recording:
+def make_recording(name: str, begin_s: int, **facts: object) -> ListedRecording:
     live, size = bool(facts.pop("live", False)), int(str(facts.pop("size", 1000)))
     known = {"model": "Qwen2ForCausalLM", "parameters": 494_032_768, "zero_stage": 2, "exit_code": 0, **facts}
     about = Overview(name, begin_ns=begin_s * S, over=not live, **known)  # type: ignore[arg-type]
-    return Recording(Path("/somewhere", name), Stamp(size, 1, begin_s * S), live, about)
+    return ListedRecording(Path("/somewhere", name), Stamp(size, 1, begin_s * S), live, about)
 
 
 OLD = make_recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
@@ -155,8 +155,8 @@ def test_every_row_has_the_width_asked_for(width: int, glyphs: object) -> None:
     odd = make_recording(
         "\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9
     )
-    unread = Recording(Path("/x"), Stamp(0, 1, 0), False, None)
-    items: tuple[Recording | RunningJob, ...] = (*ALL, JOB, damaged, odd, unread)
+    unread = ListedRecording(Path("/x"), Stamp(0, 1, 0), False, None)
+    items: tuple[ListedRecording | RunningJob, ...] = (*ALL, JOB, damaged, odd, unread)
     lines = [ListLine(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
     drawn = draw_list(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]
     assert len(drawn) == 12

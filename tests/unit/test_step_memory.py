@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.session.samples import Windows
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.samples import Windows
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, FRESH_NS, UNKNOWN
 from zerotop_probe.recording.writer import Identity

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
-from zerotop.session.steps import step_table as steps_module
-from zerotop.session.steps.step_table import StepTable, read_steps
+from zerotop.recording.steps import step_table as steps_module
+from zerotop.recording.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 
@@ -71,13 +71,13 @@ def test_in_two_parts(tmp_path: Path) -> None:
         folder = tmp_path / str(cut)
         folder.mkdir()
         writer = write_table(folder, tables.SPANS, make_identity(0), *SPANS[:cut])
-        session = read_recording(folder)
-        table = StepTable(session)
+        recording = read_recording(folder)
+        table = StepTable(recording)
         table.update()
         for record in SPANS[cut:]:
             writer.write(*record)
         writer.close()
-        session.refresh()
+        recording.refresh()
         table.update()
         np.testing.assert_array_equal(table.rank_steps[0].step_rows, read_steps(read_recording(folder)))
 
@@ -198,12 +198,12 @@ def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps_module, "_SPANS_AT_ONCE", at_once)
         writer = write_table(Path(folder), tables.SPANS, make_identity(0), *spans[:cut])
-        table = StepTable(session := read_recording(Path(folder)))
+        table = StepTable(recording := read_recording(Path(folder)))
         table.update()
         for record in spans[cut:]:
             writer.write(*record)
         writer.close()
-        session.refresh()
+        recording.refresh()
         table.update()
         rows = table.rank_steps[0].step_rows
     assert_slow(rows, spans)
@@ -228,15 +228,15 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
             write_table(Path(folder), tables.SPANS, make_identity(rank), *spans[:cut], born=rank)
             for rank, (spans, cut) in enumerate(zip(ranks, cuts, strict=False))
         ]
-        table = StepTable(session := read_recording(Path(folder)))
-        for source in session.sources["spans"]:
+        table = StepTable(recording := read_recording(Path(folder)))
+        for source in recording.sources["spans"]:
             source.offset_ns += source.rank * S
         table.update()
         for writer, spans, cut in zip(writers, ranks, cuts, strict=False):
             for record in spans[cut:]:
                 writer.write(*record)
             writer.close()
-        session.refresh()
+        recording.refresh()
         table.update()
     assert [process.source.rank for process in table.rank_steps] == list(range(len(ranks)))
     for rank, (process, spans) in enumerate(zip(table.rank_steps, ranks, strict=True)):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from memory_recording import Recording, make_record
+from memory_recording import PlantedRecording, make_record
 from small_recording import make_identity, second_to_unix_ns
 from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts
-from zerotop.analysis.annotations import Annotation, Severity, find_annotations
+from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.hangs.reader import find_stillness
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.inside import guard
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import start_watch
@@ -39,9 +39,9 @@ COMING = Stand(
 
 def write_start(
     folder: Path, stands: Sequence[Stand], read_s: Sequence[float] = (15, 30), *, gone_s: float = 0.0
-) -> Session:
+) -> Recording:
     """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time."""
-    recording = Recording(folder)
+    recording = PlantedRecording(folder)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
     for rank, pid in enumerate(pids):
         recording.write_event(recording.node, 0, events.RankFound, rank=rank, pid=pid)
@@ -61,18 +61,18 @@ def write_start(
         for rank, stand in enumerate(stands)
     ]
     recording.write_records(tables.PROCESSES, recording.node, rows)
-    return recording.open_session()
+    return recording.open_recording()
 
 
-def find_stuck(session: Session, second: float = 50) -> list[Annotation]:
-    found = find_annotations(session, second_to_unix_ns(second))
+def find_stuck(recording: Recording, second: float = 50) -> list[Finding]:
+    found = detect_findings(recording, second_to_unix_ns(second))
     return [finding for finding in found if finding.name == "stuck_at_start"]
 
 
 def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
-    session = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED])
-    assert find_stuck(session, 29) == []
-    (stuck,) = find_stuck(session)
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED])
+    assert find_stuck(recording, 29) == []
+    (stuck,) = find_stuck(recording)
     assert stuck.known_ns == second_to_unix_ns(30)
     said = "Stuck at the start for 30 s: rank 1 is in sleep at train.py:40 in build_batch"
     assert stuck.headline == said
@@ -105,18 +105,18 @@ def test_ranks_are_looked_at_twice(tmp_path: Path) -> None:
 
 
 def test_the_stacks_are_shown_until_something_moves_or_the_job_has_ended(tmp_path: Path) -> None:
-    session = write_start(tmp_path, [ARRIVED, ASLEEP])
-    assert find_stillness(session.at(second_to_unix_ns(20))) is None
-    shown = find_stillness(session.at(second_to_unix_ns(40)))
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP])
+    assert find_stillness(recording.at(second_to_unix_ns(20))) is None
+    shown = find_stillness(recording.at(second_to_unix_ns(40)))
     assert shown is not None
     assert [group.ranks for group in shown.standstill.groups] == [(1,), (0,)]
     assert shown.since_ns == second_to_unix_ns(0)
-    assert find_stillness(session.at(second_to_unix_ns(200))) is None  # idle ranks would have been read again
+    assert find_stillness(recording.at(second_to_unix_ns(200))) is None  # idle ranks would have been read again
 
 
 def test_the_stacks_of_a_job_that_was_stopped_stay(tmp_path: Path) -> None:
-    session = write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50)
-    assert find_stillness(session.at(second_to_unix_ns(55))) is not None
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50)
+    assert find_stillness(recording.at(second_to_unix_ns(55))) is not None
 
 
 @pytest.fixture
@@ -227,18 +227,18 @@ def test_a_new_rank_without_the_probe_is_not_idle_while_it_moves(*, may_train: b
 
 
 def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
-    recording = Recording(tmp_path)
-    recording.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)
-    recording.open_session()
-    session = write_start(tmp_path, [ARRIVED, ASLEEP], (4, 7))
-    (finding,) = find_annotations(session, second_to_unix_ns(20))
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)
+    planted.open_recording()
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP], (4, 7))
+    (finding,) = detect_findings(recording, second_to_unix_ns(20))
     assert (finding.name, finding.ranks, finding.known_ns) == ("stuck_at_start", (1,), second_to_unix_ns(7))
     assert finding.headline.startswith("No rank has moved for 7.00 s: rank 1 is in ")
     assert "Cores used: rank 0 " in finding.details
 
 
-def write_attached(folder: Path, stands: Sequence[Stand], idle_s: Sequence[float]) -> list[Annotation]:
-    recording = Recording(folder)
+def write_attached(folder: Path, stands: Sequence[Stand], idle_s: Sequence[float]) -> list[Finding]:
+    recording = PlantedRecording(folder)
     recording.write_event(make_identity(-1, 999), 0, events.Attached, pid=9)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
     for rank, pid in enumerate(pids):
@@ -258,7 +258,7 @@ def write_attached(folder: Path, stands: Sequence[Stand], idle_s: Sequence[float
         make_record(tables.GPU_PROCESSES, second, pid=pids[0], gpu=0, used_bytes=1, sm_percent=100.0) for second in range(30)
     ]
     recording.write_records(tables.GPU_PROCESSES, recording.node, uses)
-    return list(find_annotations(recording.open_session(), second_to_unix_ns(29)))
+    return list(detect_findings(recording.open_recording(), second_to_unix_ns(29)))
 
 
 def test_ranks_that_wait_for_one_that_computes_without_end(tmp_path: Path) -> None:

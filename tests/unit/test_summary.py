@@ -1,11 +1,11 @@
-"""The summary of a session in a few lines of text."""
+"""The summary of a recording in a few lines of text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.reports.headline import summarize_session
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine, JobEnded, Node
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -41,7 +41,7 @@ def test_what_was_measured(tmp_path: Path) -> None:
         write_table(tmp_path, tables.PROBE, make_identity(rank), *costs).close()
     sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
     write_table(tmp_path, tables.GPUS, make_identity(-1), make_record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
-    assert summarize_session(read_recording(tmp_path)).splitlines() == [
+    assert summarize_recording(read_recording(tmp_path)).splitlines() == [
         "tiny, 3.4 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 4 x 1 x 2 (micro-batch x accumulation x ranks)",
         "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
         "seconds per phase (mean of 1 step): "
@@ -55,6 +55,6 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:
-    text = summarize_session(read_recording(tmp_path))
+    text = summarize_recording(read_recording(tmp_path))
     assert text.startswith("no training was recorded")
     assert "The recording stops here" in text

@@ -10,9 +10,9 @@ import pytest
 
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.sweeping.sweep_folder import make_folder, reopen_sweep
-from zerotop.session import sweeps
-from zerotop.session.headers import SessionError
-from zerotop.session.sweeps import Plan, Point, Result, Sweep
+from zerotop.recording import sweeps
+from zerotop.recording.headers import RecordingError
+from zerotop.recording.sweeps import Plan, Point, Result, Sweep
 
 PLAN = Plan(settings={"stage": [2, 3], "seq_length": [128], "lr": ["1e-4"]}, model="tiny", price_per_hour=30.0)
 
@@ -57,10 +57,10 @@ def test_values_of_several_types_share_a_column(tmp_path: Path) -> None:
 
 def test_a_damaged_or_newer_sweep_is_refused_with_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "sweep.json").write_text('{"format": 1, "plan": {"settings": {}, "colour": 3}, "points": []}')
-    with pytest.raises(SessionError, match="damaged"):
+    with pytest.raises(RecordingError, match="damaged"):
         sweeps.read_sweep(tmp_path)
     (tmp_path / "sweep.json").write_text('{"format": 99}')
-    with pytest.raises(SessionError, match="newer zerotop"):
+    with pytest.raises(RecordingError, match="newer zerotop"):
         sweeps.read_sweep(tmp_path)
 
 

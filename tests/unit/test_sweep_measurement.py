@@ -6,15 +6,15 @@ import pytest
 
 from recordings import open_recording
 from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, measure_shortage
-from zerotop.session.steps.step_table import read_rank_steps
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY
+from zerotop.recording.steps.step_table import read_rank_steps
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_n_steps_have_n_minus_1_intervals(warmup: int) -> None:
-    session = open_recording("story")
-    measured = measure_point(session, warmup)
-    ranks = [rows[rows["step"] >= warmup] for rows in read_rank_steps(session)]
+    recording = open_recording("story")
+    measured = measure_point(recording, warmup)
+    ranks = [rows[rows["step"] >= warmup] for rows in read_rank_steps(recording)]
     spans = [int(rows["end_unix_ns"][-1] - rows["end_unix_ns"][0]) / 1e9 for rows in ranks]
     pauses = [float((rows["eval_s"] + rows["checkpoint_s"])[1:].sum()) for rows in ranks]
     seconds = max(span - pause for span, pause in zip(spans, pauses, strict=True))
@@ -26,10 +26,10 @@ def test_n_steps_have_n_minus_1_intervals(warmup: int) -> None:
 
 
 def test_memory_is_that_of_all_steps() -> None:
-    session = open_recording("story")
-    rows = read_rank_steps(session)
+    recording = open_recording("story")
+    rows = read_rank_steps(recording)
     for warmup in (0, 8):
-        measured = measure_point(session, warmup)
+        measured = measure_point(recording, warmup)
         assert measured["allocated_peak_bytes"] == max(int(one["allocated_peak_bytes"].max()) for one in rows)
         assert measured["nvml_peak_bytes"] > measured["reserved_peak_bytes"] > measured["allocated_peak_bytes"]
         assert measured["host_peak_bytes"] == sum(int(one["host_rss_bytes"].max()) for one in rows)

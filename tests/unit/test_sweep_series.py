@@ -11,7 +11,7 @@ from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.series import build_series, choose_axis, fit_lines, list_charts, read_measurement
 from zerotop.demo.finetune import PRESETS
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
 GIB = 1 << 30

@@ -14,7 +14,7 @@ from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, form
 from zerotop.commands.sweeping.deepspeed_config import build_config
 from zerotop.commands.sweeping.placeholders import check_placeholders, expand_command
 from zerotop.commands.sweeping.point_job import prepare_job
-from zerotop.session.sweeps import Plan, Point, Value
+from zerotop.recording.sweeps import Plan, Point, Value
 
 
 @pytest.mark.parametrize(

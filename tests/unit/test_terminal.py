@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotop.session.output.ansi import TerminalScreen, trim_rows
+from zerotop.recording.output.ansi import TerminalScreen, trim_rows
 
 
 def feed_pieces(*pieces: bytes, most: int = 200) -> tuple[str, ...]:

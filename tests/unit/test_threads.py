@@ -19,7 +19,7 @@ from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Affinity, Event, Node, ThreadNames
 from zerotop_probe.recording.writer import EventWriter
@@ -39,7 +39,7 @@ def make_process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int 
     return make_record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
 
 
-def record_threads(folder: Path, *threads: Any, processes: Any = ()) -> Session:
+def record_threads(folder: Path, *threads: Any, processes: Any = ()) -> Recording:
     write_table(folder, tables.THREADS, SAMPLER, *threads).close()
     write_table(
         folder, tables.PROCESSES, SAMPLER, *(processes or [make_process(at / 2, 3.0, 3) for at in range(1, 20)])
@@ -47,10 +47,10 @@ def record_threads(folder: Path, *threads: Any, processes: Any = ()) -> Session:
     return read_recording(folder)
 
 
-def read_threads(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
+def read_threads(recording: Recording, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
     cursor = BEGIN_NS + int(at * S)
-    (rank, *_) = RecordingSource(session).view_at(cursor).ranks
-    return (table or ThreadTable(session)).threads_at(rank, cursor, CELLS, pieces * PIECE_NS)
+    (rank, *_) = RecordingSource(recording).view_at(cursor).ranks
+    return (table or ThreadTable(recording)).threads_at(rank, cursor, CELLS, pieces * PIECE_NS)
 
 
 def write_event(folder: Path, at: float, event: type[Event], **facts: Any) -> None:
@@ -75,9 +75,9 @@ def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tm
 
 
 def test_the_first_sample_of_a_process_is_found_where_it_is_recent(tmp_path: Path) -> None:
-    session = record_threads(tmp_path, processes=[make_process(at / 2, 3.0, 3) for at in range(4, 20)])
-    cursor_ns, table = BEGIN_NS + 9 * S, ThreadTable(session)
-    (rank, *_) = RecordingSource(session).view_at(cursor_ns).ranks
+    recording = record_threads(tmp_path, processes=[make_process(at / 2, 3.0, 3) for at in range(4, 20)])
+    cursor_ns, table = BEGIN_NS + 9 * S, ThreadTable(recording)
+    (rank, *_) = RecordingSource(recording).view_at(cursor_ns).ranks
     assert table.find_first_sample(rank, cursor_ns, 60 * S) == BEGIN_NS + 2 * S
     assert table.find_first_sample(rank, cursor_ns, 5 * S) is None
 
@@ -99,8 +99,8 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
 
 
 def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
-    session = record_threads(tmp_path, *[make_thread(at / 2, 101, at / 20) for at in range(1, 20)])
-    before = read_threads(session, 4.1)
+    recording = record_threads(tmp_path, *[make_thread(at / 2, 101, at / 20) for at in range(1, 20)])
+    before = read_threads(recording, 4.1)
     assert before.groups[0].cores_used == pytest.approx(7.5 / 20)  # mean of the last second's two samples
     assert before.time_s.max() <= BEGIN_NS / 1e9 + 4.1
     assert before.end_s <= BEGIN_NS / 1e9 + 4.1
@@ -109,26 +109,26 @@ def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
 def test_growing_equals_opening_later(tmp_path: Path) -> None:
     writer = write_table(tmp_path, tables.THREADS, SAMPLER)
     write_table(tmp_path, tables.PROCESSES, SAMPLER, *[make_process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
-    session = read_recording(tmp_path)
-    table = ThreadTable(session)
+    recording = read_recording(tmp_path)
+    table = ThreadTable(recording)
     for at in range(1, 20):
         writer.write(*make_thread(at / 2, 100 + at % 3, 0.5))
-        session.refresh()
-        growing = read_threads(session, at / 2 + 0.1, table=table)
+        recording.refresh()
+        growing = read_threads(recording, at / 2 + 0.1, table=table)
         again = read_threads(read_recording(tmp_path), at / 2 + 0.1)
         assert [group.name for group in growing.groups] == [group.name for group in again.groups]
         for one, other in zip(growing.groups, again.groups, strict=True):
             np.testing.assert_array_equal(one.cores_history, other.cores_history)
-    assert read_threads(session, 9.6, table=table) is read_threads(session, 9.6, table=table)
+    assert read_threads(recording, 9.6, table=table) is read_threads(recording, 9.6, table=table)
     writer.close()
 
 
 def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
     rows = [make_thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
-    session = record_threads(tmp_path, *rows, processes=[make_process(at, 1.0, 1) for at in range(1, 26)])
-    assert read_threads(session, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
-    assert read_threads(session, 14.1, 2).groups[0].waiting_cores == 0.0
-    assert math.isnan(read_threads(session, 1.1, 2).groups[0].waiting_cores)
+    recording = record_threads(tmp_path, *rows, processes=[make_process(at, 1.0, 1) for at in range(1, 26)])
+    assert read_threads(recording, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
+    assert read_threads(recording, 14.1, 2).groups[0].waiting_cores == 0.0
+    assert math.isnan(read_threads(recording, 1.1, 2).groups[0].waiting_cores)
 
 
 def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
     writer.write(int(0.2 * S), Affinity, pid=100, cpus="0-7", threads={"102": "5"})
     writer.write(int(4.0 * S), Affinity, pid=100, cpus="0-3", threads={"101": "0-7"})
     rows = [make_thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
-    session = record_threads(tmp_path, *rows)
-    (group,) = read_threads(session, 9.6).groups
+    recording = record_threads(tmp_path, *rows)
+    (group,) = read_threads(recording, 9.6).groups
     first, second = sorted(group.threads, key=lambda one: one.tid)
     assert (format_cores(first.ran_on), first.numa_nodes, format_cores(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
     assert (format_cores(second.ran_on), second.numa_nodes, format_cores(second.allowed_cores)) == ("5", (1,), "5")
-    affinities = Affinities(session)
+    affinities = Affinities(recording)
     assert [format_cores(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
         "",
         "0-7",
@@ -219,14 +219,14 @@ def test_threads_are_named_by_what_they_are(tmp_path: Path) -> None:
         105: b"python3",
     }
     rows = [make_thread(at / 2, tid, 0.1, name=name) for at in range(1, 20) for tid, name in names.items()]
-    session = record_threads(tmp_path, *rows)
+    recording = record_threads(tmp_path, *rows)
     writer = EventWriter(str(tmp_path), SAMPLER)
     writer.write(1 * S, ThreadNames, pid=100, python={"103": "refresher"})
     writer.write(1 * S, ThreadNames, pid=100, libraries={"104": "libgomp.so.1"})
     writer.write(1 * S, ThreadNames, pid=200, libraries={"105": "libgomp.so.1"})
     writer.close()
-    session.refresh()
-    kinds = {thread.tid: thread.kind for group in read_threads(session, 9.6).groups for thread in group.threads}
+    recording.refresh()
+    kinds = {thread.tid: thread.kind for group in read_threads(recording, 9.6).groups for thread in group.threads}
     assert kinds == {100: MAIN, 101: "autograd", 102: "NCCL", 103: "Python refresher", 104: OPENMP, 105: UNNAMED}
 
 

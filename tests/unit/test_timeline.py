@@ -19,9 +19,9 @@ from zerotop.analysis.timeline.range_summary import summarize_range
 from zerotop.analysis.timeline.resample import TIME
 from zerotop.analysis.timeline.timeline import LaneSubject, TimelineBuilder, Window
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
-from zerotop.session.moments.process_exits import ProcessExits
-from zerotop.session.reader import Session, Source
-from zerotop.session.steps.step_table import StepTable
+from zerotop.recording.moments.process_exits import ProcessExits
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.steps.step_table import StepTable
 from zerotop_probe.recording.tables import (
     ALLOCATOR,
     BEGINS,
@@ -37,10 +37,10 @@ from zerotop_probe.recording.tables import (
 MS = 1_000_000
 
 
-def make_builder(session: Session) -> TimelineBuilder:
-    table = StepTable(session, memory=False)
+def make_builder(recording: Recording) -> TimelineBuilder:
+    table = StepTable(recording, memory=False)
     table.update()
-    return TimelineBuilder(session, lambda: table.rank_steps)
+    return TimelineBuilder(recording, lambda: table.rank_steps)
 
 
 def split_samples(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[tuple[int, int, float]]:
@@ -62,12 +62,12 @@ def compute_naively(parts: list[tuple[int, int, float]], begin: int, end: int) -
 
 
 def compare_timeline(
-    session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: LaneSubject
+    recording: Recording, name: str, parts: list[tuple[int, int, float]], window: Window, subject: LaneSubject
 ) -> None:
-    values = make_builder(session).build_timeline(window, subject, (), session.end_ns).values[name]
-    edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
+    values = make_builder(recording).build_timeline(window, subject, (), recording.end_ns).values[name]
+    edges = [recording.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
     expected = np.array([compute_naively(parts, begin, end) for begin, end in pairwise(edges)]).T
-    beyond = np.array(edges[:-1]) > session.end_ns
+    beyond = np.array(edges[:-1]) > recording.end_ns
     expected[:, beyond] = math.nan
     assert np.isfinite(expected).any()
     for row, of in zip(expected, (values.highest, values.mean), strict=True):
@@ -89,54 +89,54 @@ WINDOWS = [
     [("utilization", "utilization_percent", 0.01), ("power", "power_w", 1.0), ("device", "used_bytes", 1.0)],
 )
 def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window) -> None:
-    session = open_recording("story")
-    (source,) = session.sources["gpus"]
+    recording = open_recording("story")
+    (source,) = recording.sources["gpus"]
     rows = source.array[source.array["gpu"] == 2]
-    subject = make_builder(session).make_subject(2)
+    subject = make_builder(recording).make_subject(2)
     assert subject.gpu is not None
     assert subject.gpu[1] == 2
-    compare_timeline(session, name, split_samples(source, rows, column, factor), window, subject)
+    compare_timeline(recording, name, split_samples(source, rows, column, factor), window, subject)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
-    session = open_recording("cpu-clean")
-    (source,) = session.sources["processes"]
-    subject = make_builder(session).make_subject(1)
+    recording = open_recording("cpu-clean")
+    (source,) = recording.sources["processes"]
+    subject = make_builder(recording).make_subject(1)
     assert subject.gpu is None
     rows = source.array[source.array["rank"] == 1]
-    compare_timeline(session, "cores", split_samples(source, rows, "cores_used"), window, subject)
-    compare_timeline(session, "rss", split_samples(source, rows, "rss_bytes"), window, subject)
+    compare_timeline(recording, "cores", split_samples(source, rows, "cores_used"), window, subject)
+    compare_timeline(recording, "rss", split_samples(source, rows, "rss_bytes"), window, subject)
     ranks = source.array[source.array["rank"] >= 0]
     ticks = np.unique(ranks["time_ns"])
     sums = np.zeros(len(ticks), source.array.dtype)
     sums["time_ns"] = ticks
     for row in ranks:
         sums["cores_used"][np.searchsorted(ticks, row["time_ns"])] += row["cores_used"]
-    compare_timeline(session, "all_cores", split_samples(source, sums, "cores_used"), window, subject)
+    compare_timeline(recording, "all_cores", split_samples(source, sums, "cores_used"), window, subject)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> None:
-    session = open_recording("z2-offload")
-    (source,) = session.sources["allocator"]
+    recording = open_recording("z2-offload")
+    (source,) = recording.sources["allocator"]
     window = replace(window, first=2400) if window.column_ns == 20 * MS else window
-    goodbye = next(event.unix_ns for event in session.events if event.event_name in ("goodbye", "rank_gone", "job_ended"))
+    goodbye = next(event.unix_ns for event in recording.events if event.event_name in ("goodbye", "rank_gone", "job_ended"))
     times = [int(time_ns) + source.offset_ns for time_ns in source.array["time_ns"]]
     ends = [*times[1:], goodbye]
     for name, column in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
         parts = list(zip(times, ends, map(float, source.array[column]), strict=True))
-        compare_timeline(session, name, parts, window, make_builder(session).make_subject(0))
+        compare_timeline(recording, name, parts, window, make_builder(recording).make_subject(0))
 
 
 def test_no_peak_between_two_samples_is_lost() -> None:
-    session = open_recording("story")
-    source = session.sources["allocator"][0]
+    recording = open_recording("story")
+    source = recording.sources["allocator"][0]
     highest = int(source.array["allocated_peak_bytes"].max())
     assert highest > int(source.array["allocated_bytes"].max())
     for window in WINDOWS:
-        timeline = make_builder(session).build_timeline(
-            Window(0, window.column_ns, 90 * S // window.column_ns), LaneSubject(0, "vm", ("vm", 0)), (), session.end_ns
+        timeline = make_builder(recording).build_timeline(
+            Window(0, window.column_ns, 90 * S // window.column_ns), LaneSubject(0, "vm", ("vm", 0)), (), recording.end_ns
         )
         assert np.nanmax(timeline.values["peak"].highest) == highest
 
@@ -144,18 +144,18 @@ def test_no_peak_between_two_samples_is_lost() -> None:
 @pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "cpu-dead", "cpu-hang"])
 @pytest.mark.parametrize("column_ns", [1 * MS, 7 * MS, 100 * MS])
 def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
-    session = open_recording(name)
-    begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
-    first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
-    timeline = make_builder(session).build_timeline(
-        Window(first, column_ns, 300), LaneSubject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
+    recording = open_recording(name)
+    begins, spans = (recording.sources[table][0] for table in ("begins", "spans"))
+    first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - recording.begin_ns) // column_ns - 150
+    timeline = make_builder(recording).build_timeline(
+        Window(first, column_ns, 300), LaneSubject(begins.rank, begins.host, None), (begins.rank,), recording.end_ns
     )
     seconds = timeline.phases[begins.rank]
     # Looked at many times in every column, at the end of the recording, from where all is known.
     grain = column_ns // 50
-    moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
-    codes = find_innermost(begins, spans, moments, session.end_ns)
-    codes[moments > (ProcessExits(session.events).find_exit(begins) or session.end_ns)] = -1
+    moments = recording.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
+    codes = find_innermost(begins, spans, moments, recording.end_ns)
+    codes[moments > (ProcessExits(recording.events).find_exit(begins) or recording.end_ns)] = -1
     for row in spans.array[spans.array["phase"] == PHASE_CODE["eval"]]:
         own = moments - spans.offset_ns
         codes[(own >= row["begin_ns"]) & (own < row["end_ns"])] = PHASE_CODE["eval"]
@@ -164,7 +164,7 @@ def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
         np.testing.assert_allclose(seconds[code], looked, atol=4 * grain / 1e9)
 
 
-def many_steps(folder: Path, steps: int) -> Session:
+def many_steps(folder: Path, steps: int) -> Recording:
     spans, begins = [], []
     for step in range(steps):
         for begin, end, phase, flags in ((0.0, 0.2, "forward", 0), (0.2, 0.7, "backward", 0), (0.7, 0.95, "step", BOUNDARY)):
@@ -177,8 +177,8 @@ def many_steps(folder: Path, steps: int) -> Session:
 
 @pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
 def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
-    session = many_steps(tmp_path, 100)
-    timeline = make_builder(session).build_timeline(
+    recording = many_steps(tmp_path, 100)
+    timeline = make_builder(recording).build_timeline(
         Window(0, column_ns, -(-100 * S // column_ns)), LaneSubject(0, "node1", None), (0,), BEGIN_NS + 100 * S
     )
     sums = timeline.phases[0].sum(axis=1)
@@ -189,7 +189,7 @@ def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
 
 
 def test_iterations_and_their_numbers(tmp_path: Path) -> None:
-    lines = make_builder(session := many_steps(tmp_path, 10))
+    lines = make_builder(recording := many_steps(tmp_path, 10))
     timeline = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
     values = timeline.values["iteration"]
     assert values.mean[2] == pytest.approx(1.0, abs=0.06)
@@ -200,7 +200,7 @@ def test_iterations_and_their_numbers(tmp_path: Path) -> None:
     assert lines.find_step_at(0, BEGIN_NS - 1) is None
     assert lines.find_step_at(0, BEGIN_NS + 4 * S) == 4
     assert lines.find_step_at(0, BEGIN_NS + 100 * S) == 10
-    assert session.events == []
+    assert recording.events == []
 
 
 def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None
         for tick in range(100_000)
     ]
     write_table(tmp_path, GPUS, make_identity(-1), *rows).close()
-    session = read_recording(tmp_path)
+    recording = read_recording(tmp_path)
     for column_ns in (100 * MS, S, 5 * S, 50 * S, 60 * S, 600 * S, 3600 * S):
-        lines = make_builder(session)
+        lines = make_builder(recording)
         count = 10_000 * S // column_ns + 1
         values = lines.build_timeline(
-            Window(0, column_ns, count), lines.make_subject(-1), (), session.last_written_ns
+            Window(0, column_ns, count), lines.make_subject(-1), (), recording.last_written_ns
         ).values
         assert np.nanmax(values["utilization"].highest) == 1.0
         assert np.nanargmax(values["utilization"].highest) == (77_777 * S // 10 - 1) // column_ns
@@ -229,13 +229,13 @@ def test_long_columns_of_few_samples_are_made_of_long_columns(tmp_path: Path, co
     days = 14
     rows = [make_record(GPUS, time_ns=tick * 600 * S, gpu=0, used_bytes=tick % 97) for tick in range(days * 144)]
     write_table(tmp_path, GPUS, make_identity(-1), *rows, period_ns=600 * S).close()
-    session = read_recording(tmp_path)
-    source = GpuColumns(session, *(session.sources["gpus"][0].host, 0))
-    edges = session.begin_ns + column_ns * np.arange(days * 86_400 * S // column_ns + 1)
+    recording = read_recording(tmp_path)
+    source = GpuColumns(recording, *(recording.sources["gpus"][0].host, 0))
+    edges = recording.begin_ns + column_ns * np.arange(days * 86_400 * S // column_ns + 1)
     base_ns = source.choose_base(column_ns)
     assert (edges[-1] - edges[0]) / base_ns <= 20_160
-    cached = ColumnCache(source, session.begin_ns).get_columns(
-        column_ns, 0, len(edges) - 1, end_ns=session.end_ns, until_s=math.inf
+    cached = ColumnCache(source, recording.begin_ns).get_columns(
+        column_ns, 0, len(edges) - 1, end_ns=recording.end_ns, until_s=math.inf
     )
     np.testing.assert_allclose(cached, source.read_columns(edges))
     assert cached[TIME, 2].sum() > 0.9 * days * 86_400
@@ -323,13 +323,13 @@ class Growing:
 def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, column_ns: int) -> None:
     growing = Growing(tmp_path)
     growing.go_on(3)
-    session = read_recording(tmp_path)
-    table = StepTable(session, memory=False)
-    lines = TimelineBuilder(session, lambda: table.rank_steps)
+    recording = read_recording(tmp_path)
+    table = StepTable(recording, memory=False)
+    lines = TimelineBuilder(recording, lambda: table.rank_steps)
     window = Window(0, column_ns, max(10, 80 * S // column_ns))
     for ticks in (1, 4, 40, 1, 300, 7, 200, 3):
         growing.go_on(ticks)
-        session.refresh()
+        recording.refresh()
         table.update()
         end_ns = BEGIN_NS + growing.ticks * S // 10
         timeline = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
@@ -348,15 +348,15 @@ def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, c
 
 def test_time_goes_on_while_nothing_is_recorded() -> None:
     """An allocator holds what it held last, also in columns that had not begun when its last record was read."""
-    session = open_recording("z2-offload")
-    lines, window = make_builder(session), Window(2400, 20 * MS, 90)
-    middle_ns, end_ns = (session.begin_ns + column * window.column_ns for column in (2430, 2500))
+    recording = open_recording("z2-offload")
+    lines, window = make_builder(recording), Window(2400, 20 * MS, 90)
+    middle_ns, end_ns = (recording.begin_ns + column * window.column_ns for column in (2430, 2500))
     subject = lines.make_subject(0)
     before = lines.build_timeline(window, subject, (0,), middle_ns)
     assert np.isnan(before.values["allocated"].highest[40:]).all()
     told, expected = (
         lines.build_timeline(window, subject, (0,), end_ns),
-        make_builder(session).build_timeline(window, subject, (0,), end_ns),
+        make_builder(recording).build_timeline(window, subject, (0,), end_ns),
     )
     np.testing.assert_array_equal(told.values["allocated"].highest, expected.values["allocated"].highest)
     np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-12)
@@ -367,32 +367,32 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(20_000)
     growing.close()
-    lines = make_builder(session := read_recording(tmp_path))
+    lines = make_builder(recording := read_recording(tmp_path))
     window, subject = Window(0, 5 * S, 400), lines.make_subject(0)
-    timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
+    timeline = lines.build_timeline(window, subject, (0,), recording.last_written_ns, budget_s=0.0)
     assert not timeline.is_complete
     looks = 1
     while not timeline.is_complete:
-        timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
+        timeline = lines.build_timeline(window, subject, (0,), recording.last_written_ns, budget_s=0.001)
         looks += 1
     assert looks > 2
-    expected = make_builder(session).build_timeline(window, subject, (0,), session.last_written_ns)
+    expected = make_builder(recording).build_timeline(window, subject, (0,), recording.last_written_ns)
     np.testing.assert_array_equal(timeline.values["cores"].highest, expected.values["cores"].highest)
-    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is timeline
+    assert lines.build_timeline(window, subject, (0,), recording.last_written_ns) is timeline
 
 
 def test_a_range_of_a_real_recording() -> None:
-    session = open_recording("story")
-    lines = make_builder(session)
-    begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
+    recording = open_recording("story")
+    lines = make_builder(recording)
+    begin_ns, end_ns = recording.begin_ns + 55 * S, recording.begin_ns + 64 * S
     summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
-    (gpus,) = session.sources["gpus"]
+    (gpus,) = recording.sources["gpus"]
     highest, mean = compute_naively(
         split_samples(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns
     )
     assert summary.highest["utilization"] == pytest.approx(highest)
     assert summary.mean["utilization"] == pytest.approx(mean)
-    table = StepTable(session, memory=False)
+    table = StepTable(recording, memory=False)
     table.update()
     rows = next(process.step_rows for process in table.rank_steps if process.source.rank == 0)
     within = rows[(rows["end_unix_ns"] > begin_ns) & (rows["end_unix_ns"] <= end_ns)]
@@ -407,10 +407,10 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(4000)
     growing.close()
-    lines = make_builder(session := read_recording(tmp_path))
+    lines = make_builder(recording := read_recording(tmp_path))
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
     summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
-    (source,) = session.sources["processes"]
+    (source,) = recording.sources["processes"]
     highest, mean = compute_naively(split_samples(source, source.array, "cores_used"), begin_ns, end_ns)
     assert summary.mean["cores"] == pytest.approx(mean)
     assert summary.highest["cores"] == highest
@@ -430,11 +430,13 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["story", "z2", "x4-z3", "cpu-checkpoint", "cpu-dead"])
 def test_any_window_of_any_recording(name: str) -> None:
-    session = open_recording(name)
-    lines = make_builder(session)
+    recording = open_recording(name)
+    lines = make_builder(recording)
     for rank in lines.find_rank_hosts():
         for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):
-            timeline = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
+            timeline = lines.build_timeline(
+                window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), recording.end_ns
+            )
             for values in timeline.values.values():
                 assert values.mean.shape == (window.columns,)
                 known = ~np.isnan(values.mean)

@@ -11,7 +11,7 @@ import pytest
 from memory_recording import (
     GIB,
     OOM,
-    Recording,
+    PlantedRecording,
     gib_to_bytes,
     make_gpu_process_sample,
     make_gpu_sample,
@@ -20,13 +20,13 @@ from memory_recording import (
     record_two_steps,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
 from zerotop.analysis.memory.memory_table import OUTDATED, build_gpu_lines
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -50,16 +50,16 @@ HELD_LIST = {
 }
 
 
-def read_at(session: Session, second: float) -> GpuLedger:
-    (ledger,) = read_ledgers(session.at(BEGIN_NS + int(second * S)))
+def read_at(recording: Recording, second: float) -> GpuLedger:
+    (ledger,) = read_ledgers(recording.at(BEGIN_NS + int(second * S)))
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
     assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     return ledger
 
 
-def record_changed(folder: Path, *, counted_at: float) -> Session:
+def record_changed(folder: Path, *, counted_at: float) -> Recording:
     """Record two steps after which memory has grown by 4 GiB, with a second count."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None)
     spans, readings = [], []
@@ -76,7 +76,7 @@ def record_changed(folder: Path, *, counted_at: float) -> Session:
     recording.write_inventory(
         counted_at, "again", {"parameters": 2, "optimizer_state": 4}, unclaimed=4 if counted_at > 20 else 0, **facts
     )
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def test_what_was_counted_before_a_change_says_so(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_what_a_list_keeps_is_a_row_of_its_own(tmp_path: Path) -> None:
 
 def test_gradients_do_not_hide_what_is_kept(tmp_path: Path) -> None:
     """Freed gradients whose place a state dict of their size takes."""
-    recording, who = Recording(tmp_path), make_identity(0)
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None)
     recording.write_records(tables.SPANS, who, [make_span(10, 12, "step", 0, tables.BOUNDARY)], born=1)
@@ -109,7 +109,7 @@ def test_gradients_do_not_hide_what_is_kept(tmp_path: Path) -> None:
     )
     recording.write_inventory(1, "init", {"parameters": 2}, unclaimed=2)
     recording.write_inventory(12, "after_update", {"parameters": 2, "gradients": 2, "optimizer_state": 4}, unclaimed=2)
-    ledger = read_at(recording.open_session(), 16)
+    ledger = read_at(recording.open_recording(), 16)
     assert ledger.sum_bytes("gradients") == 0
     assert ledger.sum_bytes("unexplained") == 2 * GIB
 
@@ -122,17 +122,17 @@ def test_memory_that_only_a_stream_or_a_graph_can_use(tmp_path: Path) -> None:
         {"stream": 0, "private": True, "reserved": 2 * GIB, "allocated": GIB, "sparse": 0},
     ]
     recording.write_inventory(18.6, "again", {"parameters": 2, "master_weights": 4}, step=0, pools=pools, stream=0)
-    ledger = read_at(recording.open_session(), 29.2)
+    ledger = read_at(recording.open_recording(), 29.2)
     assert (ledger.sum_bytes(OTHER_STREAMS), ledger.sum_bytes(PRIVATE)) == (4 * GIB, GIB)
 
 
 def test_the_ledger_at_a_failure_holds_what_pytorch_held(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    assert read_at(recording.open_session(), 25.6).allocated_bytes < 50 * GIB
+    assert read_at(recording.open_recording(), 25.6).allocated_bytes < 50 * GIB
     tensors: dict[str, float] = {"parameters": 2, "master_weights": 4, "gradients": 2}
     recording.write_inventory(25.4, "out_of_memory", tensors, unclaimed=42, step=1)
     recording.write_event(make_identity(0), 25.5, events.OutOfMemory, **OOM)
-    ledger = read_at(recording.open_session(), 25.6)
+    ledger = read_at(recording.open_recording(), 25.6)
     assert ledger.allocated_bytes == 50 * GIB
     assert ledger.sum_bytes("gradients") == 2 * GIB
     assert ledger.sum_bytes("activations") >= 41 * GIB
@@ -151,7 +151,7 @@ def test_a_context_of_another_rank_is_told_apart(tmp_path: Path) -> None:
     ]
     recording.write_records(tables.GPU_PROCESSES, sampler, held)
     recording.write_records(tables.GPUS, sampler, [make_gpu_sample(at, 28.5) for at in range(30)])
-    ledger = read_at(recording.open_session(), 29.2)
+    ledger = read_at(recording.open_recording(), 29.2)
     assert ledger.sum_bytes(OTHER_RANKS) == gib_to_bytes(0.75)
     (note,) = (row.note for row in ledger.rows if row.key == OTHER_RANKS)
     assert note == "Held here by processes that train on other GPUs: rank 1 0.75 GiB."
@@ -175,32 +175,32 @@ CHANGES = [
 ]
 
 
-def write_change(recording: Recording, at: float, *changes: dict[str, Any], since_s: float = 3) -> Session:
+def write_change(recording: PlantedRecording, at: float, *changes: dict[str, Any], since_s: float = 3) -> Recording:
     facts = {"step": 5, "last_step": 2, "begin_ns": int((at - since_s) * S), "changes": list(changes)}
     recording.write_event(make_identity(0), at, events.TrainingChanged, **facts)
-    return recording.open_session()
+    return recording.open_recording()
 
 
 @pytest.mark.parametrize(("name", "before", "after", "text"), CHANGES)
 def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, tmp_path: Path) -> None:
     line = {"file": "train.py", "line": 82, "function": "main"}
-    session = write_change(Recording(tmp_path), 20, {"name": name, "before": before, "after": after, **line})
-    found = list_changes(session.events_of(events.TrainingChanged, session.end_ns), BEGIN_NS)
+    recording = write_change(PlantedRecording(tmp_path), 20, {"name": name, "before": before, "after": after, **line})
+    found = list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS)
     assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
 
 
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
-    session = write_change(Recording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
-    found = list(list_changes(session.events_of(events.TrainingChanged, session.end_ns), BEGIN_NS))
+    recording = write_change(PlantedRecording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
+    found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
     at = [BEGIN_NS + second * S for second in (5, 10, 18, 19, 30)]
     assert choose_changes(found, at[0], at[1], at[4]) == []
     assert choose_changes(found, at[2], at[3], at[3]) == [], "not known yet"
     assert choose_changes(found, at[2], at[3], at[4]) == found
 
 
-def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float = -1) -> Recording:
+def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float = -1) -> PlantedRecording:
     """Record 30 steps of one length and 30 of another, from second 10 on."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
     at = 10.0
@@ -222,12 +222,12 @@ def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float
     return recording
 
 
-def find_named(session: Session, name: str) -> list[Annotation]:
-    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+def find_named(recording: Recording, name: str) -> list[Finding]:
+    return [finding for finding in detect_findings(recording, recording.end_ns) if finding.name == name]
 
 
 def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> None:
-    recording = record_pace(tmp_path, 0.5, 1.0)
+    planted = record_pace(tmp_path, 0.5, 1.0)
     change = {
         "name": "dtypes",
         "before": "9 bfloat16",
@@ -236,26 +236,26 @@ def test_slower_iterations_are_explained_by_what_was_changed(tmp_path: Path) -> 
         "line": 86,
         "function": "main",
     }
-    session = write_change(recording, 27.1, change | {"changed_ns": int(24.9 * S)})
-    (finding,) = find_named(session, "iteration_shift")
+    recording = write_change(planted, 27.1, change | {"changed_ns": int(24.9 * S)})
+    (finding,) = find_named(recording, "iteration_shift")
     assert "at the same time parameters are float32 instead of bfloat16 (train.py:86 in main)" in finding.details
     assert finding.confidence >= 0.9
 
 
 def test_a_change_that_is_found_late_explains_what_was_told_before(tmp_path: Path) -> None:
-    recording = record_pace(tmp_path, 0.5, 1.0)
-    session = write_change(recording, 54.0, {"name": "autocast", "before": "bf16", "after": ""}, since_s=32)
-    told = [one for one in find_annotations(session, BEGIN_NS + 50 * S) if one.name == "iteration_shift"]
+    planted = record_pace(tmp_path, 0.5, 1.0)
+    recording = write_change(planted, 54.0, {"name": "autocast", "before": "bf16", "after": ""}, since_s=32)
+    told = [one for one in detect_findings(recording, BEGIN_NS + 50 * S) if one.name == "iteration_shift"]
     assert ["no other change was recorded" in one.details for one in told] == [True]
-    (finding,) = find_named(session, "iteration_shift")
+    (finding,) = find_named(recording, "iteration_shift")
     assert "at the same time autocast is off instead of bf16" in finding.details
     assert finding.known_ns >= BEGIN_NS + 54 * S
 
 
 def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) -> None:
-    recording = record_pace(tmp_path, 0.5, 1.0)
-    session = write_change(recording, 27.1, {"name": "dtypes", "before": "9 float32", "after": "9 bfloat16"})
-    (finding,) = find_named(session, "iteration_shift")
+    planted = record_pace(tmp_path, 0.5, 1.0)
+    recording = write_change(planted, 27.1, {"name": "dtypes", "before": "9 float32", "after": "9 bfloat16"})
+    (finding,) = find_named(recording, "iteration_shift")
     assert "bfloat16" not in finding.details
 
 
@@ -265,7 +265,7 @@ def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> N
     for number in (1, replays) if replays else ():
         facts = {"begin_ns": int(17 * S), "replays": number, "file": "train.py", "line": 40, "function": "main"}
         recording.write_event(make_identity(0), 17 if number == 1 else 22, events.GraphReplays, **facts)
-    (finding,) = find_named(recording.open_session(), "steps_unseen")
+    (finding,) = find_named(recording.open_recording(), "steps_unseen")
     assert finding.step == 59
     if replays:
         assert finding.headline == "No steps seen since step 59: replays of a CUDA graph are not visible"
@@ -275,12 +275,12 @@ def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> N
 
 
 def test_an_idle_gpu_does_not_train_unseen(tmp_path: Path) -> None:
-    assert find_named(record_pace(tmp_path, 0.1, 0.1, gpu_use=0).open_session(), "steps_unseen") == []
+    assert find_named(record_pace(tmp_path, 0.1, 0.1, gpu_use=0).open_recording(), "steps_unseen") == []
 
 
-def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Session:
+def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Recording:
     """Record 40 steps that each leave 0.2 GiB more, with a count after the last one."""
-    recording, who = Recording(folder), make_identity(0)
+    recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
     spans, begins, readings = [], [], []
@@ -297,7 +297,7 @@ def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Session:
     facts: dict[str, Any] = {"held": [held]} if held is not None else {}
     recording.write_inventory(46.95, "again", {"parameters": 4}, unclaimed=3.2, step=36, pools=pools, **facts)
     (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
-    return recording.open_session()
+    return recording.open_recording()
 
 
 def test_a_leak_names_the_list_that_keeps_views(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from printing import Printing
-from zerotop.session.output.transcript import Transcript
-from zerotop.session.reader import Session
+from zerotop.recording.output.transcript import Transcript
+from zerotop.recording.reader import Recording
 
 
 def read_lines(printing: Printing, cursor_ns: int | None = None, most: int = 200) -> tuple[str, ...]:
-    """As a reader sees them that opens the session now."""
-    session = Session.open(printing.path)
-    return Transcript(session).read_tail(time.time_ns() if cursor_ns is None else cursor_ns, most)
+    """As a reader sees them that opens the recording now."""
+    recording = Recording.open(printing.path)
+    return Transcript(recording).read_tail(time.time_ns() if cursor_ns is None else cursor_ns, most)
 
 
 def test_lines_at_a_cursor(tmp_path: Path) -> None:
@@ -62,18 +62,18 @@ def test_output_of_several_nodes_is_in_order_of_time(tmp_path: Path) -> None:
 
 def test_going_on_equals_looking_back(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    session = Session.open(job.path)
-    live = Transcript(session)
+    recording = Recording.open(job.path)
+    live = Transcript(recording)
     seen = []
     for number in range(300):
         bar = b"\r%d%%" % number
         moment = job.write_output(
             b"line %d\x1b[" % number + b"0m\n" if number % 3 else bar, "stdout" if number % 2 else "stderr"
         )
-        session.refresh()
+        recording.refresh()
         seen.append((moment, live.read_tail(time.time_ns(), 20)))
         time.sleep(0.0005)
-    looking_back = Transcript(Session.open(job.path))
+    looking_back = Transcript(Recording.open(job.path))
     for moment, shown in reversed(seen[::7]):
         assert looking_back.read_tail(moment + 100_000, 20) == shown
 
@@ -85,7 +85,7 @@ def test_many_lines_far_back_behind_a_chatty_progress_bar(tmp_path: Path) -> Non
         job.write_output(b"\rline %03d\x1b[K\n" % number)
     assert read_lines(job) == tuple(f"line {number:03}" for number in range(200, 400))
     assert read_lines(job, most=1000) == tuple(f"line {number:03}" for number in range(400))
-    transcript = Transcript(Session.open(job.path))
+    transcript = Transcript(Recording.open(job.path))
     assert transcript.read_tail(time.time_ns(), 5)[0] == "line 395"
     assert transcript.read_tail(time.time_ns(), 300)[0] == "line 100"
 

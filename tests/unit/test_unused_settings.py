@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import recordings
-from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.deepspeed_keys import KEYS, find_unused_settings
+from zerotop.analysis.findings import detect_findings
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.demo import find_config
 from zerotop_probe.recording.events import Engine
@@ -134,9 +134,9 @@ def test_a_recording_has_the_finding_at_its_start() -> None:
             "zero_keys": ["stage", "stage3_max_reuse_distance"],
         }
 
-    session = recordings.rewrite_events("z2", misplace)
-    engine_ns = session.events_of(Engine)[0].unix_ns
-    (finding,) = [one for one in find_annotations(session, engine_ns) if one.name == "unused_settings"]
+    recording = recordings.rewrite_events("z2", misplace)
+    engine_ns = recording.events_of(Engine)[0].unix_ns
+    (finding,) = [one for one in detect_findings(recording, engine_ns) if one.name == "unused_settings"]
     assert finding.known_ns == finding.begin_ns == engine_ns
     assert finding.headline == "offload_optimizer and 1 other setting have no effect"
     assert finding.details == (
@@ -144,4 +144,4 @@ def test_a_recording_has_the_finding_at_its_start() -> None:
         "zero_optimization.stage3_max_reuse_distance: it is for stage 3, and the stage is 2."
     )
     assert finding.fix == '"zero_optimization": {"offload_optimizer": ...}'
-    assert not [one for one in find_annotations(recordings.open_recording("z2"), engine_ns) if one.name == "unused_settings"]
+    assert not [one for one in detect_findings(recordings.open_recording("z2"), engine_ns) if one.name == "unused_settings"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.annotations import Annotation, Severity
-from zerotop.analysis.annotations.memory import validation_host_memory
-from zerotop.analysis.annotations.support import annotator
+from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings.memory import validation_host_memory
+from zerotop.analysis.findings.support import detection
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, HOSTS, PROCESSES, SPANS
 
 GIB = 1 << 30
@@ -50,16 +50,16 @@ def write_job(
     write_table(folder, HOSTS, node, *hosts).close()
 
 
-def find_peaks(folder: Path) -> tuple[Annotation, ...]:
+def find_peaks(folder: Path) -> tuple[Finding, ...]:
     """Return the findings, the same however many phases are read at a time."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         for piece in (16384, 7, 1):
-            patch.setattr(annotator, "_PIECE", piece)
-            session = read_recording(folder)
-            runner = annotator.Annotator(session, [validation_host_memory.detect])
+            patch.setattr(detection, "_PIECE", piece)
+            recording = read_recording(folder)
+            runner = detection.Detection(recording, [validation_host_memory.detect])
             runner.update()
-            found.append(runner.findings_at(session.end_ns))
+            found.append(runner.findings_at(recording.end_ns))
     assert found[1:] == found[:-1]
     return found[0]
 

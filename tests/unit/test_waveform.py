@@ -16,7 +16,7 @@ from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import WaveformCache, choose_next_size
 from zerotop.analysis.waveform.signals import Signal
-from zerotop.session.steps.step_table import StepTable
+from zerotop.recording.steps.step_table import StepTable
 from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import SPANS
 
@@ -221,8 +221,8 @@ def find_hills(signal: Signal, above: float) -> list[tuple[float, float]]:
 
 
 def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
-    session = open_recording("z2-offload")
-    fold = WaveformCache(session).fold_at(session.last_written_ns)
+    recording = open_recording("z2-offload")
+    fold = WaveformCache(recording).fold_at(recording.last_written_ns)
     assert fold is not None
     assert 0.30 < fold.iteration_s < 0.36
     step, backward = find_phase(fold, "step"), find_phase(fold, "backward")
@@ -244,8 +244,8 @@ def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
 
 
 def test_the_story_is_two_hills_with_63_cores_between() -> None:
-    session = open_recording("story")
-    fold = WaveformCache(session).fold_at(session.last_written_ns)
+    recording = open_recording("story")
+    fold = WaveformCache(recording).fold_at(recording.last_written_ns)
     assert fold is not None
     assert (fold.first_step, fold.last_step, fold.gpu_count, fold.host_cores) == (11, 13, 4, 64)
     (first, second) = find_hills(fold.signals["utilization"], 50)
@@ -259,8 +259,8 @@ def test_the_story_is_two_hills_with_63_cores_between() -> None:
 
 
 def test_device_times_are_those_of_the_phase() -> None:
-    session = open_recording("z2-offload")
-    fold = WaveformCache(session).fold_at(session.last_written_ns)
+    recording = open_recording("z2-offload")
+    fold = WaveformCache(recording).fold_at(recording.last_written_ns)
     assert fold is not None
     rows = {row.phase: row for row in fold.phases}
     assert rows["backward"].device_s == pytest.approx(rows["backward"].median_s, rel=0.05)
@@ -271,10 +271,10 @@ def test_device_times_are_those_of_the_phase() -> None:
     "name", ["cpu-clean", "cpu-dead", "cpu-stall", "gpu-long", "x4-z3", "z2-oom", "z2-fp16", "z3-offload-all"]
 )
 def test_any_recording_folds(name: str) -> None:
-    session = open_recording(name)
-    waveforms = WaveformCache(session)
+    recording = open_recording(name)
+    waveforms = WaveformCache(recording)
     for share in (0.0, 0.3, 0.7, 1.0):
-        cursor = session.begin_ns + int(share * (session.last_written_ns - session.begin_ns))
+        cursor = recording.begin_ns + int(share * (recording.last_written_ns - recording.begin_ns))
         fold = waveforms.fold_at(cursor)
         if fold is not None:
             assert all(np.isfinite(signal.median).all() for signal in fold.signals.values())

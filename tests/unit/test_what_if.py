@@ -18,13 +18,13 @@ from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_bas
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.cli import main
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def read(name: str, until_step: int | None = None) -> Baseline:
-    return read_baseline(Session.open(FOLDER / f"{name}.zerotop"), until_step)
+    return read_baseline(Recording.open(FOLDER / f"{name}.zerotop"), until_step)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_checkpointing_follows_the_layers(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_recording_without_steps_is_refused() -> None:
     with pytest.raises(NoBaselineError, match=r"has no step with the memory of its phases|no finished step"):
-        read_baseline(Session.open(FOLDER / "z2.zerotop"), until_step=0)
+        read_baseline(Recording.open(FOLDER / "z2.zerotop"), until_step=0)
 
 
 def test_damaged_times_are_no_figure() -> None:

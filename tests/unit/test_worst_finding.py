@@ -41,7 +41,7 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
     folder = str(recordings.unpack_to_folder("held-straggler", tmp_path))
     written: list[str] = []
     ended = JobResult(1 if signal else 0, signal, "It ended.", 0, 0, "")
-    monkeypatch.setattr(run, "_make_session", lambda options: nullcontext(folder))
+    monkeypatch.setattr(run, "_make_recording", lambda options: nullcontext(folder))
     monkeypatch.setattr(agent, "run_in_foreground", lambda *arguments, **options: ended)
     monkeypatch.setattr(run, "write_messages", lambda *lines: written.extend(lines))
     monkeypatch.setattr(run, "die_of", lambda name: None)

@@ -11,8 +11,8 @@ __all__ = ["open_recording"]
 def open_recording(name: str, price_per_hour: "str | float | None" = None) -> "OpenRecording":
     """Open a recording in a notebook or a script, by its name, the start of its name, or its path.
 
-    In a notebook it displays its report. ``at()`` gives what was known at a moment, see ``zerotop.session.moments.at``;
-    ``table("steps")`` is a data frame of the whole recording. Raises SessionError if there is no such recording, ValueError
+    In a notebook it displays its report. ``at()`` gives what was known at a moment, see ``zerotop.recording.moments.at``;
+    ``table("steps")`` is a data frame of all of it. Raises RecordingError if there is no such recording, ValueError
     for an invalid price.
     """
     from zerotop.report.notebook import OpenRecording

@@ -28,7 +28,7 @@ _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completi
 _TAKES_COMMAND = ("run", "sweep", "fit", "estimate")
 
 _EPILOG = """
-With no COMMAND, opens the recordings list. SESSION is a name from `zerotop sessions`, the start of one, or a path. Defaults
+With no COMMAND, opens the recordings list. RECORDING is a name from `zerotop recordings`, its start, or a path. Defaults
 are in [brackets]. `zerotop COMMAND --help` describes a command.
 """
 
@@ -48,7 +48,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add_sweep_commands(add_command)
     completions = add_command(
         "completions",
-        "print a script that completes commands and sessions",
+        "print a script that completes commands and recordings",
         "zerotop completions fish > ~/.config/fish/completions/zerotop.fish",
         'eval "$(zerotop completions bash)"',
     )
@@ -100,7 +100,7 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         command = [*options.first_words, *arguments[split:]]
     if unknown:
         options.fail(f"unrecognized arguments: {shlex.join(unknown)}")
-    if options.name == "sessions" and not options.prune and _has_prune_option(options):
+    if options.name == "recordings" and not options.prune and _has_prune_option(options):
         options.fail("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run" and not command:
         options.fail("missing COMMAND: zerotop run COMMAND ...")
@@ -178,5 +178,5 @@ def _is_expected(error: Exception) -> bool:
     if isinstance(error, (Problem, OSError, MemoryError)):
         return True
     # Looked up rather than imported: if it was raised, it has been imported.
-    reader = sys.modules.get("zerotop.session.reader")
-    return reader is not None and isinstance(error, reader.SessionError)
+    reader = sys.modules.get("zerotop.recording.reader")
+    return reader is not None and isinstance(error, reader.RecordingError)

@@ -2,7 +2,7 @@
 DeepSpeed, then loads the probe.
 
 It must not raise, print, leave a name behind or cost time in any version of Python. It therefore imports only modules that
-the interpreter has already loaded, and its syntax is valid in old versions. Without a session it only removes itself.
+the interpreter has already loaded, and its syntax is valid in old versions. Without a recording it only removes itself.
 """
 
 import os

@@ -70,7 +70,7 @@ class Probe:
         self.entered_late = False
         # Remove the probe as soon as no phase is in progress.
         self.leaving = False
-        self._session = ""
+        self._recording = ""
         self._identity: Identity | None = None
         self._stack_sampler: stack_sampler.StackSampler | None = None
         self._stack_ticker: Ticker | None = None
@@ -80,22 +80,22 @@ class Probe:
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 
-    def start_recording(self, session: str | None = None, *, late: bool = False) -> bool:
-        """Create this rank's files, once. Return False without a session.
+    def start_recording(self, recording: str | None = None, *, late: bool = False) -> bool:
+        """Create this rank's files, once. Return False without a recording.
 
         ``late``: unknown engines may exist already. Each is adopted at its next whole step; nothing before that is a phase.
         """
         if self.recorder is not None:
             return True
-        session = session or os.environ.get(SESSION_VARIABLE)
-        if not session:
+        recording = recording or os.environ.get(SESSION_VARIABLE)
+        if not recording:
             return False
         time_ns = now()
         place = identity.read_identity(os.environ)
-        self._session, self._identity = session, Identity.for_this_process("rank", place["rank"])
+        self._recording, self._identity = recording, Identity.for_this_process("rank", place["rank"])
         self.entered_late, self.leaving = late, False
         self.training_thread = 0 if late else threading.get_ident()
-        recorder = Recorder(session, self._identity, self.meter, self.counting)
+        recorder = Recorder(recording, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         try:
@@ -120,7 +120,7 @@ class Probe:
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
 
     def _wants_stacks(self) -> bool:
-        return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
+        return directory.read_recording_info(self._recording).get(directory.STACKS_SETTING) is not False
 
     def _sample_stacks(self, recorder: Recorder) -> None:
         wants_stacks = self._wants_stacks()
@@ -174,7 +174,7 @@ class Probe:
         clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter, torch._C)
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
-        microscope = StepMicroscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
+        microscope = StepMicroscope(self._recording, self._identity, device, memory, write_event, self.meter, refusal)
         can_find = kind == NATIVE and microscope.history.can_ask and self._wants_stacks()
         finder = LineFinder(device, memory, microscope.history, write_event, self.meter) if can_find else None
         waits = StreamWaitCounter(torch.cuda, device, write_event, self.meter)
@@ -240,9 +240,9 @@ class Probe:
         return self._identity is not None and self._identity.rank <= 0
 
     @property
-    def session(self) -> str:
-        """The session directory of this process; empty while it is not recorded."""
-        return self._session if self.recorder is not None else ""
+    def recording(self) -> str:
+        """The recording folder of this process; empty while it is not recorded."""
+        return self._recording if self.recorder is not None else ""
 
     def leave_process(self) -> None:
         """Remove the probe from this process, which continues. Call it while no phase is in progress.

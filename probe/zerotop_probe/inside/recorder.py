@@ -46,7 +46,7 @@ class StepFollower(Protocol):
 class Recorder:
     """The files of this process and the stack of phases in progress, outermost first."""
 
-    def __init__(self, session: str, identity: Identity, meter: CostMeter, counting: StepCounting | None = None) -> None:
+    def __init__(self, recording: str, identity: Identity, meter: CostMeter, counting: StepCounting | None = None) -> None:
         """``counting``: shared with the hooks, which may leave out phases; without it they never do."""
         self._counting = counting if counting is not None else StepCounting()
         self._may_count = counting is not None
@@ -63,7 +63,7 @@ class Recorder:
         self.last_forward: Span | None = None
         # The last finished optimizer step of engine 0, recorded or not.
         self.last_step: int | None = None
-        self.files = files = open_rank_files(session, identity)
+        self.files = files = open_rank_files(recording, identity)
         self._meter = meter
         self._span_writer = files.open_table(tables.SPANS)
         self._begin_writer = files.open_table(tables.BEGINS)

@@ -1,4 +1,4 @@
-"""``python -m zerotop_probe.outside [options] SESSION -- COMMAND``: the agent as a separate process."""
+"""``python -m zerotop_probe.outside [options] RECORDING -- COMMAND``: the agent as a separate process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from zerotop_probe.outside.procfs import Process
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m zerotop_probe.outside",
-        description="Run COMMAND and record it in the directory SESSION.",
-        usage="%(prog)s [options] SESSION -- COMMAND ...",
+        description="Run COMMAND and record it in the directory RECORDING.",
+        usage="%(prog)s [options] RECORDING -- COMMAND ...",
     )
-    parser.add_argument("session", metavar="SESSION")
+    parser.add_argument("recording", metavar="RECORDING")
     parser.add_argument("--foreground", action="store_true", help="pass on the job's output and our signals")
     parser.add_argument("--daemon", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--watch", nargs=2, type=int, metavar=("PID", "START"), help="record a running job")
@@ -40,14 +40,14 @@ def main() -> int:
 
     def prepare_agent() -> Callable[[], JobResult]:
         if options.watch:
-            return agent.prepare_watch(options.session, Process(*options.watch))
-        return agent.prepare_in_background(options.session, command, grace_s=grace_s)
+            return agent.prepare_watch(options.recording, Process(*options.watch))
+        return agent.prepare_in_background(options.recording, command, grace_s=grace_s)
 
     if options.daemon:
         daemon.serve_agent(prepare_agent)
         return 0
     try:
-        run = partial(agent.run_in_foreground, options.session, command, grace_s=grace_s)
+        run = partial(agent.run_in_foreground, options.recording, command, grace_s=grace_s)
         end = run() if options.foreground else prepare_agent()()
     except OSError as error:
         print(error.strerror or error, file=sys.stderr)

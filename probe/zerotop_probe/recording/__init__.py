@@ -1,1 +1,1 @@
-"""The recording format: tables, events, writers, session directory. Standard library only, Python 3.9 and newer."""
+"""The recording format: tables, events, writers, recording folder. Standard library only, Python 3.9 and newer."""

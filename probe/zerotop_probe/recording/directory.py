@@ -1,4 +1,4 @@
-"""The session directory: its path, its name and its ``session.json``."""
+"""The folder of a recording: its path, its name and its ``session.json``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXPECTED = "expected"
 # Why the recording is in a temporary folder.
 ELSEWHERE = "elsewhere"
 
-# Limits of a recording, in its session file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
+# Limits, in a recording's first file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
 # With ``redact_output`` secrets are replaced in the recorded output, too. With ``stacks: false`` ranks sample no stacks.
 # With ``output: false`` no output is recorded.
 MAX_BYTES = 2_000_000_000
@@ -45,7 +45,7 @@ NATIVE_VARIABLE = "PYTHONZEROTOP_NATIVE"
 
 
 def find_default_root() -> str:
-    """Return the default folder of sessions: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
+    """Return the default folder of recordings: ``zerotop/sessions`` in the user's state directory (XDG base directories)."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     if not os.path.isabs(state):  # which is invalid
         state = os.path.join(os.path.expanduser("~"), ".local", "state")
@@ -64,11 +64,11 @@ def _sanitize_word(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text).strip("_.-")[:40] or "job"
 
 
-def create_session(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
-    """Create a session directory for ``command`` and return its path.
+def create_recording(command: Sequence[str], *, path: str | None = None, launcher: str = "", **facts: Any) -> str:
+    """Create a recording folder for ``command`` and return its path.
 
     The directory is private to the user (mode 0700). ``path`` may exist if it is empty and the user's own; others lose the
-    right to write to it. Without ``path`` the session has a name of two words, see ``names``. ``facts`` are added to
+    right to write to it. Without ``path`` the recording has a name of two words, see ``names``. ``facts`` are added to
     ``session.json``.
 
     Raise FileExistsError if ``path`` is not empty, PermissionError with a sentence and no number if it belongs to somebody
@@ -100,8 +100,8 @@ def create_session(command: Sequence[str], *, path: str | None = None, launcher:
     return path
 
 
-def read_session_info(path: str) -> dict[str, Any]:
-    """Return the content of the session file; empty if it cannot be read."""
+def read_recording_info(path: str) -> dict[str, Any]:
+    """Return the content of the recording file; empty if it cannot be read."""
     try:
         with open(os.path.join(path, SESSION_FILE), "rb") as file:
             content = json.load(file)
@@ -111,7 +111,7 @@ def read_session_info(path: str) -> dict[str, Any]:
 
 
 def has_recording(path: str) -> bool:
-    """Whether a session directory exists and has its ``session.json`` and events."""
+    """Whether the folder of a recording exists and has its ``session.json`` and events."""
     try:
         sizes = {entry.name: entry.stat().st_size for entry in os.scandir(path)}
     except OSError:

@@ -871,7 +871,7 @@ class SamplerError(ErrorEvent):
 
 
 class RecordsLate(Event):
-    """Records of a rank waited in shared memory, because the session's file system was too slow. None is lost by that."""
+    """Records of a rank waited in shared memory, because the recording's file system was too slow. None is lost by that."""
 
     rank: int | None  # global rank
     seconds: float | None  # how long the oldest of them waited

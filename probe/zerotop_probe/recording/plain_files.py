@@ -21,7 +21,7 @@ def open_plain_file(path: str) -> int:
 
 
 def is_trusted_owner(owner: int, folder: str) -> bool:
-    """Whether this process may follow a request from a user, made by a file in a session's folder.
+    """Whether this process may follow a request from a user, made by a file in a recording's folder.
 
     Trusted are the user of this process, root, and the owner of the folder.
     """

@@ -45,8 +45,8 @@ def of_files(place: Place) -> Iterator[str]:
 )
 def of_recordings(place: Place) -> Iterator[str]:
     (place.work / "file").touch()
-    for folder in ("/proc/no-such-folder/session", str(place.work), str(place.work / "file")):
-        yield join_output(place.run_command(*place.build_command("bash", "-c", "echo word; exit 3", session=folder)))
+    for folder in ("/proc/no-such-folder/recording", str(place.work), str(place.work / "file")):
+        yield join_output(place.run_command(*place.build_command("bash", "-c", "echo word; exit 3", recording=folder)))
 
 
 @make_experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")

@@ -16,8 +16,8 @@ def pause():
 
 def is_found():
     """Whether the probe has recorded the list that grows, which takes longer where others use the cores."""
-    session = Path(os.environ["PYTHONZEROTOP_SESSION"])
-    return any(b'"growing_containers"' in path.read_bytes() for path in session.glob("events-rank*"))
+    recording = Path(os.environ["PYTHONZEROTOP_SESSION"])
+    return any(b'"growing_containers"' in path.read_bytes() for path in recording.glob("events-rank*"))
 
 
 torch.set_num_threads(1)

@@ -40,7 +40,7 @@ class Place:
     def __init__(self, folder: Path, *, recorded: bool) -> None:
         self.folder = folder
         self.recorded = recorded
-        self._sessions = 0
+        self._recordings = 0
         for name in ("home", "tmp", "work"):
             (folder / name).mkdir(parents=True)
         inherited = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
@@ -58,13 +58,13 @@ class Place:
         """The working directory of jobs."""
         return self.folder / "work"
 
-    def build_command(self, *job: str, options: Sequence[str] = (), session: str = "") -> list[str]:
-        """Return the command line that runs ``job`` here; every call names a new session, or ``session``."""
+    def build_command(self, *job: str, options: Sequence[str] = (), recording: str = "") -> list[str]:
+        """Return the command line that runs ``job`` here; every call names a new recording, or ``recording``."""
         if not self.recorded:
             return list(job)
-        self._sessions += 1
-        chosen = session or str(self.folder / f"session-{self._sessions}")
-        return [install_command(), "run", "--headless", *options, "--session", chosen, "--", *job]
+        self._recordings += 1
+        chosen = recording or str(self.folder / f"recording-{self._recordings}")
+        return [install_command(), "run", "--headless", *options, "--recording", chosen, "--", *job]
 
     def fill_script(self, script: str) -> str:
         """Replace every ``Z`` in command position by the command that runs the rest of its line here."""

@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 # What a job notices of zerotop
 
 Each row is one behaviour of a job, observed by a test when the job runs alone and when the same job runs under
-`zerotop run --headless --session DIR --`.
+`zerotop run --headless --recording DIR --`.
 
 {counts}
 

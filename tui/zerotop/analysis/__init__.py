@@ -1,3 +1,3 @@
-"""The analysis of recordings: finished steps, findings, the values of screens. Pure functions over a session's tables."""
+"""The analysis of recordings: finished steps, findings, the values of screens. Pure functions over a recording's tables."""
 
-import zerotop.session  # noqa: F401  (first: see there)
+import zerotop.recording  # noqa: F401  (first: see there)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.moments.at import At
-from zerotop.session.moments.rank_records import add_library
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.rank_records import add_library
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts, PipelineStage
 

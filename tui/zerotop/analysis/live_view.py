@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.engine import EngineSummary
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.session.keys import GpuKey
+from zerotop.recording.keys import GpuKey
 
 Floats = NDArray[np.float64]
 

@@ -59,7 +59,7 @@ class HourlyPrice:
 
 
 def read_price(info: Mapping[str, Any]) -> HourlyPrice | None:
-    """Return the price in a session file; None without one."""
+    """Return the price in a recording file; None without one."""
     with suppress(ValueError):
         if text := info.get("price_per_hour"):
             return HourlyPrice.parse(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerotop.analysis.engine import LOOP
-from zerotop.session.moments.rank_records import TRAINER
+from zerotop.recording.moments.rank_records import TRAINER
 from zerotop_probe.recording.events import EngineFacts
 
 _EVALUATE_WITHOUT = (

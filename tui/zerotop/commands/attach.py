@@ -12,10 +12,10 @@ from zerotop.commands.common.errors import USAGE, Problem
 # The screen is imported after the sampler has been started: both take about as long, and so overlap.
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
-from zerotop.commands.common.session_lookup import find_recording, find_session_or_job
+from zerotop.commands.common.recording_lookup import find_recording, find_recording_or_job
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.attach_probe import enter_local_ranks, enter_ranks, start_entering
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_job
 from zerotop_probe.outside.causes import check_needs
 from zerotop_probe.outside.job import daemon, job_control
@@ -30,21 +30,21 @@ def attach(options: argparse.Namespace) -> int:
         from zerotop_probe.outside.attaching.remote_agent import print_answer
 
         return print_answer(options.there)
-    if options.session is None:
+    if options.recording is None:
         if options.hosts is not None:
-            raise Problem("--hosts needs a PID or SESSION: name a process or the session of the job on this node", USAGE)
+            raise Problem("--hosts needs a PID or RECORDING: name a process or the recording of the job on this node", USAGE)
         from zerotop.commands.job.job_list import print_jobs
 
         check_needs()
         return print_jobs(as_json=options.json)
-    if not (options.headless or has_terminal()) and options.session.isdecimal() and find_job(int(options.session)):
+    if not (options.headless or has_terminal()) and options.recording.isdecimal() and find_job(int(options.recording)):
         raise Problem(_NO_TERMINAL)
     if options.hosts is not None or options.ssh is not None:
         from zerotop.commands.job import remote_nodes
 
         remote_nodes.check_options(options)
     check_needs()
-    path, await_sampler = _find_session(options)
+    path, await_sampler = _find_recording(options)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()
         _enter_without_screen(path, options)
@@ -67,38 +67,38 @@ def _enter_without_screen(path: Path, options: argparse.Namespace) -> None:
         write_messages(*enter_ranks(path)[1])
 
 
-def _find_session(options: argparse.Namespace) -> tuple[Path, Callable[[], None]]:
-    """Return the session of a PID or SESSION, and a function that waits for its sampler to start.
+def _find_recording(options: argparse.Namespace) -> tuple[Path, Callable[[], None]]:
+    """Return the recording of a PID or RECORDING, and a function that waits for its sampler to start.
 
-    Create a session, in ``options.folder`` if given, for a job that is not being recorded.
+    Create a recording, in ``options.folder`` if given, for a job that is not being recorded.
     """
-    text, folder = options.session, options.folder
-    target = find_session_or_job(text)
+    text, folder = options.recording, options.folder
+    target = find_recording_or_job(text)
     if target is None:
-        from zerotop.commands.sessions import list_live_names
+        from zerotop.commands.recordings import list_live_names
 
         names = list_live_names()
-        live = f". Live sessions: {', '.join(names)}" if names else ""
+        live = f". Live recordings: {', '.join(names)}" if names else ""
         raise Problem(f"Process {text} is not a Python process of a job here. zerotop attach lists the jobs{live}", USAGE)
     existing = find_recording(target) if isinstance(target, FoundJob) else target
     if existing is not None:
         if folder is not None and existing.absolute() != Path(folder).absolute():
-            raise Problem(f"The job is already recorded in {existing}: omit --session, or detach first")
+            raise Problem(f"The job is already recorded in {existing}: omit --recording, or detach first")
         return existing, _resume_sampler(existing)
     assert isinstance(target, FoundJob)
-    path = Path(attaching.begin_session(target, folder, options.max_size, stacks=not options.no_stacks))
+    path = Path(attaching.begin_recording(target, folder, options.max_size, stacks=not options.no_stacks))
     return path, _start_sampler(path, new=True)
 
 
 def _resume_sampler(path: Path) -> Callable[[], None]:
     """Start a sampler for a recording without one; return a function that waits for it."""
-    from zerotop.commands.sessions import is_live
-    from zerotop.session.reader import Session
+    from zerotop.commands.recordings import is_live
+    from zerotop.recording.reader import Recording
 
-    session = Session.open(path)
+    recording = Recording.open(path)
     if path.is_file():
         raise Problem(f"{path} is a packed recording; watch it with: zerotop replay {path}")
-    if is_live(session):
+    if is_live(recording):
         return _start_sampler(path)
     if _resume_detached(path):
         return _start_sampler(path, new=True)

@@ -16,10 +16,10 @@ from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
+from zerotop.recording import catalog
+from zerotop.recording.atomic_write import write_text_file
+from zerotop.recording.reader import Recording
 from zerotop.report.elements import clean_text
-from zerotop.session import catalog
-from zerotop.session.atomic_write import write_text_file
-from zerotop.session.reader import Session
 
 _FILE_MODE = 0o644
 
@@ -27,12 +27,12 @@ _FILE_MODE = 0o644
 def check(options: argparse.Namespace) -> int:
     """Print the checks. Return 0 if none failed, 1 if one did, 2 for a budget that cannot be used."""
     budget = _read_budget(options)
-    with open_named(options.session) as session:
+    with open_named(options.recording) as recording:
         baseline = _find_baseline(options, budget)
-        checks = check_run(RecordedRun(session), budget, RecordedRun(Session.open(baseline)) if baseline else None)
+        checks = check_run(RecordedRun(recording), budget, RecordedRun(Recording.open(baseline)) if baseline else None)
     failed = [one for one in checks if one.outcome is CheckOutcome.FAILED]
     if options.junit is not None:
-        write_text_file(Path(options.junit), _build_junit(session.name, checks), mode=_FILE_MODE)
+        write_text_file(Path(options.junit), _build_junit(recording.name, checks), mode=_FILE_MODE)
     if options.json:
         print(
             json.dumps(
@@ -49,7 +49,7 @@ def check(options: argparse.Namespace) -> int:
 def _read_budget(options: argparse.Namespace) -> Budget:
     if options.budget is None:
         if options.baseline is None:
-            raise Problem("Name a budget file, or a recording to compare with: --baseline SESSION", USAGE)
+            raise Problem("Name a budget file, or a recording to compare with: --baseline RECORDING", USAGE)
         return Budget()
     try:
         return read_budget(Path(options.budget))
@@ -62,11 +62,11 @@ def _read_budget(options: argparse.Namespace) -> Budget:
 def _find_baseline(options: argparse.Namespace, budget: Budget) -> Path | None:
     """Return the path of the baseline; in a budget it is from the folder of the budget."""
     if options.baseline is not None:
-        return catalog.find_session(options.baseline)
-    if budget.session is None:
+        return catalog.find_recording(options.baseline)
+    if budget.recording is None:
         return None
-    beside = Path(options.budget).parent / budget.session
-    return catalog.find_session(str(beside) if beside.exists() else budget.session)
+    beside = Path(options.budget).parent / budget.recording
+    return catalog.find_recording(str(beside) if beside.exists() else budget.recording)
 
 
 def _summarize_checks(checks: Sequence[Check]) -> str:
@@ -74,7 +74,7 @@ def _summarize_checks(checks: Sequence[Check]) -> str:
     return ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
 
 
-def _build_junit(session: str, checks: Sequence[Check]) -> str:
+def _build_junit(recording: str, checks: Sequence[Check]) -> str:
     """Return the outcome in the form of the JUnit XML schema that CI systems read."""
     counts = {outcome: str(sum(one.outcome is outcome for one in checks)) for outcome in CheckOutcome}
     numbers = {
@@ -84,9 +84,9 @@ def _build_junit(session: str, checks: Sequence[Check]) -> str:
         "errors": "0",
     }
     suites = ElementTree.Element("testsuites", numbers)
-    suite = ElementTree.SubElement(suites, "testsuite", {"name": f"zerotop check {clean_text(session)}", **numbers})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": f"zerotop check {clean_text(recording)}", **numbers})
     for one in checks:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": clean_text(session), "name": one.name})
+        case = ElementTree.SubElement(suite, "testcase", {"classname": clean_text(recording), "name": one.name})
         sentence = clean_text(one.sentence)
         if one.outcome is CheckOutcome.PASSED:
             ElementTree.SubElement(case, "system-out").text = sentence

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.reports.comparison import compare_sessions
+from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.measures import Comparison, Measure
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 
 # The width of output that is not a terminal, at least; the width in a terminal, at most.
 _MIN_WIDTH, _MAX_WIDTH = 120, 240
@@ -24,9 +24,9 @@ _COLUMN_WIDTH = 34
 
 def compare(options: argparse.Namespace) -> int:
     """Print a table, or JSON. Return 0."""
-    if len(options.sessions) < 2:
+    if len(options.recordings) < 2:
         raise Problem("compare needs two or more recordings", USAGE)
-    comparison = compare_recordings([catalog.find_session(text) for text in options.sessions])
+    comparison = compare_recordings([catalog.find_recording(text) for text in options.recordings])
     if options.json:
         print(json.dumps(_build_json(comparison), indent=1))
     else:
@@ -35,12 +35,12 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def compare_recordings(paths: Sequence[Path]) -> Comparison:
-    """Compare the recordings in these paths. Raises SessionError."""
-    return compare_sessions([Session.open(path) for path in paths], [path.name for path in paths])
+    """Compare the recordings in these paths. Raises RecordingError."""
+    return compare_paths([Recording.open(path) for path in paths], [path.name for path in paths])
 
 
 def _build_json(comparison: Comparison) -> dict[str, Any]:
-    return {"sessions": comparison.names, "rows": [_build_row(measure) for measure in comparison.measures]}
+    return {"recordings": comparison.names, "rows": [_build_row(measure) for measure in comparison.measures]}
 
 
 def _build_row(measure: Measure) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from zerotop.commands.job.launching import make_session
+    from zerotop.commands.job.launching import make_recording
     from zerotop.commands.job.training_machine import (
         build_environment,
         count_usable_gpus,
@@ -57,12 +57,12 @@ def _train(options: argparse.Namespace) -> int:
     os.environ.update(build_environment(gpus))
     port = find_free_port()
     command = build_command(options, gpus, port)
-    with make_session(command, None) as session:
-        agent.launch_in_background(session, command)
+    with make_recording(command, None) as recording:
+        agent.launch_in_background(recording, command)
     try:
-        return _show_job(Path(session), options)
+        return _show_job(Path(recording), options)
     finally:
-        if not job_control.is_job_alive(session):
+        if not job_control.is_job_alive(recording):
             remove_shared_memory(port)
 
 
@@ -76,21 +76,21 @@ def build_command(options: argparse.Namespace, gpus: int, port: int) -> list[str
     ]  # fmt: skip
 
 
-def _show_job(session: Path, options: argparse.Namespace) -> int:
+def _show_job(recording: Path, options: argparse.Namespace) -> int:
     if has_terminal():
         from zerotop.commands.job.watch import watch_job
         from zerotop.ui.app.demo_app import Guide
 
         guide = Guide(is_fixed=options.fixed)
-        code = watch_job(session, run_app=partial(_run_live, guide=guide))
+        code = watch_job(recording, run_app=partial(_run_live, guide=guide))
     else:
         from zerotop.commands.common.progress import follow_job
 
-        print(f"Recording in {session}", *[_BUILD_NOTE] * options.offload, sep="\n", flush=True)
-        code = follow_job(session)
-    name = shlex.quote(session.name)
+        print(f"Recording in {recording}", *[_BUILD_NOTE] * options.offload, sep="\n", flush=True)
+        code = follow_job(recording)
+    name = shlex.quote(recording.name)
     again = (
-        f"zerotop compare {name} OTHER  # with the fault: zerotop sessions lists its name"
+        f"zerotop compare {name} OTHER  # with the fault: zerotop recordings lists its name"
         if options.fixed
         else "zerotop demo --fixed"
     )
@@ -105,7 +105,7 @@ def _run_live(source: RecordingSource, controller: JobController, guide: Guide) 
     from zerotop.ui.base.interfaces import Leaving
 
     while True:
-        app = DemoApp(source, controller, title=source.session.name, settings=load_settings(), guide=guide)
+        app = DemoApp(source, controller, title=source.recording.name, settings=load_settings(), guide=guide)
         if app.run() is not Leaving.FOR_STORY:
             return app
         _show_recorded()
@@ -113,22 +113,22 @@ def _run_live(source: RecordingSource, controller: JobController, guide: Guide) 
 
 def _show_recorded(note: str = "") -> int:
     """Replay the bundled recording from its first step; without a terminal, print its summary."""
-    from zerotop.session.reader import Session
+    from zerotop.recording.reader import Recording
 
-    session = Session.open(RECORDING_PATH)
+    recording = Recording.open(RECORDING_PATH)
     if not has_terminal():
-        from zerotop.analysis.reports.headline import summarize_session
+        from zerotop.analysis.reports.headline import summarize_recording
 
-        print(summarize_session(session))
+        print(summarize_recording(recording))
         return 0
     from zerotop.analysis.views.recording_source import RecordingSource
     from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.demo_app import DemoApp, guide_story
 
-    source = RecordingSource(session)
+    source = RecordingSource(recording)
     app = DemoApp(
         source,
-        title=session.name,
+        title=recording.name,
         play_from_ns=source.first_step_ns,
         settings=load_settings(),
         guide=guide_story(note),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.session_lookup import find_recording, find_session_or_job
+from zerotop.commands.common.recording_lookup import find_recording, find_recording_or_job
 from zerotop.commands.job import remote_nodes
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
@@ -18,11 +18,11 @@ from zerotop_probe.outside.job import job_control
 def detach(options: argparse.Namespace) -> int:
     """Detach. Return 0, or 1 if the probe remains in a rank."""
     remote_nodes.check_options(options)
-    path = _find_session(options.session)
+    path = _find_recording(options.recording)
     facts = job_control.read_facts(str(path))
     names = remote_nodes.find_hosts(options.hosts, path) if options.hosts is not None else facts.reached_hosts
     entries: list[Entry] = []
-    remote_messages, done = remote_nodes.leave_hosts(path, names, lambda: entries.extend(attaching.end_session(str(path))))
+    remote_messages, done = remote_nodes.leave_hosts(path, names, lambda: entries.extend(attaching.end_recording(str(path))))
     local_messages = [
         text
         for entry in entries
@@ -42,9 +42,9 @@ def _describe_recording(path: Path, facts: job_control.JobFacts) -> str:
     return f"Recorded in {path}" if facts.attached else f"zerotop run continues to record from outside in {path}"
 
 
-def _find_session(text: str) -> Path:
-    target = find_session_or_job(text)
+def _find_recording(text: str) -> Path:
+    target = find_recording_or_job(text)
     path = find_recording(target) if isinstance(target, FoundJob) else target
     if path is None:
-        raise Problem(f"PID {text} is not being recorded; zerotop attach lists jobs and their sessions", USAGE)
+        raise Problem(f"PID {text} is not being recorded; zerotop attach lists jobs and their recordings", USAGE)
     return path

@@ -29,8 +29,8 @@ from zerotop.commands.common.estimate_text import explain, format_options, forma
 from zerotop.commands.common.grades import print_grades
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.commands.common.training_arguments import TrainingSettings, fill_options, resolve_batch
-from zerotop.session import catalog, sweeps
-from zerotop.session.reader import Session, SessionError
+from zerotop.recording import catalog, sweeps
+from zerotop.recording.reader import Recording, RecordingError
 
 _MOST = 10**11  # tokens, rows, GPUs, elements of a bucket
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if the options do not have them
@@ -80,7 +80,7 @@ def estimate(options: argparse.Namespace) -> int:
 def _estimate_recording(options: argparse.Namespace, path: Path, training: TrainingSettings) -> int:
     """Print what each stage and offload mode would need of a recorded training."""
     try:
-        base = read_baseline(Session.open(path))
+        base = read_baseline(Recording.open(path))
         base = replace(base, host_bytes=options.host_memory or base.host_bytes)
         # A recording knows its own dtypes and optimizer.
         changes = Changes(
@@ -190,7 +190,7 @@ def _find_recording(name: str) -> Path | None:
     sweep = sweeps.find_sweep(name)
     if sweep is not None:
         finished = sweeps.read_sweep(sweep).finished
-        found = [path for point in finished if (path := sweeps.find_point_session(sweep, point.result))]
+        found = [path for point in finished if (path := sweeps.find_point_recording(sweep, point.result))]
         if not found:
             raise Problem(f"{sweep} has no point with a recording")
         return found[-1]
@@ -198,8 +198,8 @@ def _find_recording(name: str) -> Path | None:
     if (path.is_file() and path.suffix == ".json") or (path / "config.json").is_file():
         return None
     try:
-        return catalog.find_session(name)
-    except SessionError:
+        return catalog.find_recording(name)
+    except RecordingError:
         return None
 
 

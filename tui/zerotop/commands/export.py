@@ -17,8 +17,8 @@ from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.common.open_recording import open_named
-from zerotop.session.atomic_write import write_atomically
-from zerotop.session.reader import Session
+from zerotop.recording.atomic_write import write_atomically
+from zerotop.recording.reader import Recording
 
 _FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".pftrace": "perfetto"}
 
@@ -36,14 +36,14 @@ def export(options: argparse.Namespace) -> int:
         raise Problem("--table all needs a directory: -o DIRECTORY", USAGE)
     if to_stdout and form == "parquet" and sys.stdout.isatty():
         raise Problem("Parquet is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
-    with open_named(options.session) as session:
-        if missing := describe_missing_steps(session):
+    with open_named(options.recording) as recording:
+        if missing := describe_missing_steps(recording):
             write_messages(missing)
         if to_stdout:
-            export_table(session, table, form, _TerminalStream() if sys.stdout.isatty() else sys.stdout.buffer)
+            export_table(recording, table, form, _TerminalStream() if sys.stdout.isatty() else sys.stdout.buffer)
             sys.stdout.flush()
         else:
-            _write_files(session, table, form, Path(options.output), options.force)
+            _write_files(recording, table, form, Path(options.output), options.force)
     return 0
 
 
@@ -57,14 +57,14 @@ def _export_trace(options: argparse.Namespace) -> int:
         from zerotop.analysis.trace.perfetto import write_trace
     except ImportError:
         raise Problem("Traces need the package perfetto: pip install 'zerotop[perfetto]'") from None
-    with open_named(options.session) as session:
+    with open_named(options.recording) as recording:
         if to_stdout:
-            write_trace(session, sys.stdout.buffer)
+            write_trace(recording, sys.stdout.buffer)
             sys.stdout.flush()
             return 0
         path = Path(options.output)
-        path = path / f"{session.name}.pftrace" if path.is_dir() else path
-        packets = _write_path(choose_file(path, options.force), lambda stream: write_trace(session, stream))
+        path = path / f"{recording.name}.pftrace" if path.is_dir() else path
+        packets = _write_path(choose_file(path, options.force), lambda stream: write_trace(recording, stream))
         print(escape_unprintable(f"{path}: {packets} packets. Open it on ui.perfetto.dev"), file=sys.stderr)
     return 0
 
@@ -79,17 +79,17 @@ class _TerminalStream:
         return len(binary)
 
 
-def _write_files(session: Session, table: str, form: str, output: Path, force: bool) -> None:
+def _write_files(recording: Recording, table: str, form: str, output: Path, force: bool) -> None:
     if table != "all" and not output.is_dir():
         choose_file(output, force)
-        _report_file(output, write_file(session, table, form, output))
+        _report_file(output, write_file(recording, table, form, output))
         return
     output.mkdir(parents=True, exist_ok=True)
     paths = {name: output / f"{name}.{form}" for name in (TABLES if table == "all" else (table,))}
     for path in paths.values():
         choose_file(path, force)
     for name, path in paths.items():
-        _report_file(path, write_file(session, name, form, path))
+        _report_file(path, write_file(recording, name, form, path))
 
 
 def _report_file(path: Path, rows: int) -> None:
@@ -97,9 +97,9 @@ def _report_file(path: Path, rows: int) -> None:
         print(escape_unprintable(f"{path}: {rows} rows"), file=sys.stderr)
 
 
-def write_file(session: Session, table: str, form: str, path: Path) -> int:
+def write_file(recording: Recording, table: str, form: str, path: Path) -> int:
     """Write one table and return the number of rows. Raises OSError."""
-    return _write_path(path, lambda stream: export_table(session, table, form, stream))
+    return _write_path(path, lambda stream: export_table(recording, table, form, stream))
 
 
 def _write_path(path: Path, write: Callable[[IO[bytes]], int]) -> int:

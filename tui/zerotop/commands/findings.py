@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.annotations import LinkedFinding, link_findings, order_by_cause
+from zerotop.analysis.findings import LinkedFinding, link_findings, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
@@ -23,8 +23,8 @@ _INDENT = " " * 4
 
 def findings(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
-    with open_named(options.session) as session:
-        run = RecordedRun(session, memory=False)
+    with open_named(options.recording) as recording:
+        run = RecordedRun(recording, memory=False)
         steps = run.source.job_steps
         costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
         if options.json:
@@ -35,7 +35,7 @@ def findings(options: argparse.Namespace) -> int:
             for linked in order_by_cause(run.findings):
                 cost = costs.get(id(linked.finding))
                 text = describe_cost(cost, training_s, run.view) if cost is not None else ""
-                print(_format_finding(linked, session.begin_ns, text))
+                print(_format_finding(linked, recording.begin_ns, text))
         else:
             print("No findings in this recording.")
     return 0

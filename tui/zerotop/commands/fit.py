@@ -27,8 +27,8 @@ from zerotop.commands.sweeping.fit_start import Knowledge
 from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
-from zerotop.session import sweeps
-from zerotop.session.sweeps import Plan, Point, Sweep, write_sweep
+from zerotop.recording import sweeps
+from zerotop.recording.sweeps import Plan, Point, Sweep, write_sweep
 
 _SAME_MODEL = 0.01  # of the parameters, in which formulas and a recording of one model differ
 
@@ -97,9 +97,9 @@ def _find_knowledge(plan: Plan, recording: str | None) -> Knowledge:
     shape = find_shape(plan.model)
     if recording is None:
         return Knowledge(shape, None)
-    with open_named(recording) as session:
+    with open_named(recording) as opened:
         try:
-            base = read_baseline(session)
+            base = read_baseline(opened)
         except NoBaselineError as error:
             raise Problem(f"--from {recording}: {error}") from error
     if (

@@ -10,16 +10,16 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.memory_text import format_report
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 
 
 def memory(options: argparse.Namespace) -> int:
     """Print the report. Return 0."""
-    session = Session.open(catalog.find_session(options.session))
-    report = read_report(session, options.at)
+    recording = Recording.open(catalog.find_recording(options.recording))
+    report = read_report(recording, options.at)
     if report is None:
-        last = RecordingSource(session).last_step
+        last = RecordingSource(recording).last_step
         known = "no step finished" if last is None else f"the last finished step is {last}"
         raise Problem(f"Step {options.at} did not finish in this recording: {known}")
     if options.json:

@@ -1,6 +1,6 @@
 """``zerotop microscope``: have a running job record every allocation of its next steps, and print the result."""
 
-# No annotations of the future here: that import would take the name of the function.
+# No findings of the future here: that import would take the name of the function.
 import argparse
 import dataclasses
 import json
@@ -13,10 +13,10 @@ from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.live_session import RunningSession
+from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.job.microscope_request import request_trace
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 _POLL_S = 0.2
@@ -24,34 +24,34 @@ _POLL_S = 0.2
 
 def microscope(options: argparse.Namespace) -> int:
     """Print the traces of all ranks with a GPU. Return 0. Raises Problem when the job does not answer."""
-    path = catalog.find_session(options.session)
-    session = RunningSession.open(path)
-    traces = read_traces(session.at(session.end_ns))
-    if session.is_live:
-        if not session.sources["allocator"]:
+    path = catalog.find_recording(options.recording)
+    recording = RunningRecording.open(path)
+    traces = read_traces(recording.at(recording.end_ns))
+    if recording.is_live:
+        if not recording.sources["allocator"]:
             raise Problem("No rank of this job uses PyTorch's allocator on a GPU: there are no allocations to trace")
         try:
             last = max((trace.request for trace in traces), default=0)
             request = request_trace(str(path), steps=options.steps, stacks=options.stacks, after=last)
         except OSError as error:
             raise Problem(f"Cannot write the request to {path}: {error.strerror}") from error
-        traces = _await_traces(session, request, options.wait)
+        traces = _await_traces(recording, request, options.wait)
     if not traces:
         raise Problem("No allocation trace in this recording, and its job has ended")
     print(json.dumps([_build_json(trace) for trace in traces], indent=1) if options.json else _format_traces(traces))
     return 0
 
 
-def _await_traces(session: Session, request: int, wait_s: float) -> tuple[AllocationTrace, ...]:
+def _await_traces(recording: Recording, request: int, wait_s: float) -> tuple[AllocationTrace, ...]:
     """Return the traces of a request once all ranks with a GPU have answered, or those there are after ``wait_s``."""
     deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline and session.is_live:
-        session.refresh()
-        answers = [event for event in session.events_of(events.Microscope) if event.request == request]
-        if len(answers) == len(session.sources["allocator"]):
+    while time.monotonic() < deadline and recording.is_live:
+        recording.refresh()
+        answers = [event for event in recording.events_of(events.Microscope) if event.request == request]
+        if len(answers) == len(recording.sources["allocator"]):
             break
         time.sleep(_POLL_S)
-    traces = tuple(trace for trace in read_traces(session.at(session.end_ns)) if trace.request == request)
+    traces = tuple(trace for trace in read_traces(recording.at(recording.end_ns)) if trace.request == request)
     if not traces:
         raise Problem(f"No rank finished the steps within {wait_s:.0f} s. Try again with a longer --wait")
     return traces

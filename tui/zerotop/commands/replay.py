@@ -6,8 +6,8 @@ import argparse
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -16,15 +16,15 @@ def replay(options: argparse.Namespace) -> int:
 
     if not SPEEDS[0] <= options.speed <= SPEEDS[-1]:  # false for NaN
         raise Problem(f"A speed is from {SPEEDS[0]:g} to {SPEEDS[-1]:g}, not {options.speed:g}", USAGE)
-    session = Session.open(catalog.find_session(options.session))
+    recording = Recording.open(catalog.find_recording(options.recording))
     if not has_terminal():
         raise Problem("Replay needs a terminal; zerotop export writes the same data to files")
     from zerotop.analysis.views.recording_source import RecordingSource
     from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
-    source = RecordingSource(session, price=options.price_per_hour)
-    app = ZerotopApp(source, title=session.name, play_from_ns=source.first_step_ns, settings=load_settings())
+    source = RecordingSource(recording, price=options.price_per_hour)
+    app = ZerotopApp(source, title=recording.name, play_from_ns=source.first_step_ns, settings=load_settings())
     app.viewer.playhead.speed = options.speed
     app.run()
     return app.return_code or 0

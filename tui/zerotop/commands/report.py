@@ -10,8 +10,8 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.report_files import build_page, build_sweep_page, draw_chart, draw_sweep_chart, write_report
+from zerotop.recording.sweeps import find_sweep
 from zerotop.report import OTHER_FORMATS
-from zerotop.session.sweeps import find_sweep
 
 
 def report(options: argparse.Namespace) -> int:
@@ -24,13 +24,13 @@ def report(options: argparse.Namespace) -> int:
         raise Problem("--chart goes with --format png: the page has all charts", USAGE)
     if is_picture and output == "-" and sys.stdout.isatty():
         raise Problem("PNG is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
-    if (sweep := find_sweep(options.session)) is not None:
+    if (sweep := find_sweep(options.recording)) is not None:
         name = sweep.resolve().name
         content = draw_sweep_chart(sweep, options.chart) if is_picture else build_sweep_page(sweep, options.price_per_hour)
     else:
-        with open_named(options.session) as session:
-            name = session.name
-            content = draw_chart(session, options.chart) if is_picture else build_page(session, options.price_per_hour)
+        with open_named(options.recording) as recording:
+            name = recording.name
+            content = draw_chart(recording, options.chart) if is_picture else build_page(recording, options.price_per_hour)
     if output == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.flush()

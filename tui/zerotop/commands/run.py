@@ -25,7 +25,7 @@ from zerotop.commands.job.job_report import (
     has_ended,
     report_job,
 )
-from zerotop.commands.job.launching import NotRecorded, make_session, run_unrecorded
+from zerotop.commands.job.launching import NotRecorded, make_recording, run_unrecorded
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
@@ -55,30 +55,30 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_with_screen(options: argparse.Namespace) -> int:
-    with _make_session(options) as session:
-        agent.launch_in_background(session, options.command)
+    with _make_recording(options) as recording:
+        agent.launch_in_background(recording, options.command)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
-    code = watch_job(session)
-    if has_ended(session):
-        write_messages(*describe_missing_probe(session), *(describe_expectation(session) if options.expect else []))
+    code = watch_job(recording)
+    if has_ended(recording):
+        write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
         if options.price_per_hour is not None:
-            write_messages(*describe_cost(session))
+            write_messages(*describe_cost(recording))
         if options.report is not None:
-            report_job(session, options.report)
+            report_job(recording, options.report)
     return code
 
 
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
-    with _make_session(options) as session:
+    with _make_recording(options) as recording:
         end = agent.run_in_foreground(
-            session, options.command, on_message=write_messages, record_output=not options.no_record_output
+            recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
     messages = [end.text] if end.exit_code != 0 else []
-    losses = describe_rank_losses(session)
-    if not losses and directory.has_recording(session) and (end.lost_records or end.lost_output_bytes):
+    losses = describe_rank_losses(recording)
+    if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
         losses = [describe_losses(end.lost_records, end.lost_output_bytes)]
     messages += losses
     if end.echo_error:
@@ -86,22 +86,22 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
-    messages += describe_missing_probe(session)
+    messages += describe_missing_probe(recording)
     if not end.signal:  # whoever sent one wants an end, not an analysis
-        messages += describe_worst_finding(session)
+        messages += describe_worst_finding(recording)
     if options.expect and not end.signal:
-        messages += describe_expectation(session)
+        messages += describe_expectation(recording)
     if options.price_per_hour is not None:
-        messages += describe_cost(session)
-    write_messages(*messages, describe_place(session))
+        messages += describe_cost(recording)
+    write_messages(*messages, describe_place(recording))
     if options.report is not None:
-        report_job(session, options.report)
+        report_job(recording, options.report)
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
 
 
-def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
+def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:
     facts = {
         "max_bytes": options.max_size,
         "redact_output": options.redact_output,
@@ -112,4 +112,4 @@ def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
         facts["price_per_hour"] = options.price_per_hour.source_text
     if options.expect is not None:
         facts[directory.EXPECTED] = options.expected
-    return make_session(options.command, options.session, elsewhere=not options.require_recording, **facts)
+    return make_recording(options.command, options.recording, elsewhere=not options.require_recording, **facts)

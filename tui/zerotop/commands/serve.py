@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside import own_python
 
 TOKEN_VARIABLE = "ZEROTOP_TOKEN"
@@ -32,9 +32,9 @@ def serve(options: argparse.Namespace) -> int:
     token = _choose_token(options.token)
     _check_address(host, port)
     command, title = own_python.build_command("zerotop.commands.web.window", str(os.getpid())), "zerotop"
-    if options.session is not None:
-        path = catalog.find_session(options.session).absolute()
-        title = f"zerotop: {Session.open(path).name}"
+    if options.recording is not None:
+        path = catalog.find_recording(options.recording).absolute()
+        title = f"zerotop: {Recording.open(path).name}"
         command.append(str(path))
     from zerotop.commands.web.guard import RequestGuard
     from zerotop.commands.web.server import WebServer

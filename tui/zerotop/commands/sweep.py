@@ -22,8 +22,8 @@ from zerotop.commands.sweeping.progress_lines import describe_end, describe_resu
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, has_settings, set_price
-from zerotop.session import sweeps
-from zerotop.session.sweeps import CRASHED, Plan, Sweep
+from zerotop.recording import sweeps
+from zerotop.recording.sweeps import CRASHED, Plan, Sweep
 
 _ASK_FROM = 500  # points
 # Options that a resumed sweep has already stored, with their defaults.

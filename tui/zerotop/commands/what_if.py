@@ -22,9 +22,9 @@ from zerotop.commands.common.what_if_text import format_answer
 def what_if(options: argparse.Namespace) -> int:
     """Print the answer, or JSON. Return 0."""
     changes = Changes(**{name: getattr(options, name) for name in Changes.__slots__})
-    with open_named(options.recording) as session:
+    with open_named(options.recording) as recording:
         try:
-            base = read_baseline(session)
+            base = read_baseline(recording)
             answer = answer_changes(base, changes, options.gpu_memory)
             free = changes if options.all else replace(changes, stage=None, offload=None, micro_batch=None)
             ranked = rank_recorded(base, free, options.gpu_memory, all_gpus=options.all)

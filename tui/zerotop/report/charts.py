@@ -1,4 +1,4 @@
-"""The data of the charts of a session, as JSON values: the page's script and the PNG writer draw the same.
+"""The data of the charts of a recording, as JSON values: the page's script and the PNG writer draw the same.
 
 Every chart has time in seconds since the launch as its x. Long recordings are drawn in pieces: means, and the highest value
 of each piece beside them, so that no spike is lost.
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.reports.session_report import SessionReport
+from zerotop.analysis.reports.recording_report import RecordingReport
 from zerotop.analysis.timeline.timeline import Timeline
-from zerotop.session.samples import Rows
+from zerotop.recording.samples import Rows
 from zerotop_probe.recording.metrics import BYTES, SHARE
 from zerotop_probe.recording.tables import METRICS
 
@@ -61,13 +61,13 @@ _SAMPLE_CHARTS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
 }
 
 
-def build_charts(report: SessionReport) -> dict[str, Any]:
-    """Return all charts of a session that have data, and the marks of its findings."""
+def build_charts(report: RecordingReport) -> dict[str, Any]:
+    """Return all charts of a recording that have data, and the marks of its findings."""
     charts = [*_iter_step_charts(report), *_iter_sample_charts(report)]
     return {"marks": _build_marks(report), "charts": charts, "end": _round_value((report.end_ns - report.begin_ns) / 1e9)}
 
 
-def _build_marks(report: SessionReport) -> list[dict[str, Any]]:
+def _build_marks(report: RecordingReport) -> list[dict[str, Any]]:
     return [
         {
             "x": _round_value((cost.finding.begin_ns - report.begin_ns) / 1e9),
@@ -79,7 +79,7 @@ def _build_marks(report: SessionReport) -> list[dict[str, Any]]:
     ]
 
 
-def _iter_step_charts(report: SessionReport) -> Iterator[Chart]:
+def _iter_step_charts(report: RecordingReport) -> Iterator[Chart]:
     rows = report.source.job_steps
     if np.isnan(rows["iteration_s"]).all():
         return
@@ -143,7 +143,7 @@ def _build_series(name: str, values: Floats, colour: str) -> dict[str, Any]:
     return {"name": name, "colour": colour, "values": [*rounded[:1], *rounded]}
 
 
-def _iter_sample_charts(report: SessionReport) -> Iterator[Chart]:
+def _iter_sample_charts(report: RecordingReport) -> Iterator[Chart]:
     for identifier, (title, lines) in _SAMPLE_CHARTS.items():
         by_rank = {str(rank): _build_lines(timeline, lines) for rank, timeline in report.timelines.items()}
         by_rank = {rank: series for rank, series in by_rank.items() if series}
@@ -173,7 +173,7 @@ def _read_values(timeline: Timeline, metric: str) -> Floats:
     return (values.highest if METRICS[metric].shows_highest else values.mean) * _find_unit(metric)[1]
 
 
-def _find_limit(report: SessionReport, identifier: str) -> dict[str, Any]:
+def _find_limit(report: RecordingReport, identifier: str) -> dict[str, Any]:
     """Return the size of the device, the host or 100 %, where a chart has such a limit."""
     view = report.view
     limits: Mapping[str, Callable[[], float]] = {

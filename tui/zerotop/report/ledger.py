@@ -8,7 +8,7 @@ from zerotop.analysis.formatting import GIB, format_bytes, format_ranks
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.memory_table import MemoryLine
-from zerotop.analysis.reports.session_report import SessionReport
+from zerotop.analysis.reports.recording_report import RecordingReport
 from zerotop.report.elements import Content, Element, element, table
 from zerotop.ui.memory.ledger_style import PART_STYLES
 
@@ -16,13 +16,13 @@ _UNKNOWN = "–"
 _MOST_GPUS = 16
 
 
-def build_memory(report: SessionReport) -> Element | None:
+def build_memory(report: RecordingReport) -> Element | None:
     """Return the section; None where no memory was recorded."""
     parts = [*_iter_gpu(report), *_iter_host(report)]
     return element("section", element("h2", "Where the memory is"), parts, id="memory") if parts else None
 
 
-def _iter_gpu(report: SessionReport) -> Iterator[Element]:
+def _iter_gpu(report: RecordingReport) -> Iterator[Element]:
     memory = report.memory
     if memory.gpu is not None:
         when = _describe_moment(report)
@@ -46,7 +46,7 @@ def _iter_notes(notes: Iterable[str]) -> Iterator[Element]:
         yield element("p", note, class_="muted")
 
 
-def _describe_moment(report: SessionReport) -> str:
+def _describe_moment(report: RecordingReport) -> str:
     if report.memory.failure is not None:
         return "at the failure"
     last = report.source.last_step
@@ -111,7 +111,7 @@ def _build_peaks(gpus: Sequence[Gpu]) -> Element:
     return table(head, rows, class_="ledger")
 
 
-def _iter_host(report: SessionReport) -> Iterator[Element]:
+def _iter_host(report: RecordingReport) -> Iterator[Element]:
     memory = report.memory
     if memory.host is not None and memory.host_lines:
         yield element("h3", f"Host memory of rank {memory.host.rank}, {_describe_moment(report)}")

@@ -1,4 +1,4 @@
-"""One chart of a session or sweep as a PNG picture. Drawn by matplotlib, which only this module uses."""
+"""One chart of a recording or sweep as a PNG picture. Drawn by matplotlib, which only this module uses."""
 
 from __future__ import annotations
 

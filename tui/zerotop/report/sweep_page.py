@@ -14,10 +14,10 @@ from zerotop.analysis.reports.verdict import Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line, report_lines
 from zerotop.analysis.sweeps.series import HOST, SweepSeries, build_series, choose_axis, list_charts, read_measurement
 from zerotop.analysis.sweeps.settings import format_values
+from zerotop.recording.sweeps import Point, Sweep, Value
 from zerotop.report.charts import Chart
 from zerotop.report.elements import Element, element, table
 from zerotop.report.page import build_header, write_page
-from zerotop.session.sweeps import Point, Sweep, Value
 from zerotop.ui.sweep.charts import TITLES
 from zerotop.ui.sweep.model import SERIES_STYLES
 from zerotop.ui.sweep.table import OUTCOME_STYLES

@@ -1,6 +1,6 @@
 """Record every allocation and free of the next steps on request: PyTorch's memory history, with Python stacks if requested.
 
-The request is a file of this user in the session directory. The steps cost next to nothing more; the result is written after
+The request is a file of this user in the recording folder. The steps cost next to nothing more; the result is written after
 them on the training thread, which then pauses for a moment.
 """
 
@@ -34,7 +34,7 @@ class StepMicroscope:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         identity: Identity,
         device: int,
         memory: Any,
@@ -47,14 +47,14 @@ class StepMicroscope:
         ``refusal``: the reason to refuse every request, as a sentence, if PyTorch records no history of this allocator.
         """
         self._refusal = refusal
-        self._session = session
+        self._recording = recording
         self._identity = identity
         self._device = device
         self._memory = memory
         self.history = MemoryHistory(memory)
         self._write_event = write_event
         self._guard = Guard("microscope", meter)
-        self._request_path = os.path.join(session, MICROSCOPE_FILE)
+        self._request_path = os.path.join(recording, MICROSCOPE_FILE)
         # A request older than this probe is ignored: it may be hours old, from an earlier attempt of the job.
         self._request_ns = self._read_request_ns()
         self._request: tuple[int, int, bool] | None = None
@@ -90,7 +90,7 @@ class StepMicroscope:
         # A file with any other content, or of somebody else, is ignored.
         errors = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
         with contextlib.suppress(*errors), open(open_plain_file(self._request_path), "rb") as file:
-            if not is_trusted_owner(os.fstat(file.fileno()).st_uid, self._session):
+            if not is_trusted_owner(os.fstat(file.fileno()).st_uid, self._recording):
                 return
             request = json.loads(file.read(_MAX_REQUEST_BYTES))
             steps = min(max(1, int(request["steps"])), _MAX_STEPS)
@@ -140,7 +140,7 @@ class StepMicroscope:
 
     def _write_history(self, trace: _Trace, history: list[dict[str, Any]]) -> None:
         if self._writer is None:
-            self._writer = RecordWriter(self._session, HISTORY, self._identity)
+            self._writer = RecordWriter(self._recording, HISTORY, self._identity)
         pair = read_clock_pair()
         offset_ns = pair["unix_ns"] - pair["monotonic_ns"]
         for entry in history:
@@ -153,7 +153,7 @@ class StepMicroscope:
         """Write the file of PyTorch's memory viewer beside the recording. zerotop itself never reads it."""
         name = f"microscope-{self._identity.file_stem}-{trace.request}.pickle"
         try:
-            with open(os.path.join(self._session, name), "xb") as file:
+            with open(os.path.join(self._recording, name), "xb") as file:
                 pickle.dump(snapshot, file)
         except OSError:
             return None

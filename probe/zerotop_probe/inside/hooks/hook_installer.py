@@ -49,32 +49,32 @@ def _install_module(module: Any) -> None:
         PROBE.graph_replays.install_hooks()
 
 
-def attach(engine: Any, session: str | None = None) -> bool:
+def attach(engine: Any, recording: str | None = None) -> bool:
     """Begin to record an existing engine; see :func:`zerotop_probe.attach`."""
     guard = Guard("attach", PROBE.meter)
     guard.run(_install_loaded_modules)
-    return bool(guard.run(_adopt_engine, engine, session))
+    return bool(guard.run(_adopt_engine, engine, recording))
 
 
-def enter(session: str) -> str:
+def enter(recording: str) -> str:
     """Begin to record a running process. Called by code that ``zerotop attach`` injects.
 
     Return "entered" if that succeeded. Nothing is done and the result is "early" if PyTorch is not imported yet, "leaving"
-    if the probe is about to leave another session, or the path of the session that records this process already. Exceptions
+    if the probe is about to leave another recording, or the path of the one that records this process already. Exceptions
     propagate to the caller.
     """
-    if PROBE.session and os.path.realpath(PROBE.session) == os.path.realpath(session):
+    if PROBE.recording and os.path.realpath(PROBE.recording) == os.path.realpath(recording):
         PROBE.leaving = False  # cancels a request to leave at the end of the step
-        return session
-    if PROBE.session:
-        if not PROBE.leaving and os.path.isdir(PROBE.session):
-            return PROBE.session
+        return recording
+    if PROBE.recording:
+        if not PROBE.leaving and os.path.isdir(PROBE.recording):
+            return PROBE.recording
         if leave() == "leaving":
             return "leaving"
     if OPTIMIZER_MODULE not in sys.modules:
         return "early"
     _install_loaded_modules()
-    PROBE.start_recording(session, late=True)
+    PROBE.start_recording(recording, late=True)
     assert PROBE.recorder is not None
     PROBE.recorder.write_event(now(), events.Entered)
     _loop_hooks.begin_late()
@@ -92,7 +92,7 @@ def leave() -> str:
 
     Return "left" if it is removed, "leaving" if the next step will remove it, "absent" if there was none.
     """
-    if not PROBE.session:
+    if not PROBE.recording:
         return "absent"
     # A loop may be over, as in a notebook between two cells.
     is_between_phases = PROBE.engines.loop is not None and PROBE.recorder is not None and not PROBE.recorder.stack
@@ -104,8 +104,8 @@ def leave() -> str:
     return "leaving"
 
 
-def _adopt_engine(engine: Any, session: str | None) -> bool:
-    if not PROBE.start_recording(session):
+def _adopt_engine(engine: Any, recording: str | None) -> bool:
+    if not PROBE.start_recording(recording):
         return False
     _engine_hooks.adopt_engine(engine)
     return True

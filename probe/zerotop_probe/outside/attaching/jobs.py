@@ -41,7 +41,7 @@ class FoundJob:
     age_s: float
 
     @property
-    def session_path(self) -> str:
+    def recording_path(self) -> str:
         """The directory to which ``zerotop run`` records it, or ""."""
         return next((path for rank in self.ranks if (path := rank.environment.get(SESSION_VARIABLE))), "")
 

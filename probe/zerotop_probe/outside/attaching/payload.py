@@ -103,14 +103,14 @@ def make_script(path: str, text: str) -> str:
     return f"__import__('posix').unlink({path!r})\n{text}"
 
 
-def answer_path(session: str, process: Process) -> str:
-    """Return the path of a process's answer: in the session, since it must be able to write there in any case."""
-    return os.path.join(os.path.abspath(session), f"answer-{process.pid}-{os.getpid()}")
+def answer_path(recording: str, process: Process) -> str:
+    """Return the path of a process's answer: in the recording, since it must be able to write there in any case."""
+    return os.path.join(os.path.abspath(recording), f"answer-{process.pid}-{os.getpid()}")
 
 
-def script_path(session: str, process: Process) -> str:
+def script_path(recording: str, process: Process) -> str:
     """Return the path of the script for a process."""
-    return os.path.join(os.path.abspath(session), f"asked-{process.pid}-{os.getpid()}.py")
+    return os.path.join(os.path.abspath(recording), f"asked-{process.pid}-{os.getpid()}.py")
 
 
 def create_answer(path: str, process: Process) -> None:
@@ -133,7 +133,7 @@ def write_file(path: str, content: str, process: Process) -> None:
     except OSError as error:
         raise CannotEnter(
             f"Process {process.pid} cannot write to the recording's folder {folder} ({error.strerror}). Choose another "
-            "folder with --session."
+            "folder with --recording."
         ) from error
 
 

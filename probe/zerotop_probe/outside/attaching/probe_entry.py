@@ -25,7 +25,7 @@ _PENDING = (
     "its main thread has not answered for {seconds:.0f} s: it is in one C call, such as a long operator or a waiting "
     "collective, or gets no core. It will respond after that; py-spy dump --pid {pid} shows where it is"
 )
-_SILENT = "it did not answer, because it cannot write to {folder}. Choose another folder with --session"
+_SILENT = "it did not answer, because it cannot write to {folder}. Choose another folder with --recording"
 _IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"
 _EARLY = "it has not imported PyTorch yet. Try again when it trains"
 _IDLE_KERNEL = "it is an idle Jupyter kernel, waiting for the next cell"
@@ -48,12 +48,12 @@ class Entry:
 class ProbeCall:
     """A request to one process, and its answer."""
 
-    def __init__(self, process: Process, session: str, action: str, *arguments: str) -> None:
+    def __init__(self, process: Process, recording: str, action: str, *arguments: str) -> None:
         """Send the request. Raises CannotEnter."""
         self.process = process
-        self._session = session
+        self._recording = recording
         self._is_entering = action == "enter"
-        self._answer_path = payload.answer_path(session, process)
+        self._answer_path = payload.answer_path(recording, process)
         self.began_s = time.monotonic()
         self._planted: PlantedCode | None = None
         self._script_path = ""
@@ -62,7 +62,7 @@ class ProbeCall:
         text = payload.make_call(self._answer_path, action, *arguments)
         try:
             if target.version >= REMOTE_EXEC_VERSION:
-                self._script_path = payload.script_path(session, process)
+                self._script_path = payload.script_path(recording, process)
                 payload.write_file(self._script_path, payload.make_script(self._script_path, text), process)
                 remote_exec.request_script(target, self._script_path)
             else:
@@ -82,10 +82,12 @@ class ProbeCall:
             return self._make_entry(why_not="it has ended")
         reply = payload.take_answer(self._answer_path)
         if reply is None:
-            return self._make_entry(why_not=_SILENT.format(folder=self._session)) if is_done else None
+            return self._make_entry(why_not=_SILENT.format(folder=self._recording)) if is_done else None
         if reply.startswith("! "):
             return self._make_entry(why_not=f"the probe failed there ({reply[2:]})")
-        return self._make_entry(reply=reply, why_not=_describe_refusal(reply, self._session if self._is_entering else None))
+        return self._make_entry(
+            reply=reply, why_not=_describe_refusal(reply, self._recording if self._is_entering else None)
+        )
 
     def make_overdue(self) -> Entry:
         """Return the result for a process that has not answered in time."""
@@ -106,7 +108,7 @@ class ProbeCall:
 
 
 def _describe_refusal(reply: str, folder: str | None) -> str:
-    """Explain a reply of ``hook_installer``; ``folder`` is the session to enter, None when leaving."""
+    """Explain a reply of ``hook_installer``; ``folder`` is the recording to enter, None when leaving."""
     if folder is not None and reply == "leaving":
         return _LEAVING
     if folder is not None and os.path.isabs(reply) and os.path.realpath(reply) != os.path.realpath(folder):
@@ -115,7 +117,7 @@ def _describe_refusal(reply: str, folder: str | None) -> str:
 
 
 def call_probes(
-    processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
+    processes: Iterable[Process], recording: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
 ) -> list[Entry]:
     """Call ``action`` of ``hook_installer`` in each process; wait at most ``patience_s`` for the answer to each call."""
     entries: list[Entry] = []
@@ -127,7 +129,7 @@ def call_probes(
         for process in [process for process, at_s in due_s.items() if at_s <= now_s]:
             del due_s[process]
             try:
-                waiting.append(ProbeCall(process, session, action, *arguments))
+                waiting.append(ProbeCall(process, recording, action, *arguments))
             except CannotEnter as error:
                 entries.append(Entry(process, why_not=str(error)))
         now_s = time.monotonic()
@@ -146,12 +148,12 @@ def call_probes(
     return entries
 
 
-def enter_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
-    """Load the probe into each of these ranks to record to ``session``. Ranks that have it already are unchanged."""
-    folder = os.path.abspath(session)
+def enter_processes(processes: Iterable[Process], recording: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+    """Load the probe into each of these ranks to record to ``recording``. Ranks that have it already are unchanged."""
+    folder = os.path.abspath(recording)
     return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
-def leave_processes(processes: Iterable[Process], session: str) -> list[Entry]:
+def leave_processes(processes: Iterable[Process], recording: str) -> list[Entry]:
     """Unload the probe from each of these ranks."""
-    return call_probes(processes, os.path.abspath(session), "leave")
+    return call_probes(processes, os.path.abspath(recording), "leave")

@@ -1,4 +1,4 @@
-"""The command that runs on another node through ssh and records that node's part of a job in the shared session.
+"""The command that runs on another node through ssh and records that node's part of a job in the shared recording.
 
 The request is one JSON object and so is the answer, on its own line. The sampler that it starts outlives it.
 """
@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_part
@@ -32,7 +32,7 @@ _MIN_CLOCK_OFFSET_NS = 30_000_000_000
 
 _NOT_SHARED = (
     "it does not see the recording's folder {folder}, which must be on a filesystem that all nodes share. Choose another "
-    "folder with --session"
+    "folder with --recording"
 )
 _NOT_WRITABLE = "this user may not write to the recording's folder {folder} there"
 
@@ -69,34 +69,36 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     major, minor = request["format"]
     if major != FORMAT_MAJOR:
         raise Refused(
-            f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, but this session has format {major}.{minor}. "
+            f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, but this recording has format {major}.{minor}. "
             "Install the same version on both nodes"
         )
-    session = request["session"]
-    _check_shared(session, request["token"], request["secret"])
+    recording = request["recording"]
+    _check_shared(recording, request["token"], request["secret"])
     action = request["action"]
     if action == "join":
         ahead_ns = _measure_ahead_ns(request.get("unix_ns"))
         rendezvous = Rendezvous.from_json(request["meeting"])
-        return _join_job(session, rendezvous, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {"ahead_s": ahead_ns / 1e9}
+        return _join_job(recording, rendezvous, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {
+            "ahead_s": ahead_ns / 1e9
+        }
     if action == "leave":
-        return _describe_entries(attaching.end_session(session), {})
+        return _describe_entries(attaching.end_recording(recording), {})
     if action == "stop":
-        job_control.request_stop(session)
+        job_control.request_stop(recording)
         return {}
     raise Refused(f"zerotop there is too old to {action} a job. Install the same version on both nodes")
 
 
-def _check_shared(session: str, token: str, secret: str) -> None:
+def _check_shared(recording: str, token: str, secret: str) -> None:
     """Raise Refused unless the caller sees the same folder: a file in it contains its secret."""
-    path = os.path.join(session, os.path.basename(token))
+    path = os.path.join(recording, os.path.basename(token))
     deadline_s = time.monotonic() + _SHARED_PATIENCE_S
     while _read_text(path) != secret:
         if time.monotonic() > deadline_s:
-            raise Refused(_NOT_SHARED.format(folder=session))
+            raise Refused(_NOT_SHARED.format(folder=recording))
         time.sleep(_POLL_S)
-    if not os.access(session, os.W_OK | os.X_OK):
-        raise Refused(_NOT_WRITABLE.format(folder=session))
+    if not os.access(recording, os.W_OK | os.X_OK):
+        raise Refused(_NOT_WRITABLE.format(folder=recording))
 
 
 def _read_text(path: str) -> str:
@@ -111,26 +113,26 @@ def _measure_ahead_ns(requested_ns: Any) -> int:
     return ahead_ns if abs(ahead_ns) > _MIN_CLOCK_OFFSET_NS else 0
 
 
-def _join_job(session: str, rendezvous: Rendezvous, *, enter: bool, ahead_ns: int) -> dict[str, Any]:
+def _join_job(recording: str, rendezvous: Rendezvous, *, enter: bool, ahead_ns: int) -> dict[str, Any]:
     job = find_local_part(find_jobs(), rendezvous)
     if job is None:
         raise Refused("no rank of this job runs there")
-    _ensure_recorded(session, job, ahead_ns)
+    _ensure_recorded(recording, job, ahead_ns)
     numbers = {rank.process: rank.rank for rank in job.ranks}
-    entries = attaching.enter_ranks(session, [(number, process) for process, number in numbers.items()]) if enter else []
+    entries = attaching.enter_ranks(recording, [(number, process) for process, number in numbers.items()]) if enter else []
     return _describe_entries(entries, numbers) | {"ranks": len(job.ranks)}
 
 
-def _ensure_recorded(session: str, job: FoundJob, ahead_ns: int) -> None:
-    facts = job_control.read_facts(session)
+def _ensure_recorded(recording: str, job: FoundJob, ahead_ns: int) -> None:
+    facts = job_control.read_facts(recording)
     if facts.job is None or facts.detached or not facts.is_alive():
-        attaching.note_joined(session, job, ahead_ns=ahead_ns)
+        attaching.note_joined(recording, job, ahead_ns=ahead_ns)
     try:
-        agent.watch_in_background(session)
+        agent.watch_in_background(recording)
     except CommandError as error:
         raise Refused(str(error)) from error
-    if not job_control.is_sampler_alive(session):
-        raise Refused(job_control.CANNOT_WRITE.format(folder=session))
+    if not job_control.is_sampler_alive(recording):
+        raise Refused(job_control.CANNOT_WRITE.format(folder=recording))
 
 
 def _describe_entries(entries: list[Entry], numbers: dict[Process, int | None]) -> dict[str, Any]:

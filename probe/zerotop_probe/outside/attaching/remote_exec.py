@@ -83,7 +83,7 @@ def _write_request(target: Target, memory: int, path: bytes) -> None:
     if len(path) > support.path_size:
         raise CannotEnter(
             f"The path of the recording's folder is too long to enter process {target.process.pid}. Choose another "
-            "folder with --session."
+            "folder with --recording."
         )
     request = thread + support.request
     os.pwrite(memory, path, request + support.path)

@@ -1,4 +1,4 @@
-"""``python -m zerotop_probe.outside.folding SESSION``: fold the recording of this node once."""
+"""``python -m zerotop_probe.outside.folding RECORDING``: fold the recording of this node once."""
 
 from __future__ import annotations
 

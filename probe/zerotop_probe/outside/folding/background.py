@@ -17,15 +17,15 @@ _MAX_PERIOD_NS = 120_000_000_000
 class BackgroundFolding:
     """Starts the folding process when it is due; never waits for it."""
 
-    def __init__(self, session: str, on_error: Callable[[str, BaseException], None]) -> None:
+    def __init__(self, recording: str, on_error: Callable[[str, BaseException], None]) -> None:
         """``on_error`` is called once, when folding has failed."""
-        self._session = session
+        self._recording = recording
         self._on_error = on_error
         self._has_failed = False
         self._pid: int | None = None
         self._period_ns = _MAX_PERIOD_NS
         with contextlib.suppress(OSError, ValueError):
-            self._period_ns = min(_MAX_PERIOD_NS, read_limits(session).full_detail_ns // _TIMES_PER_DETAIL)
+            self._period_ns = min(_MAX_PERIOD_NS, read_limits(recording).full_detail_ns // _TIMES_PER_DETAIL)
         self._due_ns: int | None = None
 
     def poll(self, now_ns: int) -> None:
@@ -54,7 +54,7 @@ class BackgroundFolding:
 
     def _start(self) -> None:
         module = "zerotop_probe.outside.folding.__main__"
-        command = own_python.build_bare_command(module, os.path.abspath(self._session))
+        command = own_python.build_bare_command(module, os.path.abspath(self._recording))
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
         try:
             self._pid = os.posix_spawn(

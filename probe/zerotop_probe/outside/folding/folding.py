@@ -18,7 +18,7 @@ from zerotop_probe.outside.folding.table_files import Segment, TableFiles, find_
 from zerotop_probe.recording.directory import FULL_DETAIL_S, MAX_BYTES, SESSION_FILE
 from zerotop_probe.recording.tables import FOLDED, FOLDED_TABLES, SPANS
 
-# Shares of a session's size. The rest is for the job's output and for events.
+# Shares of a recording's size. The rest is for the job's output and for events.
 # More steps than these would take longer than a second to open: a million and a quarter of all ranks.
 _DETAIL_SHARE, _STEPS_SHARE, _COARSE_SHARE = 0.75, 0.06, 0.05
 # Shares of the size: for recent detail, and for earlier notable steps. The rest is for records until the next folding.
@@ -32,14 +32,14 @@ _EVENTS_FILE = re.compile(r"events-node-(\w+)-\d+(\.\d+)?\.jsonl")
 
 
 class Limits(NamedTuple):
-    """This node's share of a session's size limit, and the time for which everything is kept."""
+    """This node's share of a recording's size limit, and the time for which everything is kept."""
 
     max_bytes: float
     full_detail_ns: int
 
 
 def read_limits(folder: str) -> Limits:
-    """Return the limits of this node: equal shares of the session's for all nodes. Raise OSError or ValueError."""
+    """Return the limits of this node: equal shares of the recording's for all nodes. Raise OSError or ValueError."""
     with open(os.path.join(folder, SESSION_FILE), "rb") as file:
         info = json.load(file)
     hosts = {match[1] for name in os.listdir(folder) if (match := _EVENTS_FILE.fullmatch(name))}
@@ -65,7 +65,7 @@ def fold_recording(folder: str, now_ns: int | None = None) -> None:
     nothing is missing and nothing is counted twice.
 
     Args:
-        folder: the session directory.
+        folder: the recording folder.
         now_ns: CLOCK_MONOTONIC; the present if None.
     """
     with _lock_folder(folder):

@@ -44,7 +44,7 @@ __all__ = [
 
 
 def launch_in_background(
-    session: str,
+    recording: str,
     command: Sequence[str],
     *,
     grace_s: tuple[float, float] = GRACE_S,
@@ -56,11 +56,11 @@ def launch_in_background(
     """
     check_command(command)
     grace = [str(seconds) for seconds in grace_s]
-    return daemon.start_agent(["--grace", *grace, os.path.abspath(session), "--", *command])
+    return daemon.start_agent(["--grace", *grace, os.path.abspath(recording), "--", *command])
 
 
 def run_in_foreground(
-    session: str,
+    recording: str,
     command: Sequence[str],
     *,
     grace_s: tuple[float, float] = GRACE_S,
@@ -84,8 +84,8 @@ def run_in_foreground(
             passed_on = _list_inherited_descriptors()
             fill_standard_descriptors(closed)
             outlets, writers = open_outlets(closed) if record_output else leave_outputs(closed)
-            output = OutputRecording(session, Identity.for_this_process("node"), outlets)
-            job = _launch_job(session, command, output, writers, mask, own_session=False)
+            output = OutputRecording(recording, Identity.for_this_process("node"), outlets)
+            job = _launch_job(recording, command, output, writers, mask, own_session=False)
         except (OSError, AgentError) as error:
             for number in closed:
                 os.close(number)
@@ -93,7 +93,7 @@ def run_in_foreground(
                 raise
             raise AgentError(f"The job's output cannot be read: {describe_cause(error)}") from error
         release_standard_descriptors(passed_on)
-        agent = Agent(session, job, output, foreground=True, grace_s=grace_s, on_message=on_message)
+        agent = Agent(recording, job, output, foreground=True, grace_s=grace_s, on_message=on_message)
         agent.note_start(command)
         return agent.run()
 
@@ -138,7 +138,7 @@ def _unignore_children() -> bool:
 
 
 def prepare_in_background(
-    session: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
+    recording: str, command: Sequence[str], *, grace_s: tuple[float, float] = GRACE_S
 ) -> Callable[[], JobResult]:
     """Launch ``command`` in its own session; return a function that records it to its end.
 
@@ -148,42 +148,42 @@ def prepare_in_background(
     _unignore_children()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     outlet = open_background_outlet()
-    output = OutputRecording(session, Identity.for_this_process("node"), [outlet])
-    job = _launch_job(session, command, output, [outlet.writer, outlet.writer], mask, own_session=True)
-    agent = Agent(session, job, output, grace_s=grace_s)
+    output = OutputRecording(recording, Identity.for_this_process("node"), [outlet])
+    job = _launch_job(recording, command, output, [outlet.writer, outlet.writer], mask, own_session=True)
+    agent = Agent(recording, job, output, grace_s=grace_s)
     agent.note_start(command)
     return agent.run
 
 
-def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
+def prepare_watch(recording: str, root: Process) -> Callable[[], JobResult]:
     """Take over a running job; return a function that records it to its end.
 
     Raises ProcessLookupError if the job has ended, CommandError if nothing can be written, since then no other process could
     find this agent.
     """
     if not root.is_alive():
-        raise ProcessLookupError(f"The job of {session}, process {root.pid}, has ended")
+        raise ProcessLookupError(f"The job of {recording}, process {root.pid}, has ended")
     signals = job_signals.list_handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    facts = read_facts(session)
-    output = _resume_output(session, root, facts)
-    agent = Agent(session, WatchedJob(root), output, facts=facts)
+    facts = read_facts(recording)
+    output = _resume_output(recording, root, facts)
+    agent = Agent(recording, WatchedJob(root), output, facts=facts)
     if not agent.is_known:
-        raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
+        raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=recording))
     return agent.run
 
 
-def _resume_output(session: str, root: Process, facts: JobFacts) -> OutputRecording:
+def _resume_output(recording: str, root: Process, facts: JobFacts) -> OutputRecording:
     """Return the recording of a running job's output, by its living holder or by a new one.
 
     A holder that passes output on also notices when the job's reader is gone, so there must be no other reader beside it.
     """
     holder = find_holder(facts.pipes.values())
     outlets = adopt_outlets(root, facts.pipes) if holder is None or not facts.passes_on else []
-    return OutputRecording(session, Identity.for_this_process("node"), outlets, holder=holder)
+    return OutputRecording(recording, Identity.for_this_process("node"), outlets, holder=holder)
 
 
-def watch_job(session: str, root_pid: int) -> JobResult:
+def watch_job(recording: str, root_pid: int) -> JobResult:
     """Record the running job whose root is ``root_pid`` until it ends, with its output if an agent started it.
 
     Its output is recorded by the holder that the agent has left, or else by a new one. The exit code is unknown, as the job
@@ -193,11 +193,11 @@ def watch_job(session: str, root_pid: int) -> JobResult:
     if root is None:
         raise ProcessLookupError(f"There is no process {root_pid}")
     with _signals_blocked(job_signals.list_handled_signals()):
-        return prepare_watch(session, root)()
+        return prepare_watch(recording, root)()
 
 
 def _launch_job(
-    session: str,
+    recording: str,
     command: Sequence[str],
     output: OutputRecording,
     writers: Sequence[int | None],
@@ -209,7 +209,7 @@ def _launch_job(
     try:
         output.start_holder()
         # In the background the job's output is a pipe, though the user looks at it on a terminal.
-        environ = jobs.build_environment(os.path.abspath(session), os.environ, unbuffered=own_session)
+        environ = jobs.build_environment(os.path.abspath(recording), os.environ, unbuffered=own_session)
         # A signal that has come meanwhile, before there is a job, takes its effect on us.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_SETMASK, mask))
         job = jobs.spawn_job(command, environ, writers=writers, signal_mask=mask, own_session=own_session)

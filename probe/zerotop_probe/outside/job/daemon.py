@@ -15,7 +15,7 @@ from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 
 _ANSWER_KEY = "zerotop_agent"
-# Followed by the root's pid and start time, and the session.
+# Followed by the root's pid and start time, and the recording.
 WATCH_OPTION = "--watch"
 
 
@@ -66,17 +66,17 @@ def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
     return StartingAgent(pid, reading)
 
 
-def spawn_watcher(session: str) -> StartingAgent | None:
+def spawn_watcher(recording: str) -> StartingAgent | None:
     """Start a new agent for a job whose agent has died, without waiting; None if the agent lives or the job has ended."""
-    root = read_facts(session).job
-    if root is None or not root.is_alive() or is_sampler_alive(session):
+    root = read_facts(recording).job
+    if root is None or not root.is_alive() or is_sampler_alive(recording):
         return None
-    return spawn_agent([WATCH_OPTION, str(root.pid), str(root.start), os.path.abspath(session)])
+    return spawn_agent([WATCH_OPTION, str(root.pid), str(root.start), os.path.abspath(recording)])
 
 
-def watch_in_background(session: str) -> Process | None:
+def watch_in_background(recording: str) -> Process | None:
     """Start a new agent as :func:`spawn_watcher` does, and wait until it runs. Raises AgentError, OSError."""
-    starting = spawn_watcher(session)
+    starting = spawn_watcher(recording)
     return None if starting is None else starting.await_agent()
 
 

@@ -37,7 +37,7 @@ class Agent:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         job: Job,
         output: OutputRecording,
         *,
@@ -52,7 +52,7 @@ class Agent:
         its recording began on another node, the end of this part is not the job's end. ``on_message`` receives sentences
         for the user.
         """
-        self._session = session
+        self._recording = recording
         self._attached = facts is not None and facts.attached
         self._joined = facts is not None and facts.joined
         self._has_left = False
@@ -69,12 +69,12 @@ class Agent:
         self._loss_noted = False
         self._output_loss_noted = False
         identity = Identity.for_this_process("node")
-        self._events = EventWriter(session, identity)
+        self._events = EventWriter(recording, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
         ranks = facts.ranks if facts is not None and facts.attached else None
-        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=ranks, recorded=output.files)
+        self._node = NodeSampler(recording, identity, job.root, self._events, attached_ranks=ranks, recorded=output.files)
         self._stopper = Stopper(
-            job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
+            job.root, recording, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )
 
     @property
@@ -161,7 +161,7 @@ class Agent:
         A job has ended when its root and its ranks have, because ranks may outlive a launcher. The agent also leaves an
         attached job when its recording was deleted, because nobody could ask it to leave any more.
         """
-        if self._has_left or (self._attached and _is_gone(self._session)):
+        if self._has_left or (self._attached and _is_gone(self._recording)):
             self._has_left = True
             return True
         if not self._job.has_ended():

@@ -67,8 +67,8 @@ def _make_error(program: str, number: int) -> CommandError:
     return CommandError(number, sentences.get(number, otherwise))
 
 
-def build_environment(session: str, base: Mapping[str, str], *, unbuffered: bool) -> dict[str, str]:
-    """Return the job's environment: ``base`` with the session's directory and the probe's bootstrap folder added.
+def build_environment(recording: str, base: Mapping[str, str], *, unbuffered: bool) -> dict[str, str]:
+    """Return the job's environment: ``base`` with the recording's directory and the probe's bootstrap folder added.
 
     ``unbuffered``: Python prints every line at once, as it does on a terminal, although its output is a pipe.
     """
@@ -77,7 +77,7 @@ def build_environment(session: str, base: Mapping[str, str], *, unbuffered: bool
     return {
         **({"PYTHONUNBUFFERED": "1"} if unbuffered else {}),
         **{name: value for name, value in base.items() if name},  # Python cannot pass on one without a name
-        SESSION_VARIABLE: session,
+        SESSION_VARIABLE: recording,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }
 

@@ -1,4 +1,4 @@
-"""Querying and stopping the job of a session, from any process of the same user on the same node."""
+"""Querying and stopping the job of a recording, from any process of the same user on the same node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --session"
+CANNOT_WRITE = "nothing can be written to {folder}: make room there, or choose another folder with --recording"
 
 _MAX_LINE_BYTES = 1 << 22  # of an event
 
@@ -27,12 +27,12 @@ _DAMAGE_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OverflowEr
 
 
 class JobUnreachable(ProcessLookupError):
-    """The job of this session cannot be reached from here; the text is a sentence that says why."""
+    """The job of this recording cannot be reached from here; the text is a sentence that says why."""
 
 
 @dataclass
 class JobFacts:
-    """The processes of a session's job on this node, according to its events."""
+    """The processes of a recording's job on this node, according to its events."""
 
     samplers: list[Process] = field(default_factory=list)
     job: Process | None = None
@@ -59,13 +59,13 @@ class JobFacts:
         return any(process.is_alive() for process in ([self.job] if self.job is not None else []) + self.ranks)
 
 
-def read_facts(session: str) -> JobFacts:
+def read_facts(recording: str) -> JobFacts:
     """Read the events that samplers and commands of this node wrote since its last boot."""
     facts = JobFacts()
     unsorted: list[tuple[dict[str, Any], _Author]] = []
     here = (clock.read_hostname(), clock.read_boot_id())
-    for path in sorted(glob.glob(os.path.join(glob.escape(session), "events-[nc]*.jsonl"))):
-        writer, author = _read_writer(path, session)
+    for path in sorted(glob.glob(os.path.join(glob.escape(recording), "events-[nc]*.jsonl"))):
+        writer, author = _read_writer(path, recording)
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
@@ -89,7 +89,7 @@ class _Author:
     """
 
     user: int
-    session: str
+    recording: str
 
     @property
     def is_trusted(self) -> bool:
@@ -104,17 +104,17 @@ class _Author:
         if os.geteuid() == 0 and read_owner(process.pid) == self.user:
             return True
         # The launcher says so itself. On a network file system the files of root may belong to nobody.
-        return read_environment(process.pid).get(SESSION_VARIABLE) == self.session
+        return read_environment(process.pid).get(SESSION_VARIABLE) == self.recording
 
 
 _WRITER_BY_PATH: dict[str, tuple[dict[str, Any], _Author]] = {}  # a cache for processes that poll
 
 
-def _read_writer(path: str, session: str) -> tuple[dict[str, Any], _Author]:
+def _read_writer(path: str, recording: str) -> tuple[dict[str, Any], _Author]:
     """Return the writer of a file from its first line, which never changes once it is written, and the file's owner."""
     if path not in _WRITER_BY_PATH:
         writer = next(_iter_events(path), {}).get("writer")
-        author = _Author(_read_file_owner(path), os.path.abspath(session))
+        author = _Author(_read_file_owner(path), os.path.abspath(recording))
         if not writer or not isinstance(writer, dict):
             return {}, author
         _WRITER_BY_PATH[path] = writer, author
@@ -201,41 +201,41 @@ def _parse_process(event: dict[str, Any]) -> Process:
     return Process(int(event.get("pid") or 0), int(event.get("start") or 0))
 
 
-def is_sampler_alive(session: str) -> bool:
-    """Whether a sampler of this session runs on this node."""
-    return any(sampler.is_alive() for sampler in read_facts(session).samplers)
+def is_sampler_alive(recording: str) -> bool:
+    """Whether a sampler of this recording runs on this node."""
+    return any(sampler.is_alive() for sampler in read_facts(recording).samplers)
 
 
-def is_job_alive(session: str) -> bool:
+def is_job_alive(recording: str) -> bool:
     """Whether the job's root, or a rank that outlived it, runs on this node."""
-    return read_facts(session).is_alive()
+    return read_facts(recording).is_alive()
 
 
-def end_recording(session: str) -> bool:
+def end_recording(recording: str) -> bool:
     """Ask the samplers of an attached job to exit; return whether there was one. The job continues."""
-    return sum(sampler.send_signal(LEAVE_REQUEST) for sampler in read_facts(session).samplers) > 0
+    return sum(sampler.send_signal(LEAVE_REQUEST) for sampler in read_facts(recording).samplers) > 0
 
 
-def is_job_here(session: str) -> bool:
+def is_job_here(recording: str) -> bool:
     """Whether the job runs or ran on this node since its last boot; else the other answers are meaningless."""
-    return read_facts(session).job is not None
+    return read_facts(recording).job is not None
 
 
-def request_stop(session: str) -> None:
+def request_stop(recording: str) -> None:
     """Request that the job stop; each further call uses the next stronger signal.
 
     A living sampler does this and escalates by itself from SIGINT to SIGTERM to SIGKILL, see ``shutdown.Stopper``. Without
     one each call sends the next of these signals. Returns at once; does nothing to a job that has ended.
 
-    Raises JobUnreachable if the session's job did not start on this machine, PermissionError if it belongs to another user.
+    Raises JobUnreachable if its job did not start on this machine, PermissionError if it belongs to another user.
     """
-    facts = read_facts(session)
+    facts = read_facts(recording)
     for sampler in facts.samplers:
         if sampler.send_signal(STOP_REQUEST):
             return
     if facts.job is None:
-        raise JobUnreachable(f"The job of {session} cannot be stopped from here: {_explain_unreachable(facts)}")
-    _stop_without_sampler(session, facts, facts.job)
+        raise JobUnreachable(f"The job of {recording} cannot be stopped from here: {_explain_unreachable(facts)}")
+    _stop_without_sampler(recording, facts, facts.job)
 
 
 def _explain_unreachable(facts: JobFacts) -> str:
@@ -246,10 +246,10 @@ def _explain_unreachable(facts: JobFacts) -> str:
     return f"it was started on {facts.other_host}; stop it there"
 
 
-def _stop_without_sampler(session: str, facts: JobFacts, root: Process) -> None:
+def _stop_without_sampler(recording: str, facts: JobFacts, root: Process) -> None:
     number = STAGES[min(facts.stops_sent, len(STAGES) - 1)]
-    if signal_job(root, session, number, facts.ranks):
+    if signal_job(root, recording, number, facts.ranks):
         identity = Identity.for_this_process("control")
-        writer = EventWriter(session, identity)
+        writer = EventWriter(recording, identity)
         writer.write(time.monotonic_ns(), events.StopSent, signal=number.name)
         writer.close()

@@ -4,7 +4,7 @@ The job writes to a pipe or pseudo-terminal, as it would without zerotop. Its re
 so it is this small process, which imports little and ignores all signals but SIGKILL. Where the user's descriptor is a file
 on disk, the job writes to that file itself and the holder records what is added to it.
 
-Arguments: a socket to the agent, a file with numbers that survive the holder (see ``output_log``), the session's directory,
+Arguments: a socket to the agent, a file with numbers that survive the holder (see ``output_log``), the recording,
 the stem of the output files, the header of an index, the limit in bytes, 1 to redact the recorded output or 0, and the
 streams as ``outlets.Outlet`` describes them, empty for those that have ended.
 

@@ -29,7 +29,7 @@ _CANNOT_START = "The process that reads the job's output cannot be started: {rea
 _START_S = 20.0
 _ANSWER_S = 0.3
 _RETRY_S = 1.0
-# Of the largest size of a session; ``folding`` leaves this share.
+# Of the largest size of a recording; ``folding`` leaves this share.
 _OUTPUT_SHARE = 0.12
 _POSITION_DIGITS = 20
 _HEADER_ALIGNMENT = 64  # so that memory-mapped fields are aligned
@@ -40,7 +40,7 @@ class OutputRecording:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         identity: Identity,
         outlets: Sequence[Outlet],
         *,
@@ -50,10 +50,10 @@ class OutputRecording:
         self.holder = holder
         self.errors: list[str] = []
         """Why output could not be passed on. A reader that closed its pipe is no error."""
-        self._folder = os.path.abspath(session)
+        self._folder = os.path.abspath(recording)
         self._stem = f"{OUTPUT.name}-{identity.file_stem}"
         self._header = _make_header(identity)
-        info = directory.read_session_info(session)
+        info = directory.read_recording_info(recording)
         self._limit = int(float(info.get("max_bytes") or directory.MAX_BYTES) * _OUTPUT_SHARE)
         self._redaction = int(bool(info.get("redact_output")))
         self._outlets = dict(enumerate(outlets))

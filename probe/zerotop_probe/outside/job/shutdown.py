@@ -22,10 +22,10 @@ STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _KILL_AGAIN_S = 0.5
 
 
-def find_job_processes(root: Process, session: str, ranks: Iterable[Process] = ()) -> list[Process]:
+def find_job_processes(root: Process, recording: str, ranks: Iterable[Process] = ()) -> list[Process]:
     """Return all living processes of a job except the caller.
 
-    These are the root, ``ranks``, their descendants, and processes of this user whose environment names the session. The
+    These are the root, ``ranks``, their descendants, and processes of this user whose environment names the recording. The
     latter include ranks whose launcher has died.
     """
     pids = dict.fromkeys(find_family(root.pid) if root.is_alive() else ())
@@ -35,13 +35,13 @@ def find_job_processes(root: Process, session: str, ranks: Iterable[Process] = (
     user = os.getuid()
     for pid, attributes in iter_processes("uids", "environ"):
         owner, environment = attributes["uids"], attributes["environ"] or {}
-        if owner is not None and owner.effective == user and environment.get(SESSION_VARIABLE) == session:
+        if owner is not None and owner.effective == user and environment.get(SESSION_VARIABLE) == recording:
             pids[pid] = None
     pids.pop(os.getpid(), None)
     return [process for pid in pids if (process := Process.from_pid(pid)) is not None]
 
 
-def signal_job(root: Process, session: str, number: int, ranks: Iterable[Process] = ()) -> int:
+def signal_job(root: Process, recording: str, number: int, ranks: Iterable[Process] = ()) -> int:
     """Send a signal as a terminal would, to the process group of the job's root. Return how many received it.
 
     ``ranks`` that do not descend from the root receive it individually. SIGKILL goes to every process of the job, whatever
@@ -50,13 +50,13 @@ def signal_job(root: Process, session: str, number: int, ranks: Iterable[Process
     ranks = list(ranks)
     stat = read_stat(root.pid) if root.is_alive() else None
     if number == signal.SIGKILL or stat is None:
-        return sum(_send_signal(member, number) for member in find_job_processes(root, session, ranks))
+        return sum(_send_signal(member, number) for member in find_job_processes(root, recording, ranks))
     descendants = set(find_family(root.pid))
     others = [rank for rank in ranks if rank.pid not in descendants]
-    return _signal_group(root, session, number, stat.group) + sum(_send_signal(rank, number) for rank in others)
+    return _signal_group(root, recording, number, stat.group) + sum(_send_signal(rank, number) for rank in others)
 
 
-def _signal_group(root: Process, session: str, number: int, group: int) -> int:
+def _signal_group(root: Process, recording: str, number: int, group: int) -> int:
     if group == root.pid:
         try:
             os.killpg(group, number)
@@ -64,7 +64,7 @@ def _signal_group(root: Process, session: str, number: int, group: int) -> int:
         except ProcessLookupError:
             return 0
     # In the foreground the group is also ours and our caller's: only the job's own members of it are signalled.
-    members = find_job_processes(root, session)
+    members = find_job_processes(root, recording)
     return sum(_send_signal(member, number) for member in members if (own := read_stat(member.pid)) and own.group == group)
 
 
@@ -81,7 +81,7 @@ class Stopper:
     def __init__(
         self,
         root: Process,
-        session: str,
+        recording: str,
         *,
         grace_s: tuple[float, float],
         on_sent: Callable[[str], None],
@@ -89,7 +89,7 @@ class Stopper:
     ) -> None:
         """``on_sent`` receives the name of each signal when it is sent; ``ranks`` returns the ranks found so far."""
         self._root = root
-        self._session = session
+        self._recording = recording
         self._ranks = ranks
         self._grace_s = (*grace_s, _KILL_AGAIN_S)
         self._on_sent = on_sent
@@ -107,7 +107,7 @@ class Stopper:
         self._stage = min(before + 1, len(STAGES) - 1)
         number = STAGES[self._stage]
         self._deadline_s = now_s + self._grace_s[self._stage]
-        signal_job(self._root, self._session, number, self._ranks())
+        signal_job(self._root, self._recording, number, self._ranks())
         if self._stage != before:
             self._on_sent(number.name)
 

@@ -55,7 +55,7 @@ class TerminalModes:
     def _is_in_foreground(self) -> bool:
         try:
             return os.tcgetpgrp(self._target) == os.getpgrp()
-        except OSError:  # not the terminal of this session, so that it has no foreground for us
+        except OSError:  # not the terminal of this recording, so that it has no foreground for us
             return True
 
     def _set_modes(self) -> None:

@@ -25,7 +25,7 @@ class GpuSampler:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         identity: Identity,
         *,
         on_seen: Callable[[GpuDiscovery], None],
@@ -42,7 +42,7 @@ class GpuSampler:
             on_neighbour: receives the pid of each process that shares a GPU with others, once.
 
         """
-        self._session = session
+        self._recording = recording
         self._identity = identity
         self._on_seen = on_seen
         self._on_open = on_open
@@ -64,8 +64,8 @@ class GpuSampler:
         discovery, self._devices = discover_gpus()
         if self._devices:
             self._writers = (
-                RecordWriter(self._session, GPUS, self._identity),
-                RecordWriter(self._session, GPU_PROCESSES, self._identity),
+                RecordWriter(self._recording, GPUS, self._identity),
+                RecordWriter(self._recording, GPU_PROCESSES, self._identity),
             )
         self._on_seen(discovery)
         self._on_open(self._devices)

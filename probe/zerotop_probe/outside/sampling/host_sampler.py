@@ -79,8 +79,8 @@ class CoreClocks:
 class HostSampler:
     """Writes one row of HOSTS per sample."""
 
-    def __init__(self, session: str, identity: Identity, group: ControlGroup) -> None:
-        self._writer = RecordWriter(session, HOSTS, identity)
+    def __init__(self, recording: str, identity: Identity, group: ControlGroup) -> None:
+        self._writer = RecordWriter(recording, HOSTS, identity)
         self._group = group
         self._cores = count_usable_cores()
         self._last_busy: tuple[int, int] | None = None

@@ -78,7 +78,7 @@ class NodeSampler:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         identity: Identity,
         root: Process,
         writer: EventWriter,
@@ -95,31 +95,31 @@ class NodeSampler:
         self._has_gpus = False
         self._group = ControlGroup(root.pid)
         self._kills_before = self._read_kills()
-        self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks, recorded=recorded)
+        self.ranks = RankFinder(recording, root, writer, attached_ranks=attached_ranks, recorded=recorded)
         self._faults = FaultWatch(writer.write, self.note_error)
         self._gpus = GpuSampler(
-            session,
+            recording,
             identity,
             on_seen=self._note_gpus,
             on_open=self._faults.open,
             on_lost=self._note_lost,
             on_neighbour=self._note_gpu_process,
         )
-        self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped, self._note_libraries)
-        self._hosts = HostSampler(session, identity, self._group)
+        self._processes = ProcessSampler(recording, identity, self._note_affinity, self._note_stopped, self._note_libraries)
+        self._hosts = HostSampler(recording, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = GuardedThread("gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
-        self._folding = BackgroundFolding(session, self.note_error)
-        self._rings = RingCollector(session, Report(self._note_late, self.note_error))
+        self._folding = BackgroundFolding(recording, self.note_error)
+        self._rings = RingCollector(recording, Report(self._note_late, self.note_error))
         self._stuck = StuckRankWatcher(self._rings.list_heard, self.ranks.list_silent, self._note_stacks)
         self._loaders = LoaderWatcher(self._rings.list_waiting, self._note_loader_stacks)
         try:
             self._rings.start()
-            if directory.read_session_info(session).get(directory.STACKS_SETTING) is not False:
+            if directory.read_recording_info(recording).get(directory.STACKS_SETTING) is not False:
                 self._stuck.start()
                 self._loaders.start()
-        except RuntimeError as error:  # a limit of processes; the ranks write to the session themselves
+        except RuntimeError as error:  # a limit of processes; the ranks write to the recording themselves
             self.note_error("rings", error)
         self._gpu_thread.start_sampling()
         self._host_thread.start_sampling()

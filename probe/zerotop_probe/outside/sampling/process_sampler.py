@@ -211,7 +211,7 @@ class ProcessSampler:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         identity: Identity,
         on_affinity: OnAffinity,
         on_stopped: OnStopped,
@@ -221,8 +221,8 @@ class ProcessSampler:
         self._on_affinity = on_affinity
         self._on_libraries = on_libraries
         self._on_stopped = on_stopped
-        self._process_writer = RecordWriter(session, PROCESSES, identity)
-        self._thread_writer = RecordWriter(session, THREADS, identity)
+        self._process_writer = RecordWriter(recording, PROCESSES, identity)
+        self._thread_writer = RecordWriter(recording, THREADS, identity)
         self._budget = DescriptorBudget(raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
         self._schedstat = has_schedstat()
         self._readers: dict[Process, ProcessReader] = {}

@@ -1,4 +1,4 @@
-"""Write the ranks' records from shared memory to the session, five or ten times a second.
+"""Write the ranks' records from shared memory to the recording, five or ten times a second.
 
 It is a separate thread: a stalled file system stops only this thread, while the ranks' rings fill.
 """
@@ -46,14 +46,14 @@ class _CollectedRing:
         header = json.loads(ring.read_declarations().splitlines()[0])
         self.rank = int(header["header"]["writer"]["rank"])
         self.heard = Heard(self.rank, int(header["header"]["writer"]["pid"]), time.monotonic())
-        self.session = str(header["session"])
+        self.recording = str(header["session"])
         self.ring = ring
         self._waits = DataWaits()
-        self._drainer = RingDrainer(ring, self.session, self._waits.add_records)
+        self._drainer = RingDrainer(ring, self.recording, self._waits.add_records)
         self._written_ns = ring.read_pass()[0]
         self._error = 0
         self.is_over = False
-        """Whether the writer is gone and all its records are written, or the session was deleted."""
+        """Whether the writer is gone and all its records are written, or the recording was deleted."""
 
     def collect(self, report: Report | None = None, *, is_closing: bool = False) -> None:
         """Write the new records. Errors are noted in the ring, where the records stay for the next time.
@@ -71,7 +71,7 @@ class _CollectedRing:
                 self._drainer.drain(begin_ns, is_final=True)
         except OSError as reason:
             error = reason.errno or errno.EIO
-        if error and not os.path.exists(os.path.join(self.session, SESSION_FILE)):
+        if error and not os.path.exists(os.path.join(self.recording, SESSION_FILE)):
             is_last, error = True, 0
         end_ns = time.monotonic_ns()
         self.ring.note_pass(end_ns, error)
@@ -82,7 +82,7 @@ class _CollectedRing:
             return
         waited_ns, self._written_ns = end_ns - self._written_ns, end_ns
         if waited_ns > _LATE_NS and report is not None:
-            why = os.strerror(self._error) if self._error else "the session's file system did not respond"
+            why = os.strerror(self._error) if self._error else "the recording's file system did not respond"
             report.on_late(self.rank, waited_ns / 1e9, why)
         self._error = 0
         self.is_over = is_last
@@ -113,13 +113,13 @@ def _claim_ring(path: str) -> _CollectedRing | None:
 
 
 class RingCollector(threading.Thread):
-    """Drains all rings of a session on this node."""
+    """Drains all rings of a recording on this node."""
 
-    def __init__(self, session: str, report: Report) -> None:
-        """Offer shared memory to the ranks from now on; without it they write to the session themselves."""
+    def __init__(self, recording: str, report: Report) -> None:
+        """Offer shared memory to the ranks from now on; without it they write to the recording themselves."""
         super().__init__(name="rings", daemon=True)
         self._report = report
-        self._session = session
+        self._recording = recording
         self._folder: str | None = None
         self._owner: int | None = None
         self._rings: dict[str, _CollectedRing] = {}
@@ -127,11 +127,11 @@ class RingCollector(threading.Thread):
         self._claim()
 
     def _claim(self) -> None:
-        self._folder = shared_memory.offer_folder(self._session)
-        self._owner = None if self._folder is None else _claim_folder(self._folder, self._session)
+        self._folder = shared_memory.offer_folder(self._recording)
+        self._owner = None if self._folder is None else _claim_folder(self._folder, self._recording)
 
     def run(self) -> None:
-        """Drain until :meth:`finish`; if another process drains this session, wait for its end."""
+        """Drain until :meth:`finish`; if another process drains this recording, wait for its end."""
         with contextlib.suppress(RuntimeError):  # too little memory for another thread; the next sampler adopts them
             threading.Thread(target=adopt_leftovers, args=(self._folder,), name="leftovers", daemon=True).start()
         is_closing = False
@@ -165,13 +165,13 @@ class RingCollector(threading.Thread):
         return [collected.describe_wait() for collected in list(self._rings.values())]
 
     def finish(self, timeout_s: float) -> None:
-        """Drain once more and stop; wait at most ``timeout_s``. Ranks that still run write to the session themselves."""
+        """Drain once more and stop; wait at most ``timeout_s``. Ranks that still run write to the recording themselves."""
         self._is_closing.set()
         if self.ident is not None:
             self.join(timeout_s)
 
 
-def _claim_folder(folder: str, session: str) -> int | None:
+def _claim_folder(folder: str, recording: str) -> int | None:
     """Become the sampler that drains this folder; None while another one does."""
     path = os.path.join(folder, OWNER_FILE)
     try:
@@ -183,7 +183,7 @@ def _claim_folder(folder: str, session: str) -> int | None:
         if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
             raise FileNotFoundError("another process has just removed the folder")
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, os.fsencode(os.path.abspath(session)), 0)
+        os.pwrite(descriptor, os.fsencode(os.path.abspath(recording)), 0)
     except OSError:
         os.close(descriptor)
         return None
@@ -195,7 +195,7 @@ def adopt_leftovers(own_folder: str | None = None) -> None:
     for folder in glob.glob(os.path.join(shared_memory.MEMORY_ROOT, f"zerotop-{os.geteuid()}-*")):
         owner = None
         if folder != own_folder and shared_memory.is_private(folder):
-            owner = _claim_folder(folder, _read_session(folder))
+            owner = _claim_folder(folder, _read_recording(folder))
         if owner is None:
             continue
         for path in shared_memory.list_rings(folder):
@@ -207,7 +207,7 @@ def adopt_leftovers(own_folder: str | None = None) -> None:
         os.close(owner)
 
 
-def _read_session(folder: str) -> str:
+def _read_recording(folder: str) -> str:
     with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE), "rb") as file:
         return os.fsdecode(file.read())
     return ""

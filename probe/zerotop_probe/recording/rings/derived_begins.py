@@ -1,7 +1,7 @@
 """The begins of phases that a rank does not record itself.
 
 In a short step a rank only notes the begin of a phase in its ring's header, and writes the records of all spans when the
-step ends. The session still has a begin for each span: those of phases in progress come from the header, the others from the
+step ends. There is still a begin for each span: those of phases in progress come from the header, the others from the
 spans.
 """
 
@@ -15,7 +15,7 @@ _PACK_BEGIN = BEGINS.record_struct.pack
 
 
 def derive_begins(begins: list[bytes], spans: list[bytes], phases: list[bytes], newest_ns: int) -> list[bytes]:
-    """Return the missing records of BEGINS, of phases that began after ``newest_ns``, the last begin in the session.
+    """Return the missing records of BEGINS, of phases that began after ``newest_ns``, the last begin in the recording.
 
     ``begins`` and ``spans`` are new records of the two tables, ``phases`` those of the ring's header, which must have been
     read before. Phases within others either have a record of their begin or need none.

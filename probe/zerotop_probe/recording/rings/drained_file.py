@@ -1,4 +1,4 @@
-"""A file of the session to which the process that drains a ring appends its records."""
+"""A file of the recording to which the process that drains a ring appends its records."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_NAMES = 1000
 class DrainedFile:
     """One declared file: the events, or all segments of a table."""
 
-    def __init__(self, session: str, declaration: dict[str, Any], progress: FileProgress) -> None:
+    def __init__(self, recording: str, declaration: dict[str, Any], progress: FileProgress) -> None:
         header = declaration["header"]
-        self._session = session
+        self._recording = recording
         self._stem = f"{header['table']}-{Identity(**header['writer']).file_stem}"
         self.table = header["table"]
         self.record_bytes = 0
@@ -123,7 +123,7 @@ class DrainedFile:
     def _make_path(self, progress: FileProgress) -> str:
         stem = f"{self._stem}.{progress.number - 1}" if progress.number > 1 else self._stem
         name = segments.make_name(stem, progress.segment) if self.record_bytes else stem + self._suffix
-        return os.path.join(self._session, name)
+        return os.path.join(self._recording, name)
 
     def _begin_segment(self) -> None:
         written = self._written

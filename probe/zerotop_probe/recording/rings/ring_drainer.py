@@ -1,4 +1,4 @@
-"""Write the records of a ring to the files of its session.
+"""Write the records of a ring to the files of its recording.
 
 A pass appends records to the files first and then notes in the ring how far it came. After a crash between the two, the next
 process finds more bytes in a file than the ring says, and skips that many of the same records: none is lost or doubled.
@@ -47,10 +47,10 @@ OnRecords = Callable[[str, list[bytes]], None]
 class RingDrainer:
     """The files of one ring. Only the process that has claimed the ring may drain it."""
 
-    def __init__(self, ring: Ring, session: str, on_records: OnRecords | None = None) -> None:
+    def __init__(self, ring: Ring, recording: str, on_records: OnRecords | None = None) -> None:
         """``on_records`` receives the written records."""
         self.ring = ring
-        self._session = session
+        self._recording = recording
         self._on_records = on_records
         self._drained, self._begins_ns = ring.read_drained()
         self._progress = ring.read_progress()
@@ -74,7 +74,7 @@ class RingDrainer:
     def _add_files(self) -> None:
         lines = self.ring.read_declarations().splitlines()
         for line in lines[len(self._files) :]:
-            self._files.append(DrainedFile(self._session, json.loads(line), self._progress[len(self._files)]))
+            self._files.append(DrainedFile(self._recording, json.loads(line), self._progress[len(self._files)]))
         if sum(file.open() for file in self._files):
             self.ring.write_progress(self._drained, self._begins_ns, [file.progress for file in self._files])
 
@@ -187,12 +187,12 @@ class RingDrainer:
             file.close()
 
 
-def drain_ring(ring: Ring, session: str, *, is_final: bool) -> bool:
+def drain_ring(ring: Ring, recording: str, *, is_final: bool) -> bool:
     """Write all records of a ring that the caller has claimed, and return True.
 
     After an error, which is noted in the ring, they stay there for the next time.
     """
-    drainer = RingDrainer(ring, session)
+    drainer = RingDrainer(ring, recording)
     try:
         drainer.drain(time.monotonic_ns(), is_final=is_final)
         ring.note_pass(time.monotonic_ns(), 0)

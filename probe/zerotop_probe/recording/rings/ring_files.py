@@ -1,7 +1,7 @@
 """The files of a rank whose node has a sampler: records go into a ring in shared memory, and the sampler writes them.
 
 Nothing here waits: a record takes one copy into memory. If the ring is full the record is lost and counted. If there is no
-sampler any more, the rank writes the ring's records to the session itself, at the end of a step.
+sampler any more, the rank writes the ring's records to the recording itself, at the end of a step.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _TAG = struct.Struct("<Q")
 class RingFiles:
     """The ring of this process and its writers."""
 
-    def __init__(self, session: str, identity: Identity, folder: str) -> None:
+    def __init__(self, recording: str, identity: Identity, folder: str) -> None:
         """Create the ring. Raise OSError if that is not possible."""
-        self._session = session
+        self._recording = recording
         self._pid = os.getpid()
         header = make_header("events", identity)
-        declaration = pack_declaration(kind=EVENTS_KIND, session=os.path.abspath(session), header=header)
+        declaration = pack_declaration(kind=EVENTS_KIND, session=os.path.abspath(recording), header=header)
         self.ring = Ring.create(folder, f"{identity.file_stem}-{time.monotonic_ns()}", declaration)
         self.ring.note_pass(time.monotonic_ns(), 0)
         self._identity = identity
@@ -100,7 +100,7 @@ class RingFiles:
         return os.strerror(error) if error else "the sampler of this node does not keep up"
 
     def poll(self, time_ns: int) -> None:
-        """Write the records to the session if nobody else does; called at the ends of steps."""
+        """Write the records to the recording if nobody else does; called at the ends of steps."""
         if self._is_open and time_ns - self.ring.read_pass()[0] > _PATIENCE_NS:
             self._drain_here(is_final=False)
 
@@ -109,7 +109,7 @@ class RingFiles:
         if not self.ring.try_claim():
             return False
         try:
-            return drain_ring(self.ring, self._session, is_final=is_final)
+            return drain_ring(self.ring, self._recording, is_final=is_final)
         finally:
             self.ring.release_claim()
 
@@ -214,16 +214,16 @@ def _void_slot(ring: Ring, slot: int) -> None:
 class DiskFiles:
     """The files of a rank without a sampler on its node: every record is written at once."""
 
-    def __init__(self, session: str, identity: Identity) -> None:
-        self._session = session
+    def __init__(self, recording: str, identity: Identity) -> None:
+        self._recording = recording
         self._identity = identity
         self._writers: list[writer.RecordWriter] = []
-        self.events = writer.EventWriter(session, identity)
+        self.events = writer.EventWriter(recording, identity)
         writer.reserve_events(self.events.fileno())
 
     def open_table(self, table: Table, **extra: Any) -> writer.RecordWriter:
         """Return a writer of records of a table; ``extra`` goes into the header of its file."""
-        self._writers.append(writer.RecordWriter(self._session, table, self._identity, **extra))
+        self._writers.append(writer.RecordWriter(self._recording, table, self._identity, **extra))
         return self._writers[-1]
 
     def poll(self, time_ns: int) -> None:
@@ -243,13 +243,13 @@ TableWriter = Union[RingTable, writer.RecordWriter]
 RankFiles = Union[RingFiles, DiskFiles]
 
 
-def open_rank_files(session: str, identity: Identity) -> RankFiles:
+def open_rank_files(recording: str, identity: Identity) -> RankFiles:
     """Return the files of this rank: in memory shared with a sampler of this node if one offers it, else on disk."""
     try:
-        folder = shared_memory.find_folder(session)
+        folder = shared_memory.find_folder(recording)
         if folder is not None and shared_memory.is_private(folder):
-            return RingFiles(session, identity, folder)
+            return RingFiles(recording, identity, folder)
     except (OSError, ValueError) as error:
         if is_interruption(error):
             raise
-    return DiskFiles(session, identity)
+    return DiskFiles(recording, identity)

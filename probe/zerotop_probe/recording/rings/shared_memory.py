@@ -1,7 +1,7 @@
 """Memory that a rank shares with its node's sampler: a ring of records, so that the training never waits for a file system.
 
-The sampler of a session offers a folder in /dev/shm; a rank that finds it creates a ring there, and the sampler writes the
-ring's records to the session. Ranks on other nodes or in other containers find no such folder and write to the session
+The sampler of a recording offers a folder in /dev/shm; a rank that finds it creates a ring there, and the sampler writes the
+ring's records to the recording. Ranks on other nodes or in other containers find no such folder and write to the recording
 themselves.
 
 A ring is a file of preallocated pages: a header, the declarations of the rank's files (JSON lines) and slots. A slot holds
@@ -28,7 +28,7 @@ MEMORY_ROOT = "/dev/shm"
 RING_SUFFIX = ".ring"
 _NEW_SUFFIX = ".new"
 
-# In each folder: the path of its session. The sampler that drains the folder's rings has an flock on it.
+# In each folder: the path of its recording. The sampler that drains the folder's rings has an flock on it.
 OWNER_FILE = "session"
 
 _PAGE = 4096
@@ -70,13 +70,13 @@ class FileProgress(NamedTuple):
     bytes: int = 0  # bytes of the whole table
 
 
-def find_folder(session: str) -> str | None:
-    """Return the path of the folder for rings of a session, which need not exist; None if the session has no file.
+def find_folder(recording: str) -> str | None:
+    """Return the path of the folder for rings of a recording, which need not exist; None if the recording has no file.
 
-    Its name follows from the content of the session's file, which other users cannot read.
+    Its name follows from the content of the recording's file, which other users cannot read.
     """
     try:
-        with open(os.path.join(session, SESSION_FILE), "rb") as file:
+        with open(os.path.join(recording, SESSION_FILE), "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()[:32]
     except OSError:
         return None
@@ -266,9 +266,9 @@ def list_rings(folder: str) -> list[str]:
         return []
 
 
-def offer_folder(session: str) -> str | None:
-    """Create the folder for rings of a session, or use one that a killed sampler has left; None if there is none."""
-    folder = find_folder(session)
+def offer_folder(recording: str) -> str | None:
+    """Create the folder for rings of a recording, or use one that a killed sampler has left; None if there is none."""
+    folder = find_folder(recording)
     if folder is None:
         return None
     with contextlib.suppress(OSError):
@@ -277,7 +277,7 @@ def offer_folder(session: str) -> str | None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder unless rings are left in it. A rank that is creating one now writes to the session instead."""
+    """Remove a folder unless rings are left in it. A rank that is creating one now writes to the recording instead."""
     if list_rings(folder):
         return
     with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.annotations import load_kind_names
+from zerotop.analysis.findings import load_kind_names
 from zerotop.analysis.formatting import parse_bytes
 
 if sys.version_info >= (3, 11):
@@ -32,7 +32,7 @@ class Budget:
     tokens_per_second: float | None = None  # at least
     steps: int | None = None  # finished steps, at least
     forbidden: tuple[str, ...] = ()  # names of findings, or SEVERITIES
-    session: str | None = None  # the baseline: a path, from the budget's folder, or a name
+    recording: str | None = None  # the baseline: a path, from the budget's folder, or a name
     slowdown_percent: float = 2.0  # fails if slower by more, and by more than noise explains
     memory_growth_percent: float = 5.0  # fails if the peak of memory is higher by more
 
@@ -122,5 +122,5 @@ _SECTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "steps": _read_count,
     },
     "findings": {"forbidden": _read_findings},
-    "baseline": {"session": _read_text, "slowdown_percent": _read_number, "memory_growth_percent": _read_number},
+    "baseline": {"recording": _read_text, "slowdown_percent": _read_number, "memory_growth_percent": _read_number},
 }

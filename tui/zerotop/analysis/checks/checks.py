@@ -9,15 +9,15 @@ from enum import Enum
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.checks.budget import SEVERITIES, Budget
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.token_counts import estimate_tokens
-from zerotop.session.moments.process_exits import describe_exit_code
+from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
 # Rows of a setup that affect the iteration time.
@@ -140,7 +140,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
             yield Check("tokens_per_second", CheckOutcome.FAILED, "No tokens were counted in the recorded steps.")
 
 
-def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterator[Check]:
+def _check_findings(findings: tuple[Finding, ...], budget: Budget) -> Iterator[Check]:
     for name in budget.forbidden:
         found = [finding for finding in findings if finding.name == name or _is_as_severe(finding, name)]
         text = "It did not occur." if not found else f"{found[0].headline}."
@@ -149,7 +149,7 @@ def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterato
         yield _make_check(f"finding {name}", not found, text)
 
 
-def _is_as_severe(finding: Annotation, name: str) -> bool:
+def _is_as_severe(finding: Finding, name: str) -> bool:
     return (
         name in SEVERITIES
         and finding.severity is not Severity.INFO
@@ -158,7 +158,7 @@ def _is_as_severe(finding: Annotation, name: str) -> bool:
 
 
 def _check_baseline(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Iterator[Check]:
-    name = baseline.session.name
+    name = baseline.recording.name
     if reason := describe_machines(run, baseline) or _describe_other_work(run, baseline):
         yield Check("slowdown", CheckOutcome.SKIPPED, f"Not compared with the baseline {name}: {reason}.")
     else:
@@ -218,12 +218,12 @@ def describe_machines(run: RecordedRun, baseline: RecordedRun) -> str:
 
 
 def _describe_machine(run: RecordedRun) -> str:
-    node = read_lowest_rank(run.session, events.Node)
+    node = read_lowest_rank(run.recording, events.Node)
     if node is None:
         return "an unknown machine"
     gpus = [gpu.name for gpu in node.gpus or ()]
     kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
-    nodes = len(run.session.at().nodes)
+    nodes = len(run.recording.at().nodes)
     parts = [*kinds, f"{node.cores} cores of {node.cpu or 'an unknown processor'}"]
     return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Rows
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Ints, Rows
 
 MIN_STEPS = 20
 """A pace of fewer steps cannot be compared."""
@@ -56,7 +56,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> MeasuredPace | N
     if not len(rows):
         return None
     seconds = rows["iteration_s"]
-    waited = np.minimum(_measure_waiting(source.session, rows) / seconds, 0.95)
+    waited = np.minimum(_measure_waiting(source.recording, rows) / seconds, 0.95)
     quiet = waited <= max(_QUIET_SHARE, float(np.quantile(waited, _QUIET_STEPS_SHARE)))
     unhindered = (seconds * (1 - waited))[quiet]
     return MeasuredPace(
@@ -65,7 +65,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> MeasuredPace | N
         unhindered_s=float(np.median(unhindered)),
         waiting=float((seconds * waited).sum() / seconds.sum()),
         spread=_measure_spread(unhindered) if len(rows) >= MIN_STEPS else math.inf,
-        hindrance=_measure_hindrance(source.session, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
+        hindrance=_measure_hindrance(source.recording, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
     )
 
 
@@ -89,10 +89,10 @@ def _measure_spread(seconds: Floats) -> float:
     return float(np.sort(np.abs(medians / np.median(seconds) - 1))[-2])
 
 
-def _measure_waiting(session: Session, rows: Rows) -> Floats:
+def _measure_waiting(recording: Recording, rows: Rows) -> Floats:
     """Return for each step how many seconds a thread of the rank that waited longest had no core."""
     longest = np.zeros(len(rows))
-    for source in session.sources["processes"]:
+    for source in recording.sources["processes"]:
         for rank in np.unique(source.array["rank"][source.array["rank"] >= 0]).tolist():
             longest = np.maximum(longest, _integrate_samples(source, rank, rows))
     return longest
@@ -107,17 +107,17 @@ def _integrate_samples(source: Source, rank: int, rows: Rows) -> Floats:
     return spent
 
 
-def _measure_hindrance(session: Session, rows: Rows) -> float:
+def _measure_hindrance(recording: Recording, rows: Rows) -> float:
     """Return the share by which busy neighbours and luck may have slowed the ranks, for the time that they compute."""
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     worst = 0.0
-    for host in session.sources["hosts"]:
+    for host in recording.sources["hosts"]:
         samples = _select_between(host, host.array, begin_ns, end_ns)
         if not len(samples):
             continue
         busy, cores = float(np.nanmean(samples["cores_used"])), float(np.nanmax(samples["cores"]))
         own, waiting, ranks = 0.0, 0.0, 0
-        for source in session.host_sources("processes", host.host):
+        for source in recording.host_sources("processes", host.host):
             of_job = _select_between(source, source.array, begin_ns, end_ns)
             of_job = of_job[of_job["rank"] >= 0]
             ticks = max(1, len(np.unique(of_job["time_ns"])))
@@ -126,15 +126,15 @@ def _measure_hindrance(session: Session, rows: Rows) -> float:
             ranks += len(np.unique(of_job["rank"]))
         running = own / max(1e-9, ranks - waiting) if ranks > waiting else 1.0
         crowding = _CROWDED_LOSS * min(1.0, max(0.0, busy - own) / max(1.0, cores))
-        luck = _PROCESS_LUCK * (1 - _measure_gpu_load(session, host.host, begin_ns, end_ns))
+        luck = _PROCESS_LUCK * (1 - _measure_gpu_load(recording, host.host, begin_ns, end_ns))
         worst = max(worst, min(1.0, running) * (crowding + luck))
     return worst
 
 
-def _measure_gpu_load(session: Session, host: str, begin_ns: int, end_ns: int) -> float:
+def _measure_gpu_load(recording: Recording, host: str, begin_ns: int, end_ns: int) -> float:
     """Return the utilization of the busiest GPU of a host, 0 to 1; 0 without GPUs."""
     loads = [0.0]
-    for source in session.host_sources("gpus", host):
+    for source in recording.host_sources("gpus", host):
         samples = _select_between(source, source.array, begin_ns, end_ns)
         for gpu in np.unique(samples["gpu"]):
             percent = samples["utilization_percent"][samples["gpu"] == gpu]

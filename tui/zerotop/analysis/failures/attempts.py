@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from zerotop.analysis.failures.launcher_reports import LauncherReport
 from zerotop.analysis.failures.rank_ends import RankEnd, find_ends, read_printed_ends
 from zerotop.analysis.failures.tracebacks import Traceback
-from zerotop.session.keys import ProcessKey, RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import read_exits, read_launcher
-from zerotop.session.reader import Source
+from zerotop.recording.keys import ProcessKey, RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.process_exits import read_exits, read_launcher
+from zerotop.recording.reader import Source
 from zerotop_probe.recording import events
 
 # A table may be created this long before a sampler finds its process.

@@ -33,12 +33,12 @@ from zerotop.analysis.failures.tracebacks import Traceback
 from zerotop.analysis.formatting import Text, format_ranks
 from zerotop.analysis.hardware.gpu_faults import explain_by_fault
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At, RankAt
-from zerotop.session.moments.host_memory import HostMemory
-from zerotop.session.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit
-from zerotop.session.output.tail import read_last_lines
-from zerotop.session.steps.step_memory import measure_held_bytes
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.moments.at import At, RankAt
+from zerotop.recording.moments.host_memory import HostMemory
+from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit
+from zerotop.recording.output.tail import read_last_lines
+from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import Goodbye, JobEnded, RankGone
 from zerotop_probe.recording.tables import FAILED
 

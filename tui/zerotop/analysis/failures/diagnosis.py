@@ -17,11 +17,11 @@ from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
-from zerotop.session.keys import identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import at_event
-from zerotop.session.moments.process_exits import count_oom_kills, find_first_exit, find_latest
-from zerotop.session.reader import Session
+from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import at_event
+from zerotop.recording.moments.process_exits import count_oom_kills, find_first_exit, find_latest
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import Event, JobEnded, OutOfMemory, RankGone, StopSent
 
 _END_EVENTS: tuple[type[Event], ...] = (OutOfMemory, JobEnded, RankGone)
@@ -97,7 +97,7 @@ def _build_memory_failure(at: At, post_mortem: PostMortem) -> End:
         what=f"{who} {_MEMORY_SENTENCES[post_mortem.kind]}{place}.",
         where=", ".join(_list_location(post_mortem)),
         why=post_mortem.cause,
-        numbers=_collect_figures(at.session, post_mortem),
+        numbers=_collect_figures(at.recording, post_mortem),
         advice=post_mortem.advice,
         setting=post_mortem.setting,
         spans=post_mortem.spans,
@@ -120,7 +120,7 @@ def _list_location(post_mortem: PostMortem) -> Iterator[str]:
         yield f"micro-batch of {post_mortem.rows} {size}"
 
 
-def _collect_figures(session: Session, post_mortem: PostMortem) -> tuple[ByteFigure, ...]:
+def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[ByteFigure, ...]:
     limit = post_mortem.limit_bytes
     figures: list[tuple[str, int | None, int | None]] = [("requested", post_mortem.requested_bytes, None)]
     if post_mortem.kind in (HOST, KILLED):
@@ -130,7 +130,7 @@ def _collect_figures(session: Session, post_mortem: PostMortem) -> tuple[ByteFig
         figures += [
             ("free", post_mortem.free_bytes, limit),
             ("allocated", post_mortem.allocated_bytes, None),
-            ("of which activations", _measure_activations(session, post_mortem), None),
+            ("of which activations", _measure_activations(recording, post_mortem), None),
             ("reserved but unused", post_mortem.unallocated_bytes, None),
             ("largest free block", post_mortem.largest_free_block_bytes, None),
             ("other processes", post_mortem.others_bytes or None, None),
@@ -138,11 +138,11 @@ def _collect_figures(session: Session, post_mortem: PostMortem) -> tuple[ByteFig
     return tuple(ByteFigure(label, size, of_bytes) for label, size, of_bytes in figures if size is not None)
 
 
-def _measure_activations(session: Session, post_mortem: PostMortem) -> int | None:
+def _measure_activations(recording: Recording, post_mortem: PostMortem) -> int | None:
     if post_mortem.unix_ns is None or post_mortem.device is None or post_mortem.allocated_bytes is None:
         return None
     # The error is recorded after the allocator's last reading: allocations in between belong to the step.
-    for ledger in read_ledgers(session.at(post_mortem.unix_ns), [(post_mortem.host, post_mortem.device)]):
+    for ledger in read_ledgers(recording.at(post_mortem.unix_ns), [(post_mortem.host, post_mortem.device)]):
         activations = ledger.sum_bytes(ACTIVATIONS)
         if activations and len(ledger.ranks) == 1:
             return activations + max(0, post_mortem.allocated_bytes - ledger.allocated_bytes)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from zerotop.analysis.failures.end_causes import SHORTAGES, EndCause
 from zerotop.analysis.failures.last_moments import LastSpan
 from zerotop.analysis.failures.out_of_memory import PostMortem
-from zerotop.session.moments.host_memory import HostMemory
+from zerotop.recording.moments.host_memory import HostMemory
 
 MEMORY, SIGNAL, ERROR = "memory", "signal", "error"
 

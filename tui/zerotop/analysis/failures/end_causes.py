@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.failures.shortages import Short, find_shortage
 from zerotop.analysis.failures.tracebacks import Traceback
-from zerotop.session.moments.at import At
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording.events import Node
 
 

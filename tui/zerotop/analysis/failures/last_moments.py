@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.phases import find_open_phases, find_phase_name
-from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.host_memory import HostMemory, read_host_memory
-from zerotop.session.moments.moment import keep
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.host_memory import HostMemory, read_host_memory
+from zerotop.recording.moments.moment import keep
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 # A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.

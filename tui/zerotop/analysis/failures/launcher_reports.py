@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from zerotop.session.output.tail import PrintedLine
+from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.recording.launchers import LAUNCHERS
 
 

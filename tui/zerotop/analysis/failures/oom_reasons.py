@@ -10,7 +10,7 @@ from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED,
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.moments.rank_records import TRAINER
+from zerotop.recording.moments.rank_records import TRAINER
 
 # From this ratio on a micro-batch counts as larger than those before.
 _LARGER_RATIO = 1.05

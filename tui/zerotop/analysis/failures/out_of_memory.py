@@ -36,13 +36,13 @@ from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
-from zerotop.session.keys import GpuKey, RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.moments.host_memory import HostMemory
-from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, read_exits
-from zerotop.session.moments.rank_records import add_library
-from zerotop.session.output.tail import read_output_tail
+from zerotop.recording.keys import GpuKey, RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.moments.host_memory import HostMemory
+from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, read_exits
+from zerotop.recording.moments.rank_records import add_library
+from zerotop.recording.output.tail import read_output_tail
 from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory, TotalSteps, TrainingChanged
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.

@@ -15,11 +15,11 @@ from math import inf
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.formatting import format_ranks
-from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
-from zerotop.session.output.tail import read_last_lines
-from zerotop.session.reader import Source
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, find_signal_name, read_exits
+from zerotop.recording.output.tail import read_last_lines
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Goodbye, Hello, JobEnded, OutputFiles, RankGone
 
 # A launcher ends the ranks that are left with these.

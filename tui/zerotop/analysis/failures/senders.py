@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from zerotop.session.output.tail import PrintedLine
+from zerotop.recording.output.tail import PrintedLine
 from zerotop_probe.recording.launchers import LAUNCHERS
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from zerotop.session.output.tail import PrintedLine
+from zerotop.recording.output.tail import PrintedLine
 
 _HEAD = "Traceback (most recent call last):"
 # Prefixes of lines: PyTorch's own, torchrun's with --tee, and those of srun --label.

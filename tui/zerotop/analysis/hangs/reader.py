@@ -9,11 +9,11 @@ from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
-from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import at_event
-from zerotop.session.moments.process_exits import find_latest
-from zerotop.session.reader import Session, Source
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import at_event
+from zerotop.recording.moments.process_exits import find_latest
+from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording import events
 
 # A rank's Python does not run if it has written no stacks this long after the first rank.
@@ -23,12 +23,12 @@ _NO_STACKS_NS = 8 * 10**9
 class StandstillReader:
     """Reads the stacks that the ranks of an attempt wrote since they became silent, up to ``until_ns`` (unix time)."""
 
-    def __init__(self, session: Session, sources: Sequence[Source], since_ns: int, until_ns: int) -> None:
+    def __init__(self, recording: Recording, sources: Sequence[Source], since_ns: int, until_ns: int) -> None:
         """``sources``: a table that each rank's process writes."""
-        self._session = session
+        self._recording = recording
         self._sources = sources
         processes = sorted((identify_process(source) for source in sources), key=lambda process: process.rank)
-        self._stacks = {process: read_silent_stacks(session, process, since_ns, until_ns) for process in processes}
+        self._stacks = {process: read_silent_stacks(recording, process, since_ns, until_ns) for process in processes}
 
     @property
     def written_ns(self) -> list[int]:
@@ -45,7 +45,7 @@ class StandstillReader:
         first_ns = min((found[0].time_ns for found in known.values() if found), default=None)
         if first_ns is None:
             return None
-        ends = {end.process: end for end in find_ends(self._session.at(time_ns), self._sources)}
+        ends = {end.process: end for end in find_ends(self._recording.at(time_ns), self._sources)}
         alive = {process: found for process, found in known.items() if process not in ends}
         is_late = time_ns >= first_ns + _NO_STACKS_NS
         if confirmed and not all(_stands_still(found) or (is_late and not found) for found in alive.values()):
@@ -98,7 +98,7 @@ def _find_stillness(at: At, _period: int) -> Stillness | None:
         # While a rank is idle its stacks are read again, each time after twice as long.
         is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
         return Stillness(*start) if start is not None and not is_over else None
-    reader = StandstillReader(at.session, sources, since_ns, until_ns)
+    reader = StandstillReader(at.recording, sources, since_ns, until_ns)
     standstill = reader.read_at(until_ns, confirmed=False)
     return Stillness(standstill, since_ns) if standstill is not None else None
 

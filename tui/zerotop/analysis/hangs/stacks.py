@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from zerotop.session.events.event_files import select_events
-from zerotop.session.keys import RankProcess
-from zerotop.session.reader import Session
+from zerotop.recording.events.event_files import select_events
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import event_values
 from zerotop_probe.recording.events import CollectiveCall, CollectiveReport, RankStacks, Stacks
 
@@ -105,11 +105,11 @@ class StackReport:
         return self.threads[0]
 
 
-def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[StackReport]:
+def read_silent_stacks(recording: Recording, process: RankProcess, begin_ns: int, end_ns: int) -> list[StackReport]:
     """Return the stacks of a silent rank after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
     key = process.host, process.pid
-    own = select_events(session.process_events(Stacks, *process, end_ns), begin_ns + 1, end_ns)
-    seen = select_events(session.events_of(RankStacks, end_ns), begin_ns + 1, end_ns)
+    own = select_events(recording.process_events(Stacks, *process, end_ns), begin_ns + 1, end_ns)
+    seen = select_events(recording.events_of(RankStacks, end_ns), begin_ns + 1, end_ns)
     found = [_build_stacks(event, process) for event in own if event.why == SILENT]
     found += [_build_stacks(event, process) for event in seen if event.process_key == key]
     ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)

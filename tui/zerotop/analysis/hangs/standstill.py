@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.hangs.stacks import Call, Collectives, StackFrame, StackReport
 from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
-from zerotop.session.keys import RankProcess
+from zerotop.recording.keys import RankProcess
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from zerotop.analysis.hangs.stacks import StackReport, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
 from zerotop.analysis.hangs.waits import FOR_OTHERS, LONG_WORK, find_wait
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording import events
 
 # The least time between two stacks of a stuck rank: a rank that loads or compiles may be in one line for long.
@@ -50,7 +50,7 @@ def find_last_stacks(at: At) -> int:
 
 def find_standstill(at: At) -> Start | None:
     """Return the stuck ranks at a time, if the last stacks of each of them end in the same line of the job's own."""
-    known = {process: read_silent_stacks(at.session, process, 0, at.cursor_ns) for process in list_processes(at)}
+    known = {process: read_silent_stacks(at.recording, process, 0, at.cursor_ns) for process in list_processes(at)}
     is_attached = bool(at.events_of(events.Attached))
     if not known or not all(_stands_still(found, is_attached=is_attached) for found in known.values()):
         return None
@@ -60,7 +60,7 @@ def find_standstill(at: At) -> Start | None:
 
 def find_awaited(at: At) -> Start | None:
     """Return the ranks of a job that was attached to, if some have waited idly for long for others that go on working."""
-    known = {process: read_silent_stacks(at.session, process, 0, at.cursor_ns) for process in list_processes(at)}
+    known = {process: read_silent_stacks(at.recording, process, 0, at.cursor_ns) for process in list_processes(at)}
     if not at.events_of(events.Attached) or not all(known.values()):
         return None
     standstill = group_ranks(list(known), {process: found[-1] for process, found in known.items()}, {})

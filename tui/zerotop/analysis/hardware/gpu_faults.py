@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.hardware.xids import Origin, describe_xid
-from zerotop.session.events.event_files import select_events
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_processes
+from zerotop.recording.events.event_files import select_events
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_processes
 from zerotop_probe.recording.events import GpuFault
 
 # A fault of a GPU explains that ranks end or stand still within this time (ns): NCCL gives up late. It may be seen a little

@@ -1,1 +1,1 @@
-"""Memory ledgers of GPU and host, expected bytes under ZeRO, and allocations. Detectors: ``annotations.memory``."""
+"""Memory ledgers of GPU and host, expected bytes under ZeRO, and allocations. Detectors: ``findings.memory``."""

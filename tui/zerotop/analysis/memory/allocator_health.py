@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
 from zerotop.analysis.memory.phase_peaks import read_peaks
 from zerotop.analysis.processes.phases import find_phase_name
-from zerotop.session.keys import identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Source
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_dtype import has_phases
+from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Source
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import has_phases
 from zerotop_probe.recording.events import Hello
 
 _MOST_FLUSHES = 100

@@ -12,9 +12,9 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, name_function
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.processes.phases import OTHER, find_innermost, find_phase_name
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Event
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Event
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import CREEP, EVALUATION
 from zerotop_probe.recording.tables import PHASES

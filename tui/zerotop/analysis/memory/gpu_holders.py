@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from zerotop.analysis.memory.kept_memory import KeptMemory, read_kept_memory
 from zerotop.analysis.memory.tensor_inventory import TensorInventory, read_inventory
-from zerotop.session.keys import GpuKey, ProcessKey, RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators, read_devices
-from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
-from zerotop.session.reader import Source
+from zerotop.recording.keys import GpuKey, ProcessKey, RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators, read_devices
+from zerotop.recording.moments.process_exits import ProcessExits, find_alive_processes
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine, Left, OutOfMemory, TrainingChanged
 from zerotop_probe.recording.tables import END, PHASE_CODE
 

@@ -41,11 +41,11 @@ from zerotop.analysis.memory.ledger_rows import (
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
-from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators, name_memory
-from zerotop.session.moments.process_exits import ProcessExits, find_alive_processes
-from zerotop.session.reader import Session
+from zerotop.recording.keys import GpuKey, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators, name_memory
+from zerotop.recording.moments.process_exits import ProcessExits, find_alive_processes
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import Engine, EngineDevice, Left
 
 # Gradients are gone if this share of them does not fit beside what outlives a step.
@@ -139,7 +139,7 @@ def build_ledger(
     total = device.total_bytes if device is not None else _find_capacity(devices, reserved)
     rows = build_device_rows(device, total, reserved, allocators_read=bool(holders))
     if device is not None and device.by_other_ranks and any(row.key == OTHER_RANKS for row in rows):
-        note = _describe_contexts(at.session, host, device)
+        note = _describe_contexts(at.recording, host, device)
         rows = [replace(row, note=note) if row.key == OTHER_RANKS else row for row in rows]
     if holders:
         rows += _build_unallocated_rows(holders, reserved - allocated, at_peak=at_peak)
@@ -170,9 +170,9 @@ def _describe_unified(devices: Sequence[EngineDevice]) -> str:
     return f"{_UNIFIED_NOTE}{free}"
 
 
-def _describe_contexts(session: Session, host: str, device: DeviceMemory) -> Text:
+def _describe_contexts(recording: Recording, host: str, device: DeviceMemory) -> Text:
     """Return a sentence about the processes of the job that hold memory here and train on another GPU."""
-    known = {source.pid: source.rank for source in session.host_sources("begins", host)}
+    known = {source.pid: source.rank for source in recording.host_sources("begins", host)}
     values: dict[str, Any] = {}
     for number, (pid, size) in enumerate(device.by_other_ranks[:_MOST_HELD]):
         who = f"rank {known[pid]}" if pid in known else f"process {pid} of the job"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.session.samples import Ints
+from zerotop.recording.samples import Ints
 
 # A process takes turns if it gives back at least this share of its memory, and these bytes.
 _GIVEN_BACK_SHARE, _GIVEN_BACK_BYTES = 0.3, 256 << 20

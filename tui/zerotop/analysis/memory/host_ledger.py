@@ -25,9 +25,9 @@ from zerotop.analysis.memory.tensor_inventory import (
     TensorInventory,
     read_inventory,
 )
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import find_alive_processes
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.process_exits import find_alive_processes
 from zerotop_probe.recording.events import Engine
 
 PINNED_SPARE, FILES, REST, NOT_RESIDENT, WORKERS = "pinned_spare", "files", "rest", "not_resident", "workers"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.session.reader import Source
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.tables import END, PHASE_CODE, TICK
 
 _TAIL_ROWS = 4096  # readings to look back through

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.phases import find_innermost, find_phase_name
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import at_event
-from zerotop.session.reader import Source
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import at_event
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Microscope
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.processes.ranks_and_hosts import find_last_ticks
-from zerotop.session.keys import GpuKey
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import read_devices
-from zerotop.session.reader import Session, Source
-from zerotop.session.steps.step_memory import measure_held_bytes
+from zerotop.recording.keys import GpuKey
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import read_devices
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 # NVML's readings to search for one around which the allocators did not change: some seconds.
@@ -76,7 +76,7 @@ def read_device_memory(at: At, gpu_key: GpuKey, pids: set[int], allocators: Sequ
     latest = next(ticks, None)
     job = _sum_used(latest, pids) if latest is not None else 0
     if allocators and not job:
-        before = _read_used_before(at.session, gpu_key, min(source.created_ns for source in allocators))
+        before = _read_used_before(at.recording, gpu_key, min(source.created_ns for source in allocators))
         if before is None:
             return DeviceMemory(total, used, None, 0, 0, None, None, False)
         beyond = _iter_use_beyond(readings, gpu, before, at.cursor_ns)
@@ -138,9 +138,9 @@ def _has_given_back(allocators: Sequence[Source], cursor_ns: int, job: int, devi
     return min(read_ns) < device_read_ns - _OUTDATED_NS
 
 
-def _read_used_before(session: Session, gpu_key: GpuKey, began_ns: int) -> int | None:
+def _read_used_before(recording: Recording, gpu_key: GpuKey, began_ns: int) -> int | None:
     """Return the bytes in use at the recording's first reading; None if that is not before ``began_ns``."""
-    first = next((source for source in session.host_sources("gpus", gpu_key[0]) if len(source.array)), None)
+    first = next((source for source in recording.host_sources("gpus", gpu_key[0]) if len(source.array)), None)
     first_ns = int(first.array["time_ns"][0]) + first.offset_ns if first is not None else began_ns
     row = _find_gpu_row(first, gpu_key[1], first_ns) if first is not None and first_ns < began_ns else None
     return int(row["used_bytes"]) if row is not None else None

@@ -10,10 +10,10 @@ from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
-from zerotop.session.keys import GpuKey, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.reader import Source
+from zerotop.recording.keys import GpuKey, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine, Entered
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.keys import RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import at_cursor, find_sibling_table, keep
-from zerotop.session.reader import Session, Source
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import at_cursor, find_sibling_table, keep
+from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.events import Entered
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
 
@@ -105,15 +105,15 @@ def read_rank_peaks(at: At) -> tuple[RankPeaks, ...]:
 @at_cursor
 def read_peaks(at: At, source: Source) -> RankPeaks:
     """Return the peaks of one allocator's table. Whole blocks are read once; after that any cursor costs one block."""
-    session, cache, count = at.session, keep(source, _PeakCache), source.count_until(at.cursor_ns)
+    recording, cache, count = at.recording, keep(source, _PeakCache), source.count_until(at.cursor_ns)
     for begin in range((len(cache.best_until) - 1) * _BLOCK, count - _BLOCK + 1, _BLOCK):
-        cache.best_until.append(_merge_range(cache.best_until[-1], session, source, begin, begin + _BLOCK))
+        cache.best_until.append(_merge_range(cache.best_until[-1], recording, source, begin, begin + _BLOCK))
     blocks = count // _BLOCK
-    phases, reserved = _merge_range(cache.best_until[blocks], session, source, blocks * _BLOCK, count)
+    phases, reserved = _merge_range(cache.best_until[blocks], recording, source, blocks * _BLOCK, count)
     peaks = [_build_peak(source, code, size, index) for code, (size, index) in phases.items()]
     reserved_peak, index = None, reserved[1]
     if index >= 0:
-        owner = _find_owners(session, source, index, index + 1)
+        owner = _find_owners(recording, source, index, index + 1)
         reserved_peak = _build_peak(source, int(owner[0]), int(source.array["allocated_peak_bytes"][index]), index)
     peaks.sort(key=lambda peak: (-peak.allocated_bytes, peak.place))
     return RankPeaks(identify_process(source), tuple(peaks), reserved_peak)
@@ -133,12 +133,12 @@ def _build_peak(source: Source, code: int, size: int, index: int) -> PhasePeak:
     )
 
 
-def _merge_range(best: _HighestPeaks, session: Session, source: Source, begin: int, end: int) -> _HighestPeaks:
+def _merge_range(best: _HighestPeaks, recording: Recording, source: Source, begin: int, end: int) -> _HighestPeaks:
     """Return ``best`` with the higher values of a range of records; the first of equals stays."""
     if begin == end:
         return best
     phases, reserved = dict(best[0]), best[1]
-    owners = _find_owners(session, source, begin, end)
+    owners = _find_owners(recording, source, begin, end)
     allocated = _read_window_peaks(source, "allocated", begin, end)
     for code in np.flatnonzero(np.bincount(owners)).tolist():
         windows = np.flatnonzero(owners == code)
@@ -162,18 +162,18 @@ def _read_window_peaks(source: Source, kind: str, begin: int, end: int) -> Ints:
     return peaks[len(rows) - (end - begin) :]
 
 
-def _find_owners(session: Session, source: Source, begin: int, end: int) -> NDArray[np.int64]:
+def _find_owners(recording: Recording, source: Source, begin: int, end: int) -> NDArray[np.int64]:
     """Return the code (of _NAMES) of the phase that owns each window of a range of records."""
     rows = source.array[begin:end]
     ends: Ints = rows["time_ns"].astype(np.int64)
-    starts, outermost = _find_window_starts(source, begin, end), _OutermostPhases(session, source, begin, end)
+    starts, outermost = _find_window_starts(source, begin, end), _OutermostPhases(recording, source, begin, end)
     begins = rows["edge"] == BEGIN
     around = outermost.phases_at((starts + ends) // 2)
     # A window that ends with a phase is the phase's. Another may have begun before the innermost phase did.
     own = np.where((rows["edge"] != END) | np.isin(around, list(_WHOLE_PHASES)), around, rows["phase"].astype(np.int64))
     own[own >= len(PHASES)] = PHASE_CODE["other"]  # a phase of a newer version
     if begin == 0:
-        entered = session.at(int(ends[0]) + source.offset_ns).process_events(Entered, identify_process(source))
+        entered = recording.at(int(ends[0]) + source.offset_ns).process_events(Entered, identify_process(source))
         own[0] = _BEFORE_CODE if entered else PHASE_CODE["init"]
     # A step begins a moment before it is recognized and read.
     mixed = outermost.count_edges(starts + _FRESH_NS, ends - begins * _FRESH_NS) > 0
@@ -193,9 +193,9 @@ def _find_window_starts(source: Source, begin: int, end: int) -> Ints:
 class _OutermostPhases:
     """The outermost phases around a range of an allocator's records, on the writer's own clock."""
 
-    def __init__(self, session: Session, source: Source, begin: int, end: int) -> None:
-        spans = _read_outermost(session, "spans", source, begin, end)
-        opened = _read_outermost(session, "begins", source, begin, end)
+    def __init__(self, recording: Recording, source: Source, begin: int, end: int) -> None:
+        spans = _read_outermost(recording, "spans", source, begin, end)
+        opened = _read_outermost(recording, "begins", source, begin, end)
         opened = opened[~_is_among(opened["time_ns"], np.sort(spans["begin_ns"], kind="stable"))]
         # A phase in progress at the end of the range has no end.
         never = np.full(len(opened), np.iinfo(np.int64).max)
@@ -228,9 +228,9 @@ def _is_among(values: Ints, known: Ints) -> NDArray[np.bool_]:
     return found
 
 
-def _read_outermost(session: Session, name: str, source: Source, begin: int, end: int) -> NDArray[Any]:
+def _read_outermost(recording: Recording, name: str, source: Source, begin: int, end: int) -> NDArray[Any]:
     """Return the outermost phases, of a table of the same process, from a while before a range of records to its end."""
-    table = find_sibling_table(session, name, source)
+    table = find_sibling_table(recording, name, source)
     if table is None:
         return _NO_PHASES
     first_ns, last_ns = source.unix_times(source.array[[max(0, begin - 1), end - 1]]).tolist()

@@ -16,8 +16,8 @@ import numpy as np
 
 from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
 from zerotop.analysis.formatting import format_bytes
-from zerotop.session.keys import RankProcess
-from zerotop.session.moments.at import At
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording.event_values import AGAIN, FAILURE
 from zerotop_probe.recording.events import Engine, HoldingVariable, Tensors
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE

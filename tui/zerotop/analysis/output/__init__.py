@@ -1,1 +1,1 @@
-"""Lines of the job's output, their steps, and searching them. ``session`` reads the bytes."""
+"""Lines of the job's output, their steps, and searching them. ``recording`` reads the bytes."""

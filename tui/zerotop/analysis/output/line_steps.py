@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from zerotop.session.reader import Session, Source
+from zerotop.recording.reader import Recording, Source
 
 
 class StepClock:
     """The step in progress at any time, counted by the lowest rank."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._count = -1
         self._sources: list[Source] = []
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the step at a time in unix ns; None before the first one and without a probe."""
-        begins = self._session.sources["begins"]
+        begins = self._recording.sources["begins"]
         if len(begins) != self._count:
             self._count = len(begins)
             lowest = min((source.rank for source in begins), default=-1)

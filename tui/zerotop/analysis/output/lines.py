@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop.session.output.blocks import NO_LINES, OutputBlocks, OutputLines
-from zerotop.session.reader import Session
+from zerotop.recording.output.blocks import NO_LINES, OutputBlocks, OutputLines
+from zerotop.recording.reader import Recording
 
 # Most blocks without a finished line (written by a progress bar) that are skipped at once.
 _MAX_EMPTY_BLOCKS = 64
@@ -32,10 +32,10 @@ class OutputLine(NamedTuple):
 
 
 class OutputBuffer:
-    """Lines of a session, readable at any position; :meth:`refresh_at` sets the cursor."""
+    """Lines of a recording, readable at any position; :meth:`refresh_at` sets the cursor."""
 
-    def __init__(self, session: Session) -> None:
-        self.blocks = OutputBlocks(session)
+    def __init__(self, recording: Recording) -> None:
+        self.blocks = OutputBlocks(recording)
         self.cursor = BEGIN
         """Position of the first line that was not finished at the cursor."""
         self.cursor_ns = 0

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop.session.output.transcript import read_lines
-from zerotop.session.reader import Session, Source
+from zerotop.recording.output.transcript import read_lines
+from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.tables import STREAMS
 
@@ -66,8 +66,8 @@ def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
 class LoggedLines:
     """The values that a growing output contains, read once."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._read: dict[Source, int] = {}
         self._rests: dict[tuple[Source, int], bytes] = {}
         self._kinds: dict[str, list[LoggedLine]] = {}
@@ -75,7 +75,7 @@ class LoggedLines:
 
     def update(self) -> list[LoggedLine]:
         """Read the output since the last call; return the values of the kind of line that counts, by time."""
-        for source in self._session.sources["output"]:
+        for source in self._recording.sources["output"]:
             count = len(source.array)
             for begin in range(self._read.get(source, 0), count, _PIECE_RECORDS):
                 self._read_piece(source, begin, min(count, begin + _PIECE_RECORDS))

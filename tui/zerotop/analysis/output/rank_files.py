@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 
-def describe_rank_files(session: Session, cursor_ns: int) -> str:
+def describe_rank_files(recording: Recording, cursor_ns: int) -> str:
     """Return ``rank 0 writes to /logs/0/stdout.log, 3 other ranks to theirs``; "" if all print where the job does."""
-    paths = {event.rank: event.stdout or event.stderr for event in session.events_of(events.OutputFiles, cursor_ns)}
+    paths = {event.rank: event.stdout or event.stderr for event in recording.events_of(events.OutputFiles, cursor_ns)}
     named = sorted((rank, path) for rank, path in paths.items() if path)
     if not named:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop.analysis.formatting import format_count, join_words
-from zerotop.session.moments.at import At
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording import events
 
 # By the reason, for one process and for several; see the event.

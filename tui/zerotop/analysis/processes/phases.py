@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.reader import Source
-from zerotop.session.samples import Ints
+from zerotop.recording.reader import Source
+from zerotop.recording.samples import Ints
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASES
 
 NOT_YET = -1  # before the rank's first phase

@@ -14,11 +14,11 @@ from zerotop.analysis.processes.recent_means import compute_process_means, find_
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.analysis.processes.thread_kinds import read_thread_kinds
-from zerotop.session.keys import ProcessKey
-from zerotop.session.moments.at import At
-from zerotop.session.moments.host_memory import read_host_memory
-from zerotop.session.moments.process_exits import read_exits
-from zerotop.session.reader import Source
+from zerotop.recording.keys import ProcessKey
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.host_memory import read_host_memory
+from zerotop.recording.moments.process_exits import read_exits
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.tables import FRESH_NS
 
 # Samples to search for the last one of a process that is gone: minutes, with a few ranks.
@@ -74,7 +74,7 @@ def read_ranks(at: At, *, ended: bool) -> tuple[Rank, ...]:
     ranks: dict[tuple[str, int], Rank] = {}
     # After a restart the last process of a rank is shown.
     for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begins, spans = (at.session.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
+        begins, spans = (at.recording.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
         phase: tuple[str, float, int | None] = ("", 0.0, None)
         if begins is not None and not is_thinned_at(at, begins):
             phase = phases.find_current(begins, spans, at.cursor_ns)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Source
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Source
 
 WINDOW_NS = 1_000_000_000
 _JITTER_NS = 50_000_000  # a sample so little after the window's begin covers the time before it

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.moments.moment import keep
-from zerotop.session.table_files import Source
+from zerotop.recording.moments.moment import keep
+from zerotop.recording.table_files import Source
 
 _BLOCK_ROWS = 4096  # records between cached maxima: the most that a cursor anywhere has to read
 _FEW_ROWS = 32  # up to which a plain loop is faster

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import keep
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import keep
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Ints
 
 _NONE = np.empty((0, 2), np.int64)
 
 
-def find_thinned_times(session: Session, source: Source) -> Ints:
+def find_thinned_times(recording: Recording, source: Source) -> Ints:
     """Return the (begin, end) of the times without records of a rank's table, in unix nanoseconds, shape (n, 2)."""
-    folded, spans = (session.find_sibling(name, source) for name in ("folded", "spans"))
+    folded, spans = (recording.find_sibling(name, source) for name in ("folded", "spans"))
     if folded is None or spans is None or not len(folded.array):
         return _NONE
     return keep(folded, _compute_times, folded, spans)
@@ -43,14 +43,14 @@ def _compute_times(source: Source, spans: Source) -> Ints:
 
 def is_thinned_at(at: At, source: Source) -> bool:
     """Whether the records of a rank's table at a unix time were deleted."""
-    times = find_thinned_times(at.session, source)
+    times = find_thinned_times(at.recording, source)
     index = int(np.searchsorted(times[:, 1], at.cursor_ns))
     return index < len(times) and bool(times[index, 0] < at.cursor_ns)
 
 
-def mask_moments(session: Session, source: Source, moments: Ints) -> NDArray[np.bool_]:
+def mask_moments(recording: Recording, source: Source, moments: Ints) -> NDArray[np.bool_]:
     """Return whether the records of a rank's table at each moment (unix nanoseconds) were deleted."""
-    times = find_thinned_times(session, source)
+    times = find_thinned_times(recording, source)
     if not len(times):
         return np.zeros(len(moments), np.bool_)
     index = np.minimum(np.searchsorted(times[:, 1], moments), len(times) - 1)

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.code_line import find_own
-from zerotop.session.moments.at import At
-from zerotop.session.moments.moment import at_event, keep
-from zerotop.session.table_files import Source
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.moment import at_event, keep
+from zerotop.recording.table_files import Source
 from zerotop_probe.recording.events import BusyThread, ThreadNames
 
 MAIN = "main thread"

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zerotop.analysis.processes.cores import NO_CORES, Cores, parse_cores
-from zerotop.session.keys import ProcessKey
-from zerotop.session.reader import Session
+from zerotop.recording.keys import ProcessKey
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import Affinity, Node
 
 
 class Affinities:
-    """Affinities in a session's events, indexed again when there are more."""
+    """Affinities in a recording's events, indexed again when there are more."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._count = -1
         self._affinity_events: dict[ProcessKey, list[Affinity]] = {}
         self._nodes: dict[str, dict[int, int]] = {}
 
     def _update_events(self) -> None:
-        events = self._session.events
+        events = self._recording.events
         if len(events) == self._count:
             return
         self._count = len(events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 
 # Findings about a single rank that concern each iteration from some step on.
 _KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
@@ -18,7 +18,7 @@ class RankDelay(NamedTuple):
     begin_ns: int  # unix time at which its first slow step began
 
 
-def list_delays(findings: Iterable[Annotation], ranks: int) -> tuple[RankDelay, ...]:
+def list_delays(findings: Iterable[Finding], ranks: int) -> tuple[RankDelay, ...]:
     """Return the delays by single ranks of ``ranks``, in the order in which they became known."""
     return tuple(
         RankDelay(finding.ranks[0], finding.begin_ns)
@@ -35,7 +35,7 @@ class Hang(NamedTuple):
     is_over: bool
 
 
-def find_hang(findings: Sequence[Annotation], ranks: int, last_step_ns: int) -> Hang | None:
+def find_hang(findings: Sequence[Finding], ranks: int, last_step_ns: int) -> Hang | None:
     """Return the last time in which a job of ``ranks`` ranks stood still; None if there was none.
 
     ``last_step_ns``: when its last step ended (unix time).

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
-from zerotop.session.samples import Ints
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.samples import Ints
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.metrics import BYTES, CORES, SECONDS, Metric
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
@@ -133,7 +133,7 @@ class RankMatrices:
     ) -> RankMatrix:
         """Return the matrix of the last ``columns`` steps.
 
-        ``processes``: all rank processes of the session, oldest first. ``meets_in_forward``: ranks wait for each other in
+        ``processes``: all rank processes of the recording, oldest first. ``meets_in_forward``: ranks wait for each other in
         the forward too (ZeRO-3), not only from the backward on. ``delays``: those known at the cursor. While one lasts,
         figures cover the steps since it began.
         """

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.ranks.matrix import METRIC_TABLES, Matrix, RankMatrix, RankMetric
-from zerotop.session.keys import GpuKey, ProcessKey
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_samples
-from zerotop.session.steps.step_dtype import MEMORY_COLUMNS
-from zerotop.session.steps.step_memory import add_allocator
+from zerotop.recording.keys import GpuKey, ProcessKey
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Ints, Samples, Windows, iter_samples, split_samples
+from zerotop.recording.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.recording.steps.step_memory import add_allocator
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 # Read this much before and after the steps, for a sample before the first and after the last.
@@ -25,14 +25,14 @@ _FRESH_STEPS = 4
 class RankSamples:
     """Computes sampled metrics; the same array for the same matrix."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._last: dict[RankMetric, tuple[RankMatrix, Matrix]] = {}
 
     def is_recorded(self, metric: RankMetric) -> bool:
         """Whether the recording has samples of a metric."""
         return metric not in METRIC_TABLES or any(
-            len(source.array) for source in self._session.sources[METRIC_TABLES[metric]]
+            len(source.array) for source in self._recording.sources[METRIC_TABLES[metric]]
         )
 
     def read_metric(self, metric: RankMetric, matrix: RankMatrix) -> Matrix:
@@ -61,7 +61,7 @@ class RankSamples:
 
     def _measure_peaks(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
         by_process: dict[tuple[str, int, int], list[Source]] = {}
-        for source in self._session.sources["allocator"]:
+        for source in self._recording.sources["allocator"]:
             by_process.setdefault((source.host, source.pid, source.rank), []).append(source)
         for row in rows:
             process = matrix.processes[row].source
@@ -75,7 +75,7 @@ class RankSamples:
             values[row, missing[row]] = _mask_unknown(steps["allocated_peak_bytes"])
 
     def _measure_free(self, matrix: RankMatrix, rows: Sequence[int], missing: NDArray[np.bool_], values: Matrix) -> None:
-        located = locate_allocators(self._session.at())
+        located = locate_allocators(self._recording.at())
         gpu_by_process = {(source.host, source.pid): gpu for source, gpu in located.items()}
         samples = self._read_samples("gpus", "gpu", matrix, missing)
         for row in rows:
@@ -107,7 +107,7 @@ class RankSamples:
         """Read the samples around the missing steps, by host and the column ``key``."""
         begin, end = int(matrix.begins[missing].min()) - _AROUND_NS, int(matrix.ends[missing].max()) + _AROUND_NS
         samples_by_key: dict[GpuKey | ProcessKey, Samples] = {}
-        sources = self._session.sources[table]
+        sources = self._recording.sources[table]
         for source, all_samples in zip(sources, iter_samples(sources, begin, end), strict=True):
             for value, samples in split_samples(all_samples, key):
                 longest = samples_by_key.setdefault((source.host, value), samples)

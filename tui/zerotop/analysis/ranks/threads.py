@@ -18,8 +18,8 @@ from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.processes.thread_kinds import MAIN, read_thread_kinds
 from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.views.history import PIECE_NS
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import iter_samples, merge_columns, read_column
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import iter_samples, merge_columns, read_column
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 _EDGE_NS = 1_100_000_000  # the window may begin with a tick this much earlier
@@ -102,25 +102,25 @@ class RankThreads:
 class ThreadTable:
     """The threads of any rank at any cursor; the last result is cached until there are more records."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.affinities = Affinities(session)
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self.affinities = Affinities(recording)
         self._last: tuple[object, RankThreads] | None = None
         self._groups: tuple[object, tuple[ThreadGroup, ...]] = (None, ())  # sampled more seldom than the rest
 
     def threads_at(self, rank: Rank, cursor_ns: int, cells: int, cell_ns: int) -> RankThreads:
         """Return ``cells`` cells of ``cell_ns`` (whole milliseconds), up to the last one that is over at the cursor."""
         end = cursor_ns // cell_ns
-        tables = {name: self._session.host_sources(name, rank.host) for name in ("threads", "processes")}
+        tables = {name: self._recording.host_sources(name, rank.host) for name in ("threads", "processes")}
         known = tuple(source.count_until(cursor_ns) for sources in tables.values() for source in sources)
-        key = (rank, end, cells, cell_ns, known, len(self._session.events))
+        key = (rank, end, cells, cell_ns, known, len(self._recording.events))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._build_threads(rank, cursor_ns, (end - cells, end), cell_ns, tables))
         return self._last[1]
 
     def find_first_sample(self, rank: Rank, cursor_ns: int, length_ns: int) -> int | None:
         """Return when a rank's process was sampled first, if it was within ``length_ns`` before the cursor."""
-        begin_ns, sources = cursor_ns - length_ns, self._session.host_sources("processes", rank.host)
+        begin_ns, sources = cursor_ns - length_ns, self._recording.host_sources("processes", rank.host)
         for end_ns in (begin_ns + _EDGE_NS, cursor_ns):
             firsts = [part.times[0] for part in iter_samples(sources, begin_ns, end_ns, "pid", rank.pid) if len(part.times)]
             if firsts:
@@ -162,7 +162,7 @@ class ThreadTable:
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, sources: Sequence[Source]
     ) -> tuple[ThreadGroup, ...]:
         known = tuple(source.count_until(cursor_ns) for source in sources)
-        key = (rank.host, rank.pid, cells, cell_ns, known, len(self._session.events))
+        key = (rank.host, rank.pid, cells, cell_ns, known, len(self._recording.events))
         if self._groups[0] != key:
             self._groups = key, _group_threads(self._read_threads(rank, cursor_ns, cells, cell_ns, sources))
         return self._groups[1]
@@ -189,7 +189,7 @@ class ThreadTable:
         with np.errstate(invalid="ignore", divide="ignore"):
             cores = sums / np.bincount(tick_cell, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
-        at = self._session.at(cursor_ns)
+        at = self._recording.at(cursor_ns)
         window, kinds = find_window(at, rank.host), read_thread_kinds(at, rank.host, rank.pid)
         tids = rows["tid"][begins].tolist()
         names = {
@@ -221,10 +221,10 @@ class ThreadTable:
 
     def _vote_phases(self, rank: Rank, cells: tuple[int, int], cell_ns: int, cursor_ns: int) -> tuple[str, ...]:
         """Return the phase that the rank was in for most of each cell."""
-        begins, spans = (self._session.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
+        begins, spans = (self._recording.find_source(table, rank.host, rank.pid, cursor_ns) for table in ("begins", "spans"))
         codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         if begins is not None:
-            codes[mask_moments(self._session, begins, np.arange(*cells) * cell_ns)] = NOT_YET
+            codes[mask_moments(self._recording, begins, np.arange(*cells) * cell_ns)] = NOT_YET
         return tuple(find_phase_name(code) for code in codes.tolist())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import Floats, Iterations, JobState
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
@@ -16,17 +16,17 @@ from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.job_pace import find_usual
 from zerotop.analysis.steps.token_counts import estimate_tokens
-from zerotop.session.moments.process_exits import describe_exit_code
-from zerotop.session.reader import Session
+from zerotop.recording.moments.process_exits import describe_exit_code
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 _MAX_GPUS = 8
 _ZERO_PREFIX = "zero_optimization."
 
 
-def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> Comparison:
-    """Compare recordings, each up to its end. ``names``: the column headings [the sessions' names]."""
-    sides = [RecordedRun(session) for session in sessions]
+def compare_paths(recordings: Sequence[Recording], names: Sequence[str] = ()) -> Comparison:
+    """Compare recordings, each up to its end. ``names``: the column headings [the recordings' names]."""
+    sides = [RecordedRun(recording) for recording in recordings]
     sections = (
         compare_setup,
         _compare_arguments,
@@ -38,7 +38,7 @@ def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> 
     )
     measures = [measure for section in sections for measure in section(sides)]
     recorded = [measure for measure in measures if any(value is not None for value in measure.values)]
-    return Comparison(tuple(names) or tuple(session.name for session in sessions), tuple(recorded))
+    return Comparison(tuple(names) or tuple(recording.name for recording in recordings), tuple(recorded))
 
 
 Sides = Sequence[RecordedRun]
@@ -133,7 +133,7 @@ def compare_versions(sides: Sides) -> Iterator[Measure]:
     """Compare the versions of libraries and the driver."""
     for name in ("python", "torch", "deepspeed", "transformers", "accelerate"):
         yield Measure("Versions", name, Unit.TEXT, tuple(_format_value(getattr(side.hello, name, None)) for side in sides))
-    drivers = (getattr(read_lowest_rank(side.session, events.Node), "driver", None) for side in sides)
+    drivers = (getattr(read_lowest_rank(side.recording, events.Node), "driver", None) for side in sides)
     yield Measure("Versions", "driver", Unit.TEXT, tuple(map(_format_value, drivers)))
 
 
@@ -241,7 +241,7 @@ def _describe_end(side: RecordedRun) -> str:
     return {JobState.LOST: "unknown", JobState.DETACHED: "detached"}.get(job.state, "running")
 
 
-def _describe_occurrences(findings: Sequence[Annotation]) -> str | None:
+def _describe_occurrences(findings: Sequence[Finding]) -> str | None:
     if not findings:
         return None
     first = "yes" if findings[0].step is None else f"step {findings[0].step}"

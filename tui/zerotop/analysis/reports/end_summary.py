@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
 from zerotop.analysis.reports.verdict import describe_pace
-from zerotop.session.samples import Ints, Rows
+from zerotop.recording.samples import Ints, Rows
 
 _MOST_FINDINGS = 3
 
@@ -22,7 +22,7 @@ class EndSummary:
     pace: str  # a sentence
 
 
-def summarize_end(findings: Sequence[Annotation], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
+def summarize_end(findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
     """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step."""
     ranked = rank_findings(findings, steps, end_ns)
     return EndSummary(

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import polars
 
 from zerotop.analysis.reports.export_tables import TABLES, build_frames
-from zerotop.session.reader import Session
-from zerotop.session.spreadsheet import escape_formula
+from zerotop.recording.reader import Recording
+from zerotop.recording.spreadsheet import escape_formula
 
 FORMATS = ("csv", "parquet", "jsonl")
 
@@ -26,7 +26,7 @@ class ByteStream(Protocol):
         """Write bytes; return how many, or None for all."""
 
 
-def export_table(session: Session, table: str, fmt: str, stream: ByteStream) -> int:
+def export_table(recording: Recording, table: str, fmt: str, stream: ByteStream) -> int:
     """Write ``table`` to ``stream`` as ``fmt`` and return the number of rows.
 
     Raises ValueError, with a sentence for the user, for an unknown table or format.
@@ -37,7 +37,7 @@ def export_table(session: Session, table: str, fmt: str, stream: ByteStream) -> 
         raise ValueError(f"Unknown format {fmt!r}. Choose one of: {', '.join(FORMATS)}.")
     rows = 0
     with ThreadPoolExecutor(1) as executor:  # encodes the next batch while this one is written
-        batches = _iter_batches(session, table, fmt)
+        batches = _iter_batches(recording, table, fmt)
         upcoming = executor.submit(next, batches, None)
         while (batch := upcoming.result()) is not None:
             upcoming = executor.submit(next, batches, None)
@@ -53,8 +53,8 @@ class _EncodedBatch(NamedTuple):
     data: memoryview
 
 
-def _iter_batches(session: Session, table: str, fmt: str) -> Iterator[_EncodedBatch]:
-    frames = build_frames(session, table, escape_formula if fmt == "csv" else str)
+def _iter_batches(recording: Recording, table: str, fmt: str) -> Iterator[_EncodedBatch]:
+    frames = build_frames(recording, table, escape_formula if fmt == "csv" else str)
     if fmt == "parquet":
         frames = iter([polars.concat(list(frames))])
     for number, frame in enumerate(frames):

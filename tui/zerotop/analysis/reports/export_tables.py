@@ -17,13 +17,13 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import link_findings
+from zerotop.analysis.findings import link_findings
 from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, find_steps, read_logged
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
-from zerotop.analysis.views.annotation_runner import list_findings
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_dtype import STEP_DTYPE
-from zerotop.session.steps.step_table import read_rank_steps
+from zerotop.analysis.views.finding_search import list_findings
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_table import read_rank_steps
 from zerotop_probe.recording import tables
 
 BATCH_ROWS = 100_000
@@ -52,12 +52,12 @@ _EVENT_COLUMNS: Columns = {
     "pid": (polars.Int64, lambda event: event.writer.pid),
     "facts": (polars.String, lambda event: _format_json(event.facts)),
 }
-_ANNOTATION_COLUMNS: Columns = {
+_FINDING_COLUMNS: Columns = {
     "known_unix_ns": (polars.Int64, lambda linked: linked.finding.known_ns),
     "begin_unix_ns": (polars.Int64, lambda linked: linked.finding.begin_ns),
     "end_unix_ns": (polars.Int64, lambda linked: linked.finding.end_ns),
     "step": (polars.Int64, lambda linked: linked.finding.step),
-    "annotation": (polars.String, lambda linked: linked.finding.name),
+    "finding": (polars.String, lambda linked: linked.finding.name),
     "severity": (polars.String, lambda linked: linked.finding.severity.value),
     "confidence_percent": (polars.Float64, lambda linked: 100 * linked.finding.confidence),
     "ranks": (polars.String, lambda linked: " ".join(map(str, linked.finding.ranks))),
@@ -82,37 +82,37 @@ class WriterColumns(NamedTuple):
 
 TextFilter = Callable[[str], str]
 Rows = NDArray[Any]
-FrameBuilder = Callable[[Session, TextFilter], Iterator[polars.DataFrame]]
+FrameBuilder = Callable[[Recording, TextFilter], Iterator[polars.DataFrame]]
 
 
-def build_frames(session: Session, table: str, text: TextFilter) -> Iterator[polars.DataFrame]:
+def build_frames(recording: Recording, table: str, text: TextFilter) -> Iterator[polars.DataFrame]:
     """Yield a table of ``TABLES`` as at least one frame: an empty table has columns too. ``text`` escapes every text."""
     build = _COMPUTED.get(table)
-    return build(session, text) if build is not None else _iter_recorded(session, tables.TABLES[table], text)
+    return build(recording, text) if build is not None else _iter_recorded(recording, tables.TABLES[table], text)
 
 
-def _iter_recorded(session: Session, layout: tables.Table, text: TextFilter) -> Iterator[polars.DataFrame]:
+def _iter_recorded(recording: Recording, layout: tables.Table, text: TextFilter) -> Iterator[polars.DataFrame]:
     empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
     yield _build_records(layout, empty, WriterColumns(-1, "", 0), text)
-    for source in sorted(session.sources[layout.name], key=lambda source: (source.rank, source.host, source.created_ns)):
+    for source in sorted(recording.sources[layout.name], key=lambda source: (source.rank, source.host, source.created_ns)):
         writer = WriterColumns(source.rank, text(_clean_text(source.host)), source.offset_ns)
         yield from (_build_records(layout, batch, writer, text) for batch in _iter_batches(source.array))
         source.release_memory()
 
 
-def _iter_steps(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
+def _iter_steps(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
     yield _build_steps(np.empty(0, STEP_DTYPE))
-    yield from (_build_steps(batch) for rows in read_rank_steps(session) for batch in _iter_batches(rows))
+    yield from (_build_steps(batch) for rows in read_rank_steps(recording) for batch in _iter_batches(rows))
 
 
-def _iter_step_parts(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(session)))
+def _iter_step_parts(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
+    return (_build_numeric(batch) for batch in _iter_batches(read_step_parts(recording)))
 
 
-def _iter_losses(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    series = read_logged(session)
+def _iter_losses(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
+    series = read_logged(recording)
     times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
-    rows = next((rows for rows in read_rank_steps(session) if len(rows)), np.empty(0, STEP_DTYPE))
+    rows = next((rows for rows in read_rank_steps(recording) if len(rows)), np.empty(0, STEP_DTYPE))
     rank = _repeat_value(int(rows["rank"][0]) if len(rows) else None, polars.Int32, len(times))  # whose steps these are
     columns = [
         rank.alias("rank"),
@@ -128,13 +128,13 @@ def _iter_losses(session: Session, text: TextFilter) -> Iterator[polars.DataFram
     yield polars.DataFrame(columns)
 
 
-def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(session.events))
+def _iter_events(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
+    return (_build_objects(batch, _EVENT_COLUMNS, text) for batch in _iter_batches(recording.events))
 
 
-def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    findings = link_findings(list_findings(session))
-    yield _build_objects(findings, _ANNOTATION_COLUMNS, text)
+def _iter_findings(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:
+    findings = link_findings(list_findings(recording))
+    yield _build_objects(findings, _FINDING_COLUMNS, text)
 
 
 _COMPUTED: dict[str, FrameBuilder] = {
@@ -142,7 +142,7 @@ _COMPUTED: dict[str, FrameBuilder] = {
     "step_parts": _iter_step_parts,
     "loss": _iter_losses,
     "events": _iter_events,
-    "annotations": _iter_annotations,
+    "findings": _iter_findings,
 }
 TABLES = (*_COMPUTED, *(name for name in tables.TABLES if name not in _NOT_EXPORTED))
 """The names of all exported tables."""

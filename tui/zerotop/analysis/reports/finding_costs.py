@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, Severity, link_findings, order_by_cause
-from zerotop.session.samples import Rows
+from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
+from zerotop.recording.samples import Rows
 
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
@@ -25,12 +25,12 @@ GROWING = ("memory_creep", "host_growth", "loader_growth")
 class FindingCost:
     """One event, which may be a finding on each of several ranks, and its cost."""
 
-    finding: Annotation  # on the rank where it cost most
+    finding: Finding  # on the rank where it cost most
     ranks: tuple[int, ...]  # all that are concerned, in order
     seconds: float | None  # None: not known, or nothing
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
-    cause: Annotation | None = None  # the finding that explains it
+    cause: Finding | None = None  # the finding that explains it
     unfinished_s: float = 0.0  # seconds in a step that never ended
     score: tuple[bool, bool, float, float] = (True, True, 0.0, 0.0)  # the costliest finding has the least
 
@@ -44,7 +44,7 @@ class FindingCost:
         return min(1.0, (self.seconds or 0.0) / (training_s + self.unfinished_s))
 
 
-def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
+def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
     """Return the findings, the costliest first: failures, warnings, explanations; each after its cause.
 
     This is the order of the line under the header, of lists by cost, of the summary and of reports. ``steps``: the steps of
@@ -76,7 +76,7 @@ def measure_training_s(steps: Rows) -> float:
     return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
 
 
-def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
+def _drop_repetitions(findings: Sequence[Finding]) -> Iterable[Finding]:
     """Leave out findings of an event about which another finding says more: one event counts once."""
     ended, begun = _SKIPPING
     ended_ranks = {finding.ranks for finding in findings if finding.name == ended}
@@ -93,7 +93,7 @@ def _join_costs(costs: Sequence[FindingCost]) -> FindingCost:
     return replace(worst, ranks=tuple(ranks))
 
 
-def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> FindingCost:
+def _compute_cost(finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int) -> FindingCost:
     seconds = _compute_seconds(finding, findings, steps, end_ns)
     on_gpu, on_host = (round(_read_bytes(finding, field)) for field in ("gpu_bytes", "host_bytes"))
     is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
@@ -108,13 +108,13 @@ def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Ro
     )
 
 
-def _select_hung_step(finding: Annotation, steps: Rows) -> Rows:
+def _select_hung_step(finding: Finding, steps: Rows) -> Rows:
     """Return the step during which the job stood still; none if it never ended."""
     chosen: Rows = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
     return chosen
 
 
-def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> float:
+def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int) -> float:
     name = finding.name
     if name in _SKIPPING:
         skipped = steps[steps["skipped"]]
@@ -144,7 +144,7 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 
-def _select_steps(finding: Annotation, findings: Sequence[Annotation], steps: Rows) -> Rows:
+def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:
     """Return the steps from the finding's on, up to the next finding of its kind on its ranks."""
     begin_ns = finding.begin_ns
     next_ns = [
@@ -157,7 +157,7 @@ def _select_steps(finding: Annotation, findings: Sequence[Annotation], steps: Ro
     return chosen
 
 
-def _read_bytes(finding: Annotation, field: str) -> float:
+def _read_bytes(finding: Finding, field: str) -> float:
     """Return the bytes that the finding's kind names; 0 if it names none."""
     name, _, less = getattr(finding.kind, field, "").partition(" - ")
     return finding.evidence.get(name, 0.0) - finding.evidence.get(less, 0.0)

@@ -13,13 +13,13 @@ from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.watching_cost import describe_share
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import RankSteps
 
 
-def summarize_session(session: Session) -> str:
+def summarize_recording(recording: Recording) -> str:
     """Return the measurements up to the recording's end, one per line."""
-    run = RecordedRun(session)
+    run = RecordedRun(recording)
     source = run.source
     view = source.view_at(None)
     lines = [

@@ -30,10 +30,10 @@ from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_p
 from zerotop.analysis.views.memory_view import MemoryView, find_last_alive, read_memory_view
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.moments.at import At
-from zerotop.session.moments.process_exits import find_alive_processes
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import read_steps
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.process_exits import find_alive_processes
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import events
 from zerotop_probe.recording.events import EngineFacts
 
@@ -44,7 +44,7 @@ _ALL = 1 << 30
 class MemoryReport:
     """The view of the lowest rank with all GPUs and hosts, and the parts about other ranks that it lacks."""
 
-    session: str
+    recording: str
     step: int | None  # the step that ends at this moment; None for another moment
     notices: tuple[str, ...]  # sentences about the recording
     view: MemoryView
@@ -61,25 +61,25 @@ class MemoryReport:
     failure: End | None  # what ended the job, without the post-mortem
 
 
-def read_report(session: Session, at_step: int | None = None) -> MemoryReport | None:
+def read_report(recording: Recording, at_step: int | None = None) -> MemoryReport | None:
     """Read the report at the end of a step [the last step, or the failure]. Return None if that step is unfinished."""
-    source = RecordingSource(session)
+    source = RecordingSource(recording)
     step = source.last_step if at_step is None else at_step
     unix_ns = source.find_step_end(step) if step is not None else None
     if unix_ns is None:
         if at_step is not None:
             return None
-        unix_ns, step = find_last_alive(session.at(session.last_written_ns), None), None
-    until_ns = unix_ns if at_step is not None else session.last_written_ns
-    post_mortem, failure = find_post_mortem(session.at(until_ns)), find_failure(session.at(until_ns))
+        unix_ns, step = find_last_alive(recording.at(recording.last_written_ns), None), None
+    until_ns = unix_ns if at_step is not None else recording.last_written_ns
+    post_mortem, failure = find_post_mortem(recording.at(until_ns)), find_failure(recording.at(until_ns))
     is_fatal = post_mortem is not None and post_mortem.survived is not True
     if at_step is None and post_mortem is not None and post_mortem.unix_ns is not None and is_fatal:
         unix_ns, step = post_mortem.unix_ns, None
-    return _build_report(session.at(unix_ns), step, post_mortem, failure and replace(failure, memory=None))
+    return _build_report(recording.at(unix_ns), step, post_mortem, failure and replace(failure, memory=None))
 
 
 def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, failure: End | None) -> MemoryReport:
-    view = read_memory_view(at.session.at(at.cursor_ns), most=_ALL)
+    view = read_memory_view(at.recording.at(at.cursor_ns), most=_ALL)
     at = at.at(view.moment_ns)
     processes = find_alive_processes(at)
     engines = keep_latest(at.process_events(events.Engine, processes[0])) if processes else []
@@ -94,10 +94,10 @@ def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, fail
     def compare(ledger: GpuLedger | HostLedger) -> tuple[Difference, ...]:
         return compare_ledger(ledger, expected) if expected is not None else ()
 
-    session = at.session
-    notices = [*describe_damage(session), *describe_thinning(session.at()), describe_missing_steps(session)]
+    recording = at.recording
+    notices = [*describe_damage(recording), *describe_thinning(recording.at()), describe_missing_steps(recording)]
     return MemoryReport(
-        session=at.session.name,
+        recording=at.recording.name,
         step=step,
         notices=tuple(filter(None, notices)),
         view=view,
@@ -112,7 +112,7 @@ def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, fail
             for process, inventory in inventories.items()
             if inventory is not None
         },
-        allocators=read_allocator_health(at, read_steps(at.session)),
+        allocators=read_allocator_health(at, read_steps(at.recording)),
         updates=_measure_updates(at),
         post_mortem=post_mortem,
         failure=failure,
@@ -120,7 +120,7 @@ def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, fail
 
 
 def _measure_updates(at: At) -> dict[int, dict[str, float]]:
-    rows = read_step_parts(at.session)
+    rows = read_step_parts(at.recording)
     rows = rows[rows["begin_unix_ns"] < at.cursor_ns]
     return {int(rank): compute_medians(rows[rows["rank"] == rank]) for rank in np.unique(rows["rank"])}
 
@@ -129,7 +129,7 @@ def build_json(report: MemoryReport) -> dict[str, Any]:
     """Return the report as plain values: bytes, seconds and unix nanoseconds."""
     view = report.view
     return {
-        "session": report.session,
+        "recording": report.recording,
         "unix_ns": view.moment_ns,
         "step": report.step,
         "notices": report.notices,

@@ -6,32 +6,32 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.analysis.views.annotation_runner import list_findings
+from zerotop.analysis.views.finding_search import list_findings
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.events.event_files import E
-from zerotop.session.reader import Session
+from zerotop.recording.events.event_files import E
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
 
 class RecordedRun:
     """One recording, read up to its end."""
 
-    def __init__(self, session: Session, *, memory: bool = True, price: HourlyPrice | None = None) -> None:
+    def __init__(self, recording: Recording, *, memory: bool = True, price: HourlyPrice | None = None) -> None:
         """``memory``: read the steps' columns of memory too. ``price``: [the recording's]."""
-        self.session = session
-        self.source = RecordingSource(session, memory=memory, price=price)
+        self.recording = recording
+        self.source = RecordingSource(recording, memory=memory, price=price)
         self.view: LiveView = self.source.view_at(None)
-        self.hello = read_lowest_rank(session, events.Hello)
-        self.engine = read_first_engine(session.at())
+        self.hello = read_lowest_rank(recording, events.Hello)
+        self.engine = read_first_engine(recording.at())
 
     @cached_property
-    def findings(self) -> tuple[Annotation, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """The findings, in the order in which they became known."""
-        return list_findings(self.session)
+        return list_findings(self.recording)
 
     @property
     def flat_config(self) -> dict[str, str]:
@@ -55,9 +55,9 @@ class RecordedRun:
         return options
 
 
-def read_lowest_rank(session: Session, kind: type[E]) -> E | None:
+def read_lowest_rank(recording: Recording, kind: type[E]) -> E | None:
     """Return the lowest rank's first event of that kind."""
-    return min(session.events_of(kind), key=lambda event: event.writer.rank, default=None)
+    return min(recording.events_of(kind), key=lambda event: event.writer.rank, default=None)
 
 
 def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

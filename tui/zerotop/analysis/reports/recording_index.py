@@ -15,11 +15,11 @@ from zerotop.analysis.reports.end_summary import select_costly
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import Overview, build_overview
-from zerotop.session import catalog
-from zerotop.session.atomic_write import write_text_file
-from zerotop.session.headers import DAMAGE_ERRORS
-from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
-from zerotop.session.reader import SILENCE_NS, Session, SessionError
+from zerotop.recording import catalog
+from zerotop.recording.atomic_write import write_text_file
+from zerotop.recording.headers import DAMAGE_ERRORS
+from zerotop.recording.quick_read import Stamp, open_glimpse, read_stamp
+from zerotop.recording.reader import SILENCE_NS, Recording, RecordingError
 
 CACHE_VERSION = 5
 """Increased whenever the content of an overview changes."""
@@ -29,7 +29,7 @@ _MOST_JUDGED, _MOST_JUDGED_BYTES = 30, 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ListedRecording:
     """A recording in the list; ``overview`` is None until it has been read."""
 
     path: Path
@@ -39,7 +39,7 @@ class Recording:
 
     @property
     def name(self) -> str:
-        """The file name, which commands accept as SESSION."""
+        """The file name, which commands accept as RECORDING."""
         return self.path.name
 
     @property
@@ -57,7 +57,7 @@ class Overviews:
     """The recordings of a folder, newest first. :meth:`list_recordings` opens none, :meth:`read_next` opens one."""
 
     def __init__(self, root: Path, cache: Path | None, is_job_running: Callable[[Path], bool]) -> None:
-        """``cache``: file that keeps the summaries; ``is_job_running``: whether a session's job runs on this machine."""
+        """``cache``: file that keeps the summaries; ``is_job_running``: whether a recording's job runs on this machine."""
         self._root = root
         self._cache = cache
         self._is_job_running = is_job_running
@@ -65,15 +65,15 @@ class Overviews:
         self._saved_overviews = dict(self._known_overviews)
         self._judged: set[tuple[Path, Stamp]] = set()
         self._ended_recordings: set[tuple[Path, Stamp]] = set()  # without a recorded end, but their job is gone
-        self.recordings: tuple[Recording, ...] = ()
+        self.recordings: tuple[ListedRecording, ...] = ()
 
-    def list_recordings(self) -> tuple[Recording, ...]:
+    def list_recordings(self) -> tuple[ListedRecording, ...]:
         """List the folder without opening a recording."""
-        recordings = filter(None, map(self._build_recording, catalog.list_sessions(self._root)))
+        recordings = filter(None, map(self._build_recording, catalog.list_recordings(self._root)))
         self.recordings = tuple(sorted(recordings, key=lambda recording: recording.begin_ns, reverse=True))
         return self.recordings
 
-    def _build_recording(self, path: Path) -> Recording | None:
+    def _build_recording(self, path: Path) -> ListedRecording | None:
         try:
             stamp = read_stamp(path)
         except OSError:  # deleted meanwhile
@@ -81,7 +81,7 @@ class Overviews:
         cached_stamp, overview = self._known_overviews.get(str(path), (None, None))
         live = path.is_dir() and self._is_live(path, stamp, overview if cached_stamp == stamp else None)
         # A growing recording keeps its previous summary until it is read again.
-        return Recording(path, stamp, live, overview if cached_stamp == stamp or live else None)
+        return ListedRecording(path, stamp, live, overview if cached_stamp == stamp or live else None)
 
     def _is_live(self, path: Path, stamp: Stamp, overview: Overview | None) -> bool:
         if overview is not None and (overview.over or overview.problem):
@@ -97,14 +97,14 @@ class Overviews:
             self._ended_recordings.add((path, stamp))
         return is_running
 
-    def read_next(self) -> Recording | None:
+    def read_next(self) -> ListedRecording | None:
         """Read the newest changed recording and return it; None if all summaries are up to date."""
         for recording in self.recordings:
             if self._known_overviews.get(str(recording.path), (None,))[0] != recording.stamp:
                 return self._read_recording(recording)
         return None
 
-    def judge_next(self) -> Recording | None:
+    def judge_next(self) -> ListedRecording | None:
         """Search for the worst finding of the newest ended recording without one; None if all have theirs."""
         for recording in self.recordings[:_MOST_JUDGED]:
             overview, key = recording.overview, (recording.path, recording.stamp)
@@ -114,10 +114,10 @@ class Overviews:
                 return self._replace_overview(recording, find_worst(recording.path, overview))
         return None
 
-    def _read_recording(self, recording: Recording) -> Recording:
+    def _read_recording(self, recording: ListedRecording) -> ListedRecording:
         return self._replace_overview(recording, read_overview(recording.path))
 
-    def _replace_overview(self, recording: Recording, overview: Overview) -> Recording:
+    def _replace_overview(self, recording: ListedRecording, overview: Overview) -> ListedRecording:
         self._known_overviews[str(recording.path)] = (recording.stamp, overview)
         live = recording.is_live and self._is_live(recording.path, recording.stamp, overview)
         updated = replace(recording, overview=overview, is_live=live)
@@ -125,7 +125,7 @@ class Overviews:
         self.recordings = tuple(sorted([*others, updated], key=lambda other: other.begin_ns, reverse=True))
         return updated
 
-    def read_all(self) -> tuple[Recording, ...]:
+    def read_all(self) -> tuple[ListedRecording, ...]:
         """List the folder and read all changed recordings."""
         self.list_recordings()
         while self.read_next() is not None:
@@ -156,7 +156,7 @@ def read_overview(path: Path) -> Overview:
     """Summarize one recording; if it is damaged, the overview states the problem."""
     try:
         return build_overview(open_glimpse(path))
-    except SessionError as error:
+    except RecordingError as error:
         return Overview(path.name, problem=str(error))
     except Exception:  # one recording never breaks the list, whatever is in it
         return Overview(path.name, problem=f"{path} is damaged: its metadata cannot be read.")
@@ -165,7 +165,7 @@ def read_overview(path: Path) -> Overview:
 def find_worst(path: Path, overview: Overview) -> Overview:
     """Return a recording's overview with the finding that costs most; without it where the search fails."""
     try:
-        run = RecordedRun(Session.open(path))
+        run = RecordedRun(Recording.open(path))
         steps = run.source.job_steps
         costs = select_costly(rank_findings(run.findings, steps, run.source.end_ns))
     except Exception:  # one recording never breaks the list, whatever is in it

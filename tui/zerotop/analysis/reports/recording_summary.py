@@ -12,13 +12,13 @@ from zerotop.analysis.engine import EngineSummary, measure_batch, parse_engine, 
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.steps.job_pace import measure_iteration
 from zerotop.analysis.views.job_exit import is_left_running, read_ending
-from zerotop.session.events.event_files import E
-from zerotop.session.moments.process_exits import find_signal_name, read_launcher
-from zerotop.session.reader import Session
-from zerotop.session.samples import Rows
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_dtype import STEP_DTYPE
-from zerotop.session.steps.step_table import StepTable
+from zerotop.recording.events.event_files import E
+from zerotop.recording.moments.process_exits import find_signal_name, read_launcher
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_table import StepTable
 from zerotop_probe.recording import events
 
 PIECES = 96
@@ -77,25 +77,25 @@ def _to_plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else list(value) if isinstance(value, tuple) else value
 
 
-def build_overview(session: Session) -> Overview:
-    """Summarize a session; the part that ``session.quick_read`` opens is enough."""
-    rows = _read_steps(session)
+def build_overview(recording: Recording) -> Overview:
+    """Summarize a recording; the part that ``recording.quick_read`` opens is enough."""
+    rows = _read_steps(recording)
     seconds = rows["iteration_s"][find_recorded(rows)]
-    peak, on_host = _find_peak(session)
-    command = session.info.get("command")
-    end = read_ending(session)
-    engine, planned = read_first_engine(session.at()), _find_last(session, events.TotalSteps)
+    peak, on_host = _find_peak(recording)
+    command = recording.info.get("command")
+    end = read_ending(recording)
+    engine, planned = read_first_engine(recording.at()), _find_last(recording, events.TotalSteps)
     return Overview(
-        name=session.name,
+        name=recording.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
-        begin_ns=session.begin_ns,
-        seconds=max(0, _find_end(session) - session.begin_ns) / 1e9,
-        over=session.is_over,
+        begin_ns=recording.begin_ns,
+        seconds=max(0, _find_end(recording) - recording.begin_ns) / 1e9,
+        over=recording.is_over,
         exit_code=end.exit_code,
         end=end.text,
-        why=_describe_failure(session, end.exit_code),
-        **parse_engine(engine) | measure_batch(engine, rows) | {"ranks": engine.world_size or _count_found_ranks(session)},
-        gpus=_count_gpus(session),
+        why=_describe_failure(recording, end.exit_code),
+        **parse_engine(engine) | measure_batch(engine, rows) | {"ranks": engine.world_size or _count_found_ranks(recording)},
+        gpus=_count_gpus(recording),
         steps=int(rows["step"][np.lexsort((rows["step"], rows["end_unix_ns"]))[-1]]) + 1 if len(rows) else 0,
         total_steps=planned.steps if planned is not None else None,
         iteration_s=measure_iteration(rows),
@@ -107,9 +107,9 @@ def build_overview(session: Session) -> Overview:
     )
 
 
-def _read_steps(session: Session) -> Rows:
+def _read_steps(recording: Recording) -> Rows:
     """Return the steps of all processes of the lowest rank."""
-    table = StepTable(session, memory=False)
+    table = StepTable(recording, memory=False)
     table.update()
     lowest = min((process.source.rank for process in table.rank_steps), default=0)
     parts = [process.step_rows for process in table.rank_steps if process.source.rank == lowest]
@@ -125,50 +125,50 @@ def resample_longest(values: Floats, pieces: int) -> Floats:
     return highest
 
 
-def _find_peak(session: Session) -> tuple[int | None, bool]:
+def _find_peak(recording: Recording) -> tuple[int | None, bool]:
     """Return the highest memory of any rank (None: not recorded), and whether it is host memory."""
-    tables = (*session.sources["allocator"], *session.sources["folded"])
+    tables = (*recording.sources["allocator"], *recording.sources["folded"])
     reserved = [int(source.array["reserved_peak_bytes"].max()) for source in tables if len(source.array)]
-    session.release_memory()
+    recording.release_memory()
     if max(reserved, default=0) > 0:
         return max(reserved), False
-    samples = [source.array for source in session.sources["processes"]]
+    samples = [source.array for source in recording.sources["processes"]]
     resident = [int(rows["rss_bytes"][rows["rank"] >= 0].max(initial=0)) for rows in samples]
     return (max(resident), True) if max(resident, default=0) > 0 else (None, False)
 
 
-def _count_found_ranks(session: Session) -> int | None:
+def _count_found_ranks(recording: Recording) -> int | None:
     """Return how many ranks the sampler found, which is all that is known before there is an engine."""
-    return len({event.rank for event in session.events_of(events.RankFound)}) or None
+    return len({event.rank for event in recording.events_of(events.RankFound)}) or None
 
 
-def _count_gpus(session: Session) -> int:
+def _count_gpus(recording: Recording) -> int:
     """Return the number of GPUs on all nodes, including those that the job does not use."""
-    return sum(len(node.report.gpus or ()) for node in session.at().nodes.values())
+    return sum(len(node.report.gpus or ()) for node in recording.at().nodes.values())
 
 
-def _find_end(session: Session) -> int:
-    ended = session.events_of(events.JobEnded)
-    return ended[-1].unix_ns if ended else session.last_written_ns
+def _find_end(recording: Recording) -> int:
+    ended = recording.events_of(events.JobEnded)
+    return ended[-1].unix_ns if ended else recording.last_written_ns
 
 
-def _describe_failure(session: Session, exit_code: int | None) -> str:
+def _describe_failure(recording: Recording, exit_code: int | None) -> str:
     """Return the cause of a failure in two or three words, or DETACHED; "" after success."""
-    end = _find_last(session, events.JobEnded)
+    end = _find_last(recording, events.JobEnded)
     if end is None:
-        return DETACHED if is_left_running(session.at()) else ""
+        return DETACHED if is_left_running(recording.at()) else ""
     if exit_code == 0:
         return ""
-    if session.events_of(events.OutOfMemory):
+    if recording.events_of(events.OutOfMemory):
         return OUT_OF_GPU_MEMORY
     if end.oom_kills:
         return OUT_OF_HOST_MEMORY
-    if session.events_of(events.StopSent):
+    if recording.events_of(events.StopSent):
         return "stopped"
-    name = find_signal_name(exit_code, read_launcher(session.at())) if exit_code is not None else None
+    name = find_signal_name(exit_code, read_launcher(recording.at())) if exit_code is not None else None
     return end.signal or name or ""
 
 
-def _find_last(session: Session, kind: type[E]) -> E | None:
-    matches = session.events_of(kind)
+def _find_last(recording: Recording, kind: type[E]) -> E | None:
+    matches = recording.events_of(kind)
     return matches[-1] if matches else None

@@ -11,7 +11,7 @@ from zerotop.analysis.reports.verdict import Outcome, Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line
 from zerotop.analysis.sweeps.series import SweepSeries, build_series, choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, describe_settings
-from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
+from zerotop.recording.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
 # For one point, and for several.
 _WORDS = {

@@ -9,8 +9,8 @@ from enum import Enum
 
 import numpy as np
 
-from zerotop.analysis.annotations import Severity
 from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.formatting import (
     BINARY,
     ByteUnits,
@@ -25,8 +25,8 @@ from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.moments.process_exits import describe_exit_code
-from zerotop.session.samples import Ints, Rows
+from zerotop.recording.moments.process_exits import describe_exit_code
+from zerotop.recording.samples import Ints, Rows
 
 # Findings that cost less of the training time are not worth a line at the top.
 _LEAST_SHARE = 0.01

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from zerotop.session.samples import Floats
+from zerotop.recording.samples import Floats
 
 # Points on each side of a knee: a line through two is always exact.
 LEAST_FLAT, LEAST_LINE = 2, 3

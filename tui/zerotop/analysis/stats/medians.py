@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.session.samples import Floats
+from zerotop.recording.samples import Floats
 
 
 def compute_known_median(values: Floats) -> float:

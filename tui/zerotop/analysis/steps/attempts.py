@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.steps.step_table import RankSteps
 
 
 def split_attempts(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.formatting import format_ranks
-from zerotop.session.keys import identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Source
-from zerotop.session.samples import Rows
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Source
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording import events
 
 

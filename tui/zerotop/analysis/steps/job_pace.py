@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.steps.token_counts import estimate_tokens
-from zerotop.session.samples import Floats, Ints, Rows
-from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.recording.samples import Floats, Ints, Rows
+from zerotop.recording.steps.missing_steps import find_recorded
 
 
 def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bool_]:

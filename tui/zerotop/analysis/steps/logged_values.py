@@ -9,8 +9,8 @@ import numpy as np
 
 from zerotop.analysis.output.logged_lines import LoggedLine, LoggedLines
 from zerotop.analysis.stats.medians import compute_known_median
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, UNKNOWN
 
 # What a job prints is read this often.
@@ -36,9 +36,9 @@ NO_VALUES = LoggedSeries(np.empty(0, np.int64), np.empty(0))
 class LoggedReader:
     """The logged values of a recording, which may grow."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lines = LoggedLines(session)
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._lines = LoggedLines(recording)
         self._taken: list[LoggedLine] | None = None  # the lines of which
         self._taken_count = 0  # so many
         self._printed: dict[str, LoggedSeries] = {}  # are in here
@@ -47,7 +47,7 @@ class LoggedReader:
 
     def read(self) -> dict[str, LoggedSeries]:
         """Return all values so far by the names of LOGGED's metrics; a name without any is missing."""
-        sources = [*self._session.sources["logged"], *self._session.sources["output"]]
+        sources = [*self._recording.sources["logged"], *self._recording.sources["output"]]
         counts = tuple(len(source.array) for source in sources)
         if counts != self._counts:
             self._counts = counts
@@ -57,7 +57,7 @@ class LoggedReader:
         return self._series
 
     def _read_recorded(self) -> dict[str, LoggedSeries]:
-        tables = [source for source in self._session.sources["logged"] if len(source.array)]
+        tables = [source for source in self._recording.sources["logged"] if len(source.array)]
         found: dict[str, LoggedSeries] = {}
         for name in NAMES:
             known = [source for source in tables if (source.array["known"] & LOGGED_BITS[name]).any()]
@@ -106,11 +106,11 @@ def _join_series(several: Sequence[LoggedSeries]) -> LoggedSeries:
     return LoggedSeries(times, values)
 
 
-def read_logged(session: Session) -> dict[str, LoggedSeries]:
+def read_logged(recording: Recording) -> dict[str, LoggedSeries]:
     """Return all logged values by name; see :meth:`LoggedReader.read`."""
-    if LoggedReader not in session.kept:
-        session.kept[LoggedReader] = LoggedReader(session)
-    series: dict[str, LoggedSeries] = session.kept[LoggedReader].read()
+    if LoggedReader not in recording.kept:
+        recording.kept[LoggedReader] = LoggedReader(recording)
+    series: dict[str, LoggedSeries] = recording.kept[LoggedReader].read()
     return series
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.moments.moment import find_sibling_table
-from zerotop.session.reader import Session, Source
+from zerotop.recording.moments.moment import find_sibling_table
+from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, LIGHT, PHASE_CODE, SKIPPED
 
 PARTS = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather", "reduce")
@@ -33,13 +33,13 @@ PARTS_DTYPE = np.dtype(
 )
 
 
-def read_step_parts(session: Session) -> NDArray[Any]:
+def read_step_parts(recording: Recording) -> NDArray[Any]:
     """Return the updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
-    sources = sorted(session.sources["spans"], key=lambda source: (source.rank, source.created_ns))
-    return np.concatenate([np.empty(0, PARTS_DTYPE), *(_build_parts(session, source) for source in sources)])
+    sources = sorted(recording.sources["spans"], key=lambda source: (source.rank, source.created_ns))
+    return np.concatenate([np.empty(0, PARTS_DTYPE), *(_build_parts(recording, source) for source in sources)])
 
 
-def _build_parts(session: Session, source: Source) -> NDArray[Any]:
+def _build_parts(recording: Recording, source: Source) -> NDArray[Any]:
     spans = source.array
     flags = spans["flags"] & (BOUNDARY | FAILED | LIGHT | COUNTED)
     steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (flags == BOUNDARY)]
@@ -56,7 +56,7 @@ def _build_parts(session: Session, source: Source) -> NDArray[Any]:
         return rows
     step = np.searchsorted(steps["begin_ns"], parts["begin_ns"], "right") - 1
     inside = (step >= 0) & (parts["end_ns"] <= steps["end_ns"][step])
-    seconds = _measure_seconds(parts, find_sibling_table(session, "device_times", source))
+    seconds = _measure_seconds(parts, find_sibling_table(recording, "device_times", source))
     for name in PARTS:
         chosen = inside & (parts["phase"] == PHASE_CODE[name])
         rows[f"{name}_s"] = np.bincount(step[chosen], seconds[chosen], len(rows))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotop.session.samples import Rows
-from zerotop.session.steps.missing_steps import erase_measures, find_recorded
-from zerotop.session.steps.span_sums import DURATION_COLUMNS, STAGES_COLUMN
-from zerotop.session.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.missing_steps import erase_measures, find_recorded
+from zerotop.recording.steps.span_sums import DURATION_COLUMNS, STAGES_COLUMN
+from zerotop.recording.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 
 _MEANS = ("iteration_s", *DURATION_COLUMNS, *COUNT_COLUMNS, "skipped")
 

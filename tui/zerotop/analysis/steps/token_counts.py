@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.session.samples import Ints, Rows
-from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.recording.samples import Ints, Rows
+from zerotop.recording.steps.missing_steps import find_recorded
 
 
 def estimate_tokens(rows: Rows, tokens: Ints) -> float:

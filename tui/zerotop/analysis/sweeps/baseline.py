@@ -17,11 +17,11 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
-from zerotop.session.keys import identify_process
-from zerotop.session.moments.devices import find_gpu_name, locate_allocators
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
@@ -78,12 +78,12 @@ class Baseline:
         return max(self.first.backward_peak, self.last.backward_peak, self.first.forward_peak, self.step_peak)
 
 
-def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
+def read_baseline(recording: Recording, until_step: int | None = None) -> Baseline:
     """Return the last setting of a recording, or its last one before a step. Raises NoBaselineError."""
-    at = session.at()
+    at = recording.at()
     engine = read_first_engine(at)
     setup = parse_setup(engine)
-    name = session.name
+    name = recording.name
     if setup is None:
         raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
     computes_in = str(engine.autocast or engine.dtype or "")
@@ -92,7 +92,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
     setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
     if engine.pipeline is not None:
         raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
-    table = StepTable(session)
+    table = StepTable(recording)
     table.update()
     ranks = [process for process in table.rank_steps if len(process.step_rows)]
     if not ranks:
@@ -116,7 +116,7 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         )
     _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
     key = gpus[source]
-    times = [one_time for one in found if (one_time := measure_times(session, one[0], one[2])) is not None]
+    times = [one_time for one in found if (one_time := measure_times(recording, one[0], one[2])) is not None]
     rows = steps[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
@@ -134,8 +134,8 @@ def read_baseline(session: Session, until_step: int | None = None) -> Baseline:
         gpus=max(1, setup.ranks // nodes),
         nodes=nodes,
         gpu=find_gpu_name(at, key) or "",
-        gpu_bytes=_find_gpu_bytes(session, key) or (devices[0].total_bytes if devices else None),
-        host_bytes=_find_host_bytes(session, source.host),
+        gpu_bytes=_find_gpu_bytes(recording, key) or (devices[0].total_bytes if devices else None),
+        host_bytes=_find_host_bytes(recording, source.host),
         first=first,
         last=last,
         step_peak=step_peak,
@@ -256,10 +256,10 @@ def _build_shape(engine: EngineFacts) -> ModelShape | None:
     return parse_shape(config | {"model_type": kind})
 
 
-def _find_gpu_bytes(session: Session, key: tuple[str, int] | None) -> int | None:
+def _find_gpu_bytes(recording: Recording, key: tuple[str, int] | None) -> int | None:
     if key is None:
         return None
-    for source in session.sources["gpus"]:
+    for source in recording.sources["gpus"]:
         rows = source.array
         own = rows[rows["gpu"] == key[1]] if source.host == key[0] else rows[:0]
         if len(own) and own["total_bytes"][-1] > 0:
@@ -267,8 +267,8 @@ def _find_gpu_bytes(session: Session, key: tuple[str, int] | None) -> int | None
     return None
 
 
-def _find_host_bytes(session: Session, host: str) -> int | None:
-    for source in session.host_sources("hosts", host):
+def _find_host_bytes(recording: Recording, host: str) -> int | None:
+    for source in recording.host_sources("hosts", host):
         if len(source.array):
             row = source.array[-1]
             sizes = [int(row[name]) for name in ("memory_total_bytes", "cgroup_limit_bytes") if row[name] > 0]

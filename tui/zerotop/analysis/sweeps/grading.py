@@ -13,7 +13,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.what_if import name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.directory import EXPECTED
 
 Ends = tuple[float, float, float]
@@ -77,13 +77,13 @@ def _describe_work(work: Workload) -> tuple[int, int, int]:
     return work.micro_batch, work.sequence, work.accumulation
 
 
-def read_expectation(session: Session) -> Expectation | None:
+def read_expectation(recording: Recording) -> Expectation | None:
     """Return what was expected of a recorded run; None without it."""
-    return parse_expectation(session.info.get(EXPECTED))
+    return parse_expectation(recording.info.get(EXPECTED))
 
 
 def parse_expectation(content: Any) -> Expectation | None:
-    """Return what a session file kept; None without one, or of a damaged one."""
+    """Return what a recording file kept; None without one, or of a damaged one."""
     try:
         figures = {name: tuple(map(float, content["figures"][name])) for name in FIGURES if name in content["figures"]}
         numbers = {name: int(content[name]) for name in _INTS}

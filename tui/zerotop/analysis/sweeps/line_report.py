@@ -12,8 +12,8 @@ from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, is_for_setup, parse_setup
 from zerotop.analysis.sweeps.series import ALLOCATED, SeriesMemory, fit_lines
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, SEQ_LENGTH
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import Point, Sweep, find_point_session
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.sweeps import Point, Sweep, find_point_recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ def _compare_line(sweep: Sweep, line: SeriesMemory, shape: ModelShape | None) ->
     estimate = formula = None
     setup = None
     for point in reversed(line.series.points):
-        if (session := _open_session(sweep.path, point)) is not None:
-            setup = parse_setup(read_first_engine(session.at()))
+        if (recording := _open_recording(sweep.path, point)) is not None:
+            setup = parse_setup(read_first_engine(recording.at()))
             break
     if setup is not None and line.measurement == ALLOCATED:
         formula = sum(compute_expected(setup).gpu.values())
@@ -58,11 +58,11 @@ def _compare_line(sweep: Sweep, line: SeriesMemory, shape: ModelShape | None) ->
     return LineReport(line, estimate, formula, heuristic, counted)
 
 
-def _open_session(folder: Path, point: Point) -> Session | None:
-    path = find_point_session(folder, point.result)
+def _open_recording(folder: Path, point: Point) -> Recording | None:
+    path = find_point_recording(folder, point.result)
     try:
-        return None if path is None else Session.open(path)
-    except SessionError:
+        return None if path is None else Recording.open(path)
+    except RecordingError:
         return None
 
 

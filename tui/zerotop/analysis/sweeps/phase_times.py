@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.session.keys import identify_process
-from zerotop.session.reader import Session
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.keys import identify_process
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.tables import PHASE_CODE
 
 _MOST_DEVICE_SHARE = 1.1  # of an iteration on the GPU: a phase that overlaps another is not added up
@@ -29,14 +29,14 @@ class PhaseTimes:
     launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
 
 
-def measure_times(session: Session, process: RankSteps, steps: Rows) -> PhaseTimes | None:
+def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> PhaseTimes | None:
     """Return the times of one rank; None of fewer than two steps."""
     if len(steps) < 2:
         return None
     iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
     host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
     rank = identify_process(process.source)
-    table = next((one for one in session.sources["device_times"] if identify_process(one) == rank), None)
+    table = next((one for one in recording.sources["device_times"] if identify_process(one) == rank), None)
     if table is not None:
         rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
         found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]

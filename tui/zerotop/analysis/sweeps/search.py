@@ -18,7 +18,7 @@ import numpy as np
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.stats.knee import KneeFit, fit_knee
 from zerotop.analysis.sweeps.settings import ALLOCATOR
-from zerotop.session.sweeps import Value
+from zerotop.recording.sweeps import Value
 
 EXPANDABLE = "expandable_segments:True"
 """The allocator setting that avoids most fragmentation."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from zerotop.analysis.stats.knee import KneeFit, fit_knee
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH
-from zerotop.session.samples import Floats
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
+from zerotop.recording.samples import Floats
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
 
 ALLOCATED, RESERVED, HOST = "allocated_peak_bytes", "reserved_peak_bytes", "host_peak_bytes"
 ITERATIONS, TOKENS = "iterations_per_s", "tokens_per_s"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from zerotop.session.sweeps import SKIPPED, Plan, Point, Result, Value
+from zerotop.recording.sweeps import SKIPPED, Plan, Point, Result, Value
 
 STAGE, OFFLOAD, ALLOCATOR, GPUS = "stage", "offload", "allocator", "gpus"
 CHECKPOINTING, ACCUMULATION = "gradient_checkpointing", "gradient_accumulation"

@@ -21,12 +21,12 @@ from zerotop.analysis.timeline.resample import (
     merge_times,
     sum_series,
 )
-from zerotop.session.keys import GpuKey
-from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators
-from zerotop.session.moments.host_memory import measure_used_bytes
-from zerotop.session.moments.process_exits import read_exits
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows, iter_samples, sum_ticks
+from zerotop.recording.keys import GpuKey
+from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators
+from zerotop.recording.moments.host_memory import measure_used_bytes
+from zerotop.recording.moments.process_exits import read_exits
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints, Rows, iter_samples, sum_ticks
 from zerotop_probe.recording.metrics import BYTES_PER_S, Metric
 from zerotop_probe.recording.tables import GPUS, HOSTS, UNKNOWN
 
@@ -45,7 +45,7 @@ _SPARSE_RATE = 2.0  # records per second, on average over the recording
 class SampleColumns(SeriesColumns):
     """Sampled values in columns of time."""
 
-    _session: Session
+    _recording: Recording
 
     @abstractmethod
     def list_sources(self) -> Sequence[Source]:
@@ -60,7 +60,7 @@ class SampleColumns(SeriesColumns):
         return max(last, default=0) - (2 * _COUNTER_READ_NS if len(last) == 1 else LONGEST_NS)
 
     def choose_base(self, column_ns: int) -> int:
-        is_sparse = self.count_records() < _SPARSE_RATE * (self.find_final_ns() - self._session.begin_ns) / _S
+        is_sparse = self.count_records() < _SPARSE_RATE * (self.find_final_ns() - self._recording.begin_ns) / _S
         bases = _SPARSE_BASES if is_sparse else _BASES
         return next((base for least, base in bases if column_ns >= least and column_ns % base == 0), column_ns)
 
@@ -70,12 +70,12 @@ class HostTableColumns(SampleColumns):
 
     table: ClassVar[str]
 
-    def __init__(self, session: Session, host: str, gpu: int | None = None) -> None:
-        self._session, self._host = session, host
+    def __init__(self, recording: Recording, host: str, gpu: int | None = None) -> None:
+        self._recording, self._host = recording, host
         self._selection = ("", 0) if gpu is None else ("gpu", gpu)
 
     def list_sources(self) -> Sequence[Source]:
-        return self._session.host_sources(self.table, self._host)
+        return self._recording.host_sources(self.table, self._host)
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
         for source in self.list_sources():
@@ -135,7 +135,7 @@ class GpuProcessColumns(HostTableColumns):
     table = "gpu_processes"
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
-        pids = [source.pid for source in self._session.host_sources("begins", self._host)]
+        pids = [source.pid for source in self._recording.host_sources("begins", self._host)]
         chosen = rows["used_bytes"] != UNKNOWN
         chosen[chosen] = _mask_known(rows["pid"][chosen], pids)
         times, used = sum_ticks(times[chosen], [rows["used_bytes"][chosen]])
@@ -155,16 +155,16 @@ class AllocatorColumns(SampleColumns):
 
     names = ("allocated", "reserved", "peak")
 
-    def __init__(self, session: Session, gpu_key: GpuKey) -> None:
-        self._session = session
-        self._sources = [source for source, key in locate_allocators(session.at()).items() if key == gpu_key]
+    def __init__(self, recording: Recording, gpu_key: GpuKey) -> None:
+        self._recording = recording
+        self._sources = [source for source, key in locate_allocators(recording.at()).items() if key == gpu_key]
 
     def list_sources(self) -> Sequence[Source]:
         return self._sources
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
         """Return sums over allocators. Each holds its last sample's memory until its process exits."""
-        exits, held, peaks = read_exits(self._session.at()), [], []
+        exits, held, peaks = read_exits(self._recording.at()), [], []
         for source in self._sources:
             rows = source.between(begin_ns, end_ns, rows_before=1, rows_after=1)
             if len(rows):
@@ -182,18 +182,18 @@ class AllocatorColumns(SampleColumns):
 
     def _end_before_gaps(self, source: Source, times: Ints, values: list[Floats]) -> tuple[Ints, list[Floats]]:
         """Add an unknown value where samples were deleted, so that the previous one does not stand for them."""
-        gaps = find_thinned_times(self._session, source)[:, 0]
+        gaps = find_thinned_times(self._recording, source)[:, 0]
         gaps = gaps[(times[0] < gaps) & (gaps < times[-1])]
         places = times.searchsorted(gaps)
         return np.insert(times, places, gaps), [np.insert(value, places, np.nan) for value in values]
 
     def _add_folded_peaks(self, source: Source, times: Ints, peaks: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
         """Add the peaks of steps whose samples were deleted."""
-        folded, spans = (self._session.find_sibling(name, source) for name in ("folded", "spans"))
-        if folded is None or spans is None or not len(find_thinned_times(self._session, source)):
+        folded, spans = (self._recording.find_sibling(name, source) for name in ("folded", "spans"))
+        if folded is None or spans is None or not len(find_thinned_times(self._recording, source)):
             return times, peaks
         rows = folded.between(int(times[0]), int(times[-1]))
-        rows = rows[mask_moments(self._session, source, folded.unix_times(rows) - 1)]
+        rows = rows[mask_moments(self._recording, source, folded.unix_times(rows) - 1)]
         added = folded.unix_times(rows)
         places = times.searchsorted(added)
         return np.insert(times, places, added), np.insert(peaks, places, rows["allocated_peak_bytes"])
@@ -211,21 +211,21 @@ class LoggedColumns(SeriesColumns):
 
     names = NAMES
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
         for row, name in enumerate(self.names):
-            times, values = read_logged(self._session).get(name, NO_VALUES)
+            times, values = read_logged(self._recording).get(name, NO_VALUES)
             first, last = max(0, int(times.searchsorted(begin_ns)) - 1), int(times.searchsorted(end_ns, "right")) + 1
             known = np.where(np.isfinite(values[first:last]), values[first:last], np.nan)
             yield LaneSeries(row, make_series_after(times[first:last], [known], FOREVER_NS))
 
     def count_records(self) -> int:
-        return sum(len(series.times) for series in read_logged(self._session).values())
+        return sum(len(series.times) for series in read_logged(self._recording).values())
 
     def find_final_ns(self) -> int:
-        last = (int(series.times[-1]) for series in read_logged(self._session).values())
+        last = (int(series.times[-1]) for series in read_logged(self._recording).values())
         return max(last, default=LONGEST_NS) - LONGEST_NS
 
 
@@ -235,9 +235,9 @@ class ProcessColumns(HostTableColumns):
     names = ("cores", "rss", "all_cores", "all_rss")
     table = "processes"
 
-    def __init__(self, session: Session, host: str, rank: int) -> None:
+    def __init__(self, recording: Recording, host: str, rank: int) -> None:
         """``rank``: -1 for processes whose rank is unknown."""
-        super().__init__(session, host)
+        super().__init__(recording, host)
         self._rank = rank
 
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:

@@ -17,10 +17,10 @@ from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.timeline.metrics import FOREVER_NS
 from zerotop.analysis.timeline.resample import merge_times
 from zerotop.analysis.timeline.step_lane import StepTimes
-from zerotop.session.moments.moment import find_sibling_table
-from zerotop.session.moments.process_exits import read_exits
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints
+from zerotop.recording.moments.moment import find_sibling_table
+from zerotop.recording.moments.process_exits import read_exits
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Spans per column, averaged over the recording, above which finished steps are used.
@@ -34,13 +34,13 @@ _EVAL = PHASE_CODE["eval"]
 class RankPhases:
     """Seconds that one rank, in all its processes, spent in each phase, shape (phases, columns): a ``ColumnSource``."""
 
-    def __init__(self, session: Session, rank: int, steps: Sequence[StepTimes]) -> None:
+    def __init__(self, recording: Recording, rank: int, steps: Sequence[StepTimes]) -> None:
         """``steps``: of the rank's processes; the caller updates them."""
-        self._session, self._rank, self._steps = session, rank, steps
+        self._recording, self._rank, self._steps = recording, rank, steps
         self._sources_by_table: dict[str, tuple[int, list[Source]]] = {}
 
     def _find_sources(self, table: str) -> list[Source]:
-        sources = self._session.sources[table]
+        sources = self._recording.sources[table]
         if self._sources_by_table.get(table, (-1, []))[0] != len(sources):
             self._sources_by_table[table] = len(sources), [source for source in sources if source.rank == self._rank]
         return self._sources_by_table[table][1]
@@ -84,7 +84,7 @@ class RankPhases:
         middles = (edges[1:] + edges[:-1]) // 2
         thinned = np.zeros(len(middles), np.bool_)
         for source in self._find_sources("spans"):
-            thinned |= mask_moments(self._session, source, middles)
+            thinned |= mask_moments(self._recording, source, middles)
         if not thinned.any():
             return seconds
         return np.where(thinned, sum((times.measure_phases(edges) for times in steps), np.zeros_like(seconds)), seconds)
@@ -92,7 +92,7 @@ class RankPhases:
     def _is_dense(self, column_ns: int) -> bool:
         spans = [source for source in self._find_sources("spans") if len(source.array)]
         taken = sum(int(source.array["end_ns"][-1]) - int(source.array["begin_ns"][0]) for source in spans)
-        taken -= sum(int(np.diff(find_thinned_times(self._session, source)).sum()) for source in spans)
+        taken -= sum(int(np.diff(find_thinned_times(self._recording, source)).sum()) for source in spans)
         return column_ns * sum(len(source.array) for source in spans) > MANY_SPANS * taken
 
     def _measure_exactly(self, edges: Ints) -> Floats:
@@ -104,11 +104,11 @@ class RankPhases:
         return np.maximum(0.0, seconds)
 
     def _measure_spans(self, edges: Ints) -> Floats:
-        exits = read_exits(self._session.at())
+        exits = read_exits(self._recording.at())
         seconds = self.make_blank(len(edges) - 1)
         for begins in sorted(self._find_sources("begins"), key=lambda source: source.created_ns):
             exit_ns = exits.reported_until(begins) or FOREVER_NS
-            spans = find_sibling_table(self._session, "spans", begins)
+            spans = find_sibling_table(self._recording, "spans", begins)
             if begins.created_ns <= edges[-1] and exit_ns > edges[0]:
                 seconds += _measure_innermost(begins, spans, np.minimum(edges, exit_ns))
         return seconds

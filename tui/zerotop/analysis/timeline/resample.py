@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.samples import Floats, Ints
+from zerotop.recording.samples import Floats, Ints
 
 Table = NDArray[np.float64]
 """Shape (3, values, columns): the rows of the first axis are HIGHEST, SUM and TIME."""

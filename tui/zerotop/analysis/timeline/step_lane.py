@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from zerotop.analysis.timeline.resample import LaneSeries, Series, SeriesColumns
-from zerotop.session.samples import Floats, Ints, Rows
-from zerotop.session.steps.growable_array import GrowingArray
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.samples import Floats, Ints, Rows
+from zerotop.recording.steps.growable_array import GrowingArray
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 _COLUMNS = {

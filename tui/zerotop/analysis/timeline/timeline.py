@@ -26,11 +26,11 @@ from zerotop.analysis.timeline.phase_ribbon import RankPhases
 from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, SeriesColumns, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
-from zerotop.session.keys import GpuKey
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.keys import GpuKey
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints
+from zerotop.recording.steps.step_table import RankSteps
 
 # How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000
@@ -41,7 +41,7 @@ _LONG_WINDOW_NS = 300_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time window of ``columns`` columns, ``column_ns`` each, from number ``first`` on; 0 begins with the session."""
+    """A time window of ``columns`` columns, ``column_ns`` each, from number ``first`` on; 0 begins with the recording."""
 
     first: int
     column_ns: int
@@ -81,11 +81,11 @@ class Timeline:
 
 
 class TimelineBuilder:
-    """Builds timelines of a session, which may grow."""
+    """Builds timelines of a recording, which may grow."""
 
-    def __init__(self, session: Session, read_processes: Callable[[], Iterable[RankSteps]]) -> None:
+    def __init__(self, recording: Recording, read_processes: Callable[[], Iterable[RankSteps]]) -> None:
         """``read_processes``: returns the rank processes with their steps, up to date."""
-        self._session, self._read_processes = session, read_processes
+        self._recording, self._read_processes = recording, read_processes
         self._times_by_process: dict[RankSteps, StepTimes] = {}
         self._times_by_rank: dict[int, list[StepTimes]] = {}
         self._lanes: dict[LaneSubject, Lanes] = {}
@@ -96,7 +96,7 @@ class TimelineBuilder:
     @property
     def origin_ns(self) -> int:
         """Unix time at which column 0 begins."""
-        return self._session.begin_ns
+        return self._recording.begin_ns
 
     def find_rank_hosts(self) -> dict[int, str]:
         """Return the host of each rank with a probe; without any, of each rank among the sampled processes."""
@@ -104,35 +104,35 @@ class TimelineBuilder:
 
     def find_probed_ranks(self) -> dict[int, str]:
         """Return the host of each rank with a probe, which records phases."""
-        begins = self._session.sources["begins"]
+        begins = self._recording.sources["begins"]
         if len(begins) != self._probed_ranks[0]:
             self._probed_ranks = len(begins), dict(sorted((source.rank, source.host) for source in begins))
         return self._probed_ranks[1]
 
     def _find_sampled_ranks(self) -> dict[int, str]:
         hosts: dict[int, str] = {}
-        for source in self._session.sources["processes"]:
+        for source in self._recording.sources["processes"]:
             hosts |= dict.fromkeys(np.unique(source.array["rank"][-_TAIL:]).tolist(), source.host)
         known = {rank: host for rank, host in hosts.items() if rank >= 0}
         return dict(sorted((known or hosts).items()))
 
     def make_subject(self, rank: int) -> LaneSubject:
         """Return a rank with its host and GPU."""
-        samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._session.sources[table])
+        samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._recording.sources[table])
         host = self.find_rank_hosts().get(rank) or next(samplers, "")
         return LaneSubject(rank, host, self.find_gpu_key(rank, host))
 
     def find_host_cores(self, host: str) -> int:
         """Return how many cores of a host the job may use; 0 where unknown."""
-        tables = self._session.host_sources("hosts", host)
+        tables = self._recording.host_sources("hosts", host)
         return max((0, *(int(source.array["cores"][-1]) for source in tables if len(source.array))))
 
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
         """Return the GPU of a rank's allocator; if it has none, the first GPU sampled on its host."""
-        located = [key for source, key in locate_allocators(self._session.at()).items() if source.rank == rank]
+        located = [key for source, key in locate_allocators(self._recording.at()).items() if source.rank == rank]
         if located:
             return located[-1]
-        sampled = [source.array["gpu"][:64] for source in self._session.host_sources("gpus", host)]
+        sampled = [source.array["gpu"][:64] for source in self._recording.host_sources("gpus", host)]
         lowest = [int(gpus.min()) for gpus in sampled if len(gpus)]
         return (host, min(lowest)) if lowest else None
 
@@ -180,7 +180,7 @@ class TimelineBuilder:
 
     def get_lanes(self, subject: LaneSubject) -> Lanes:
         """Return a subject's lanes; the last few are cached."""
-        lanes = self._lanes.pop(subject, None) or Lanes(self._session, subject, self.get_step_times(subject.rank))
+        lanes = self._lanes.pop(subject, None) or Lanes(self._recording, subject, self.get_step_times(subject.rank))
         self._lanes[subject] = lanes
         while len(self._lanes) > 4:
             del self._lanes[next(iter(self._lanes))]
@@ -207,7 +207,7 @@ class TimelineBuilder:
 
     def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:
         if rank not in self._ribbons:
-            phases = RankPhases(self._session, rank, self.get_step_times(rank))
+            phases = RankPhases(self._recording, rank, self.get_step_times(rank))
             self._ribbons[rank] = phases, ColumnCache(phases, self.origin_ns)
         return self._ribbons[rank]
 
@@ -215,16 +215,16 @@ class TimelineBuilder:
 class Lanes:
     """The values of one subject."""
 
-    def __init__(self, session: Session, subject: LaneSubject, steps: Sequence[StepTimes]) -> None:
+    def __init__(self, recording: Recording, subject: LaneSubject, steps: Sequence[StepTimes]) -> None:
         # The fastest first: the time for others may run out.
-        recorded: list[SampleColumns] = [HostColumns(session, subject.host)]
+        recorded: list[SampleColumns] = [HostColumns(recording, subject.host)]
         if subject.gpu is not None:
-            recorded += [GpuColumns(session, *subject.gpu), GpuProcessColumns(session, *subject.gpu)]
-        recorded.append(ProcessColumns(session, subject.host, subject.rank))
+            recorded += [GpuColumns(recording, *subject.gpu), GpuProcessColumns(recording, *subject.gpu)]
+        recorded.append(ProcessColumns(recording, subject.host, subject.rank))
         if subject.gpu is not None:
-            recorded.append(AllocatorColumns(session, subject.gpu))
-        self.column_sources: list[SeriesColumns] = [IterationColumns(steps), LoggedColumns(session), *recorded]
-        self.column_caches = [ColumnCache(source, session.begin_ns) for source in self.column_sources]
+            recorded.append(AllocatorColumns(recording, subject.gpu))
+        self.column_sources: list[SeriesColumns] = [IterationColumns(steps), LoggedColumns(recording), *recorded]
+        self.column_caches = [ColumnCache(source, recording.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()
         self._checked_counts = [0 for _ in self.column_sources]
 

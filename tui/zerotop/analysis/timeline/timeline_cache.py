@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from zerotop.session.samples import Floats, Ints
+from zerotop.recording.samples import Floats, Ints
 
 BLOCK_COLUMNS = 256  # columns read at once
 _MOST_BLOCKS = 512  # of one source

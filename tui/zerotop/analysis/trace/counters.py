@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.steps.logged_values import NO_VALUES, read_logged
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.metrics import PERCENT, SHARE, Metric
 from zerotop_probe.recording.tables import LOGGED, TABLES, UNKNOWN
 
@@ -39,19 +39,19 @@ class Counter(NamedTuple):
     values: Floats
 
 
-def read_counters(session: Session) -> Iterator[Counter]:
+def read_counters(recording: Recording) -> Iterator[Counter]:
     """Yield the counters of ranks, GPUs and hosts that have values."""
     for table, key in _KEYS.items():
         metrics = [metric for metric in TABLES[table].metrics if metric.trace]
-        for source in session.sources[table]:
+        for source in recording.sources[table]:
             for value, rows in _split_rows(source, key):
                 owner = Owner(source.host, rank=value if key != "gpu" else None, gpu=value if key == "gpu" else None)
                 for metric in metrics:
                     yield from _make_counter(source, rows, owner, metric)
             source.release_memory()
-    lowest = min(session.sources["begins"], key=lambda source: source.rank, default=None)
+    lowest = min(recording.sources["begins"], key=lambda source: source.rank, default=None)
     for metric in LOGGED.metrics:
-        times, values = read_logged(session).get(metric.name, NO_VALUES)
+        times, values = read_logged(recording).get(metric.name, NO_VALUES)
         known = np.isfinite(values)
         if known.any() and lowest is not None:
             yield Counter(Owner(lowest.host, lowest.rank), metric.name, metric.unit, times[known], values[known])

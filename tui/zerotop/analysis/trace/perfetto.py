@@ -1,6 +1,6 @@
 """Writes a recording as a trace that ui.perfetto.dev opens: https://perfetto.dev/docs/reference/synthetic-track-event.
 
-Times in the trace are nanoseconds since the session was made.
+Times in the trace are nanoseconds since the recording was made.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import IO, Any
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.trace.counters import Counter, Owner, read_counters
 from zerotop.analysis.trace.slices import build_edges
-from zerotop.analysis.views.annotation_runner import list_findings
-from zerotop.session.reader import Session
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_table import StepTable
+from zerotop.analysis.views.finding_search import list_findings
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_table import StepTable
 from zerotop_probe.recording.metrics import BYTES
 from zerotop_probe.recording.tables import PHASES
 
@@ -27,29 +27,29 @@ _SEQUENCE = 1
 _FIRST_NAME = 1
 
 
-def write_trace(session: Session, stream: IO[bytes]) -> int:
+def write_trace(recording: Recording, stream: IO[bytes]) -> int:
     """Write the trace; return the number of packets. Raises OSError."""
-    return _TraceWriter(session, stream).write()
+    return _TraceWriter(recording, stream).write()
 
 
 class _TraceWriter:
-    def __init__(self, session: Session, stream: IO[bytes]) -> None:
-        self._session = session
+    def __init__(self, recording: Recording, stream: IO[bytes]) -> None:
+        self._recording = recording
         self._builder = StreamingTraceProtoBuilder(stream)
         self._count = 0
         self._tracks: dict[tuple[str, ...], int] = {}
 
     def write(self) -> int:
         self._intern_names()
-        self._write_findings(list_findings(self._session))
-        steps = StepTable(self._session, memory=False)
+        self._write_findings(list_findings(self._recording))
+        steps = StepTable(self._recording, memory=False)
         steps.update()
         for process in steps.rank_steps:
             source = process.source
             self._write_steps(source.rank, source.host, process.step_rows)
             self._write_phases(source.rank, source.host, source.array, source.offset_ns)
             source.release_memory()
-        for counter in read_counters(self._session):
+        for counter in read_counters(self._recording):
             self._write_counter(counter)
         return self._count
 
@@ -93,7 +93,7 @@ class _TraceWriter:
     def _write_steps(self, rank: int, host: str, rows: Rows) -> None:
         track = self._define_track(_name_rank(rank, host), "steps")
         begin, end = (self._make_event(track, kind) for kind in (TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END))
-        origin_ns = self._session.begin_ns
+        origin_ns = self._recording.begin_ns
         names = ("step", "steps", "begin_unix_ns", "end_unix_ns", "counted")
         for number, count, begin_ns, end_ns, counted in zip(*(rows[name].tolist() for name in names), strict=True):
             if end_ns <= begin_ns or begin_ns < origin_ns:
@@ -108,7 +108,7 @@ class _TraceWriter:
         track = self._define_track(_name_rank(rank, host), "phases")
         edges = build_edges(spans)
         begin, end = (self._make_event(track, kind) for kind in (TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END))
-        times = (edges.times_ns + (offset_ns - self._session.begin_ns)).clip(0).tolist()
+        times = (edges.times_ns + (offset_ns - self._recording.begin_ns)).clip(0).tolist()
         names = (edges.phases.clip(0, len(PHASES)) + _FIRST_NAME).tolist()
         for time_ns, name, is_begin in zip(times, names, edges.is_begin.tolist(), strict=True):
             packet = begin if is_begin else end
@@ -120,17 +120,17 @@ class _TraceWriter:
     def _write_counter(self, counter: Counter) -> None:
         track = self._define_track(_name_owner(counter.owner), counter.name, unit=counter.unit)
         packet = self._make_event(track, TrackEvent.TYPE_COUNTER)
-        times = (counter.times_ns - self._session.begin_ns).clip(0).tolist()
+        times = (counter.times_ns - self._recording.begin_ns).clip(0).tolist()
         event = packet.track_event
         for time_ns, value in zip(times, counter.values.tolist(), strict=True):
             packet.timestamp = time_ns
             event.double_counter_value = value
             self._write(packet)
 
-    def _write_findings(self, findings: Sequence[Annotation]) -> None:
+    def _write_findings(self, findings: Sequence[Finding]) -> None:
         for finding in findings:
             packet = self._make_event(self._define_track("findings"), TrackEvent.TYPE_INSTANT)
-            packet.timestamp = max(0, finding.begin_ns - self._session.begin_ns)
+            packet.timestamp = max(0, finding.begin_ns - self._recording.begin_ns)
             event = packet.track_event
             event.name = finding.name.replace("_", " ")
             texts = {

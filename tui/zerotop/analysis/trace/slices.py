@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.session.samples import Ints, Rows
+from zerotop.recording.samples import Ints, Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,10 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 )
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
-from zerotop.session.keys import GpuKey
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
-from zerotop.session.moments.process_exits import read_exits
+from zerotop.recording.keys import GpuKey
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
+from zerotop.recording.moments.process_exits import read_exits
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000

@@ -15,12 +15,12 @@ from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.stats.rounding import round_count_up
-from zerotop.session.keys import GpuKey, ProcessKey
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.moments.process_exits import ProcessExits, read_exits
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Windows, bin_maxima, bin_means
+from zerotop.recording.keys import GpuKey, ProcessKey
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.moments.process_exits import ProcessExits, read_exits
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
 
 PIECE_NS = 500_000_000
@@ -95,10 +95,10 @@ _GPUS = SampledTable("gpus", "gpu", "utilization_percent", ("used_bytes",))
 
 
 class Histories:
-    """The history of a session at any cursor."""
+    """The history of a recording at any cursor."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
         self._sampled_windows: dict[tuple[SampledTable, str], tuple[list[int], RollingWindow]] = {}
         self._rank_windows: dict[ProcessKey, RollingWindow] = {}
         self._gpu_windows: dict[GpuKey, RollingWindow] = {}
@@ -120,7 +120,7 @@ class Histories:
                 end_s=end * PIECE_NS / 1e9,
                 ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], process_tables, end, exits)),
                 gpus=LazyMapping(keys, lambda key: self._build_gpu(key, gpu_tables, end, by_gpu.get(key, ()), exits)),
-                length=round_count_up(max(1, end - self.session.begin_ns // PIECE_NS)),
+                length=round_count_up(max(1, end - self.recording.begin_ns // PIECE_NS)),
             )
             self._last = (known, history)
         return self._last[1]
@@ -142,7 +142,7 @@ class Histories:
         begin, key_array = window.first_missing(end), np.array(keys)
         count, columns = (end - begin) * len(keys), len(layout.highest_columns) + 1
         fresh = np.full((count, columns), np.nan)
-        for source in self.session.host_sources(layout.table, host):
+        for source in self.recording.host_sources(layout.table, host):
             rows = source.between(begin * PIECE_NS - 1, end * PIECE_NS - 1)
             indices = key_array.searchsorted(rows[layout.key_column])
             pieces = source.unix_times(rows) // PIECE_NS - begin
@@ -164,12 +164,12 @@ class Histories:
         cores_used, rss_bytes, shared_bytes = sampled[rank.host][rank.pid].T
         window = self._rank_windows.setdefault((rank.host, rank.pid), RollingWindow())
         begin = window.first_missing(end)
-        tables = (self.session.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
+        tables = (self.recording.find_source(name, rank.host, rank.pid, end * PIECE_NS) for name in ("begins", "spans"))
         begins, spans = tables
         exit_ns = exits.reported_until(begins) if begins is not None else None
         fresh = vote_phases(begins, spans, range(begin, end), PIECE_NS, _VOTES_PER_PIECE, end * PIECE_NS, exit_ns)
         if begins is not None:
-            fresh[mask_moments(self.session, begins, np.arange(begin, end) * PIECE_NS)] = NOT_YET
+            fresh[mask_moments(self.recording, begins, np.arange(begin, end) * PIECE_NS)] = NOT_YET
         codes = window.extend_pieces(begin, fresh)
         phases = tuple([_PHASE_NAMES[code] for code in codes.tolist()])
         return RankHistory(cores_used, rss_bytes, shared_bytes, phases)
@@ -186,7 +186,7 @@ class Histories:
         begin = window.first_missing(end)
         held = np.full((end - begin, 2), np.nan)
         for source in allocators:
-            thinned = mask_moments(self.session, source, np.arange(begin, end) * PIECE_NS)
+            thinned = mask_moments(self.recording, source, np.arange(begin, end) * PIECE_NS)
             self._add_allocator(source, held, begin, end, exits.reported_until(source), thinned)
         return GpuHistory(*sampled[gpu_key[0]][gpu_key[1]].T, *window.extend_pieces(begin, held).T)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
 from zerotop.analysis.views.restarts import AttemptMember
-from zerotop.session.samples import Rows
-from zerotop.session.steps.growable_array import GrowingArray
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.growable_array import GrowingArray
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 _PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.events.event_index import get_event_time
-from zerotop.session.keys import ProcessKey
+from zerotop.recording.events.event_index import get_event_time
+from zerotop.recording.keys import ProcessKey
 from zerotop_probe.recording import events
 
 if TYPE_CHECKING:
-    from zerotop.session.moments.at import At
-    from zerotop.session.reader import Session
+    from zerotop.recording.moments.at import At
+    from zerotop.recording.reader import Recording
 
 UNSEEN_END = "Exit status unknown: the job's end was not recorded."
 
@@ -42,11 +42,11 @@ class Losses(NamedTuple):
         return f"The recording is incomplete: {' and '.join(parts)} could not be written." if parts else ""
 
 
-def read_ending(session: Session) -> Ending:
+def read_ending(recording: Recording) -> Ending:
     """Read how the job ended, and the losses that samplers and ranks reported."""
-    ends = session.events_of(events.JobEnded)
+    ends = recording.events_of(events.JobEnded)
     code, text = (ends[-1].exit_code, ends[-1].text or UNSEEN_END) if ends else (None, "")
-    return Ending(code, text, *count_losses(session.at()))
+    return Ending(code, text, *count_losses(recording.at()))
 
 
 def is_left_running(at: At) -> bool:

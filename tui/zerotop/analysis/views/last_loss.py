@@ -8,17 +8,17 @@ import numpy as np
 
 from zerotop.analysis.live_view import LastLoss
 from zerotop.analysis.steps.logged_values import NO_VALUES, find_steps, read_logged
-from zerotop.session.reader import Session
-from zerotop.session.samples import Rows
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
 
 _TREND_PARTS = 12
 # Of a long training the last steps and values suffice to find the step of the last value.
 _LAST_STEPS, _LAST_VALUES = 4096, 64
 
 
-def read_last_loss(session: Session, rows: Rows, cursor_ns: int) -> LastLoss | None:
+def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss | None:
     """Return the last loss at a moment, of these finished steps (STEP_DTYPE); None before the first one."""
-    series = read_logged(session).get("loss", NO_VALUES).until(cursor_ns)
+    series = read_logged(recording).get("loss", NO_VALUES).until(cursor_ns)
     if not len(series.times):
         return None
     step = int(find_steps(rows[-_LAST_STEPS:], series.times[-_LAST_VALUES:])[-1])

@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.engine import LOOP, read_first_engine
 from zerotop.analysis.formatting import join_words, pluralize
-from zerotop.session.moments.at import At
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASE_CODE
 

@@ -36,13 +36,13 @@ from zerotop.analysis.memory.phase_peaks import RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.thinned import is_thinned_at
-from zerotop.session.keys import GpuKey, RankProcess, identify_process
-from zerotop.session.moments.at import At
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.moments.host_memory import HostMemory
-from zerotop.session.moments.moment import at_cursor
-from zerotop.session.moments.process_exits import find_alive_processes, read_exits
-from zerotop.session.reader import Source
+from zerotop.recording.keys import GpuKey, RankProcess, identify_process
+from zerotop.recording.moments.at import At
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.moments.host_memory import HostMemory
+from zerotop.recording.moments.moment import at_cursor
+from zerotop.recording.moments.process_exits import find_alive_processes, read_exits
+from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine
 
 Item = TypeVar("Item")

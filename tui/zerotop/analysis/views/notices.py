@@ -12,10 +12,10 @@ from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
-from zerotop.session.events.event_index import get_event_time
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop.recording.events.event_index import get_event_time
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
 from zerotop_probe.recording.events import (
@@ -50,14 +50,14 @@ def describe_notices(at: At, losses: Losses, processes: Iterable[RankSteps]) -> 
     notices += filter(None, [losses.loss_sentence, describe_gaps(at, processes)])
     notices += _describe_late(at)
     notices += describe_thinning(at)
-    if at.session.held_bytes > MUCH_HELD_BYTES:
-        held = format_bytes(at.session.held_bytes)
+    if at.recording.held_bytes > MUCH_HELD_BYTES:
+        held = format_bytes(at.recording.held_bytes)
         notices.append(
             f"This screen keeps {held} of deleted detail on the disk. Go to the end of the recording, and it is freed soon."
         )
     for event in (*at.events_of(ProbeError), *at.events_of(SamplerError)):
         notices.append(f"Recording is partial: {event.where}: {event.error}")
-    return tuple(dict.fromkeys([*notices, *describe_damage(at.session)]))
+    return tuple(dict.fromkeys([*notices, *describe_damage(at.recording)]))
 
 
 def _describe_hidden_faults(at: At) -> list[str]:
@@ -117,14 +117,14 @@ def describe_thinning(at: At) -> list[str]:
     return sentences
 
 
-def describe_damage(session: Session) -> list[str]:
+def describe_damage(recording: Recording) -> list[str]:
     """Return a sentence for each kind of damage in a recording."""
     counts = (
-        (session.damaged_files, "damaged file", "skipped"),
-        (session.damaged_lines, "damaged event line", "skipped or read in part"),
-        (session.damaged_records, "damaged record", "skipped"),
-        (session.cut_files, "file", "cut short: the records of some time are missing"),
-        (session.replaced_files, "file", "replaced by a shorter one meanwhile: open the recording again"),
+        (recording.damaged_files, "damaged file", "skipped"),
+        (recording.damaged_lines, "damaged event line", "skipped or read in part"),
+        (recording.damaged_records, "damaged record", "skipped"),
+        (recording.cut_files, "file", "cut short: the records of some time are missing"),
+        (recording.replaced_files, "file", "replaced by a shorter one meanwhile: open the recording again"),
     )
     return [
         f"{count} {noun} was {effect}." if count == 1 else f"{count} {noun}s were {effect}."
@@ -133,13 +133,13 @@ def describe_damage(session: Session) -> list[str]:
     ]
 
 
-def describe_missing_steps(session: Session) -> str:
+def describe_missing_steps(recording: Recording) -> str:
     """Return a sentence about steps that are missing from a recording; "" without any."""
-    if not count_losses(session.at()).records:
+    if not count_losses(recording.at()).records:
         return ""
-    table = StepTable(session, memory=False)
+    table = StepTable(recording, memory=False)
     table.update()
-    return describe_gaps(session.at(session.last_written_ns), table.rank_steps)
+    return describe_gaps(recording.at(recording.last_written_ns), table.rank_steps)
 
 
 def _describe_late(at: At) -> list[str]:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
 from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
-from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
+from zerotop.analysis.views.finding_search import Findings, SearchResult, has_ended
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
@@ -28,12 +28,12 @@ from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.analysis.views.watching_cost import measure_cost
-from zerotop.session.moments.process_exits import read_exits, read_launcher
-from zerotop.session.output.transcript import Transcript
-from zerotop.session.reader import Session
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_dtype import STEP_DTYPE
-from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop.recording.moments.process_exits import read_exits, read_launcher
+from zerotop.recording.output.transcript import Transcript
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.events import Attached, JobEnded, TotalSteps
 
 # Iterations that a rate is taken over.
@@ -58,36 +58,36 @@ class _Extent(NamedTuple):
 class RecordingSource:
     """One recording, live or not. Times are unix nanoseconds.
 
-    One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may read ``is_live``,
+    One thread at a time owns it: it refreshes it, makes views and reads the recording. Any thread may read ``is_live``,
     ``begin_ns``, ``first_step_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the
     last refresh.
     """
 
     def __init__(
         self,
-        session: Session,
+        recording: Recording,
         *,
         memory: bool = False,
         price: HourlyPrice | None = None,
-        findings: tuple[Annotation, ...] = (),
+        findings: tuple[Finding, ...] = (),
     ) -> None:
         """``memory``: read the steps' columns of memory too, which no view shows. ``price``: [the recording's].
 
         ``findings``: those that an earlier search has found; they count until the first search is over.
         """
-        self.session = session
-        self._price = price or read_price(session.info)
-        self._steps = StepTable(session, memory=memory)
-        self._histories = Histories(session)
+        self.recording = recording
+        self._price = price or read_price(recording.info)
+        self._steps = StepTable(recording, memory=memory)
+        self._histories = Histories(recording)
         self._iterations = IterationTable()
-        self._rhythm = RhythmInference(session)
-        self._findings = Findings(session, earlier=findings)
-        self._transcript, self._older_transcript = Transcript(session), Transcript(session)
+        self._rhythm = RhythmInference(recording)
+        self._findings = Findings(recording, earlier=findings)
+        self._transcript, self._older_transcript = Transcript(recording), Transcript(recording)
         self._last_view: LiveView | None = None  # of what has been read,
         self._is_end_view = False  # and whether it is of the end
         refreshed_ns = time.time_ns()
         self._steps.update()
-        self._exits = read_exits(session.at())
+        self._exits = read_exits(recording.at())
         self._extent = _Extent(False, False, 0, self._iterations.rows["step"], self._iterations.known_ns, 0)
         self._update_extent(refreshed_ns)
         self._join_steps()
@@ -101,8 +101,8 @@ class RecordingSource:
 
     @property
     def begin_ns(self) -> int:
-        """The earliest moment that can be shown: when the session was made."""
-        return self.session.begin_ns
+        """The earliest moment that can be shown: when the recording was made."""
+        return self.recording.begin_ns
 
     @property
     def first_step_ns(self) -> int:
@@ -126,7 +126,7 @@ class RecordingSource:
         matches = np.flatnonzero(extent.steps == step)
         return int(extent.step_end_ns[matches[0]]) if len(matches) else None
 
-    def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
+    def findings_at(self, cursor_ns: int | None) -> tuple[Finding, ...]:
         """Return the findings known at the cursor, in the order in which they became known; None is the end."""
         extent = self._extent
         found = self._findings.findings_at(extent.end_ns if cursor_ns is None else cursor_ns)
@@ -152,14 +152,14 @@ class RecordingSource:
     def refresh(self) -> bool:
         """Read the records written since the last call. True if there were any."""
         refreshed_ns, was_live = time.time_ns(), self.is_live
-        fresh = self.session.refresh()
+        fresh = self.recording.refresh()
         finished = self._steps.update()
         self._update_extent(refreshed_ns)
         fresh |= self.is_live != was_live
         if not fresh:
             self._is_end_view &= not self.is_live  # the end of one that is live has moved on
             return False
-        exits = read_exits(self.session.at())
+        exits = read_exits(self.recording.at())
         if finished or not (was_live and self.is_live) or exits is not self._exits:
             self._exits = exits
             self._join_steps()
@@ -167,20 +167,20 @@ class RecordingSource:
         return True
 
     def reopen(self) -> RecordingSource:
-        """Return the recording, opened again, without records deleted since. Any thread may ask. Raise SessionError."""
-        session = type(self.session).open(self.session.path)
-        return RecordingSource(session, price=self._price, findings=self.findings_at(None))
+        """Return the recording, opened again, without records deleted since. Any thread may ask. Raise RecordingError."""
+        recording = type(self.recording).open(self.recording.path)
+        return RecordingSource(recording, price=self._price, findings=self.findings_at(None))
 
     def close(self) -> None:
         """Let go of the recording's files. What was shown of them may read as zeros from now on."""
-        self.session.close()
+        self.recording.close()
 
     def _update_extent(self, refreshed_ns: int) -> None:
-        is_live = self.session.is_live
+        is_live = self.recording.is_live
         self._extent = self._extent._replace(
             is_live=is_live,
-            has_ended=has_ended(self.session),
-            end_ns=refreshed_ns if is_live else self.session.last_written_ns,
+            has_ended=has_ended(self.recording),
+            end_ns=refreshed_ns if is_live else self.recording.last_written_ns,
         )
 
     def _join_steps(self) -> None:
@@ -214,8 +214,8 @@ class RecordingSource:
 
     def _build_view(self, cursor: int) -> LiveView:
         count = self._iterations.count_until(cursor)
-        at = self.session.at(cursor)
-        lost = count_losses(self.session.at(cursor))
+        at = self.recording.at(cursor)
+        lost = count_losses(self.recording.at(cursor))
         job = self._build_job(cursor, lost)
         gpus, ranks = read_gpus(at), read_ranks(at, ended=job.state is JobState.ENDED)
         gpu_keys = [(gpu.host, gpu.index) for gpu in gpus]
@@ -224,32 +224,32 @@ class RecordingSource:
             job=job,
             progress=self._measure_progress(cursor, count, job),
             gpus=gpus,
-            hosts=read_hosts(self.session.at(cursor)),
+            hosts=read_hosts(self.recording.at(cursor)),
             ranks=ranks,
             iterations=self._iterations.first_iterations(count),
-            cost=measure_cost(self.session.at(cursor), lost),
+            cost=measure_cost(self.recording.at(cursor), lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
-            loss=read_last_loss(self.session, self._find_lead_steps(cursor), cursor),
+            loss=read_last_loss(self.recording, self._find_lead_steps(cursor), cursor),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(at, ranks, gpu_keys),
         )
 
     def _build_job(self, cursor: int, losses: Losses) -> Job:
-        facts = read_first_engine(self.session.at(cursor))
+        facts = read_first_engine(self.recording.at(cursor))
         state, code, text = self._find_state(cursor, bool(facts))
-        info = self.session.info
+        info = self.recording.info
         return Job(
-            name=self.session.name,
+            name=self.recording.name,
             command=_shorten_command(info.get("command") or ()),
-            launcher=read_launcher(self.session.at(cursor)),
+            launcher=read_launcher(self.recording.at(cursor)),
             state=state,
             exit_code=code,
             exit_text=text,
             **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
-            notices=describe_notices(self.session.at(cursor), losses, self._steps.rank_steps),
-            prints_here=not self.session.events_of(Attached, cursor),
+            notices=describe_notices(self.recording.at(cursor), losses, self._steps.rank_steps),
+            prints_here=not self.recording.events_of(Attached, cursor),
             price=self._price,
-            rank_files=describe_rank_files(self.session, cursor),
+            rank_files=describe_rank_files(self.recording, cursor),
         )
 
     def _find_lead_steps(self, cursor: int) -> Rows:
@@ -259,17 +259,17 @@ class RecordingSource:
         return finished
 
     def _find_state(self, cursor: int, has_engine: bool) -> tuple[JobState, int | None, str]:
-        ended = self.session.events_of(JobEnded, cursor)
+        ended = self.recording.events_of(JobEnded, cursor)
         if ended:
             return JobState.ENDED, ended[-1].exit_code, ended[-1].text or ""
         if not self.is_live and cursor >= self.end_ns:
             return (
                 (JobState.DETACHED, None, _DETACHED)
-                if is_left_running(self.session.at(cursor))
+                if is_left_running(self.recording.at(cursor))
                 else (JobState.LOST, None, _LOST)
             )
-        if not has_engine and not self.session.events_of(Attached, cursor):
-            return JobState.STARTING, None, describe_wait(self.session.at(cursor))
+        if not has_engine and not self.recording.events_of(Attached, cursor):
+            return JobState.STARTING, None, describe_wait(self.recording.at(cursor))
         return JobState.RUNNING, None, ""
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
@@ -277,11 +277,11 @@ class RecordingSource:
         is_over = job.state is JobState.ENDED
         recent = slice(None) if is_over else slice(-_RATE_STEPS, None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
-        planned = self.session.events_of(TotalSteps, cursor)
+        planned = self.recording.events_of(TotalSteps, cursor)
         total = int(planned[-1].steps) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None
         left = total - step - 1 if total is not None and step is not None else math.nan
-        ended = self.session.events_of(JobEnded, cursor)
+        ended = self.recording.events_of(JobEnded, cursor)
         return Progress(
             step=step,
             total_steps=total,

@@ -10,10 +10,10 @@ import numpy as np
 
 from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.analysis.steps.step_blocks import align_blocks
-from zerotop.session.moments.process_exits import ProcessExits
-from zerotop.session.reader import Source
-from zerotop.session.samples import Rows
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.moments.process_exits import ProcessExits
+from zerotop.recording.reader import Source
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_table import RankSteps
 
 
 @dataclass(frozen=True, slots=True)

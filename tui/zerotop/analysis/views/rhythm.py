@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerotop.analysis.live_view import Floats, Inferred
-from zerotop.session.moments.at import At
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Ints, Samples, iter_samples, split_samples
+from zerotop.recording.moments.at import At
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Ints, Samples, iter_samples, split_samples
 
 # Windows to try, shortest first: the result should describe the present.
 _WINDOWS_S = (12.0, 24.0, 48.0, 96.0)
@@ -48,15 +48,15 @@ class _Signal:
 class RhythmInference:
     """The inferred iteration time at a cursor, computed once per _REFRESH_S."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._inferred: dict[int, Inferred | None] = {}
 
     def infer_at(self, cursor_ns: int) -> Inferred | None:
         """Return the iteration time at the last multiple of _REFRESH_S before the cursor."""
         piece = cursor_ns // int(_REFRESH_S * 1e9)
         if piece not in self._inferred:
-            self._inferred = {piece: infer_iteration(self._session.at(piece * int(_REFRESH_S * 1e9)))}
+            self._inferred = {piece: infer_iteration(self._recording.at(piece * int(_REFRESH_S * 1e9)))}
         return self._inferred[piece]
 
 
@@ -64,7 +64,7 @@ def infer_iteration(at: At) -> Inferred | None:
     """Infer the iteration time from the last windows before the cursor; None where no window shows it."""
     for window_s in _WINDOWS_S:
         begin_ns = at.cursor_ns - int(window_s * 1e9)
-        signals, piece_s = _read_signals(at.session, begin_ns, at.cursor_ns)
+        signals, piece_s = _read_signals(at.recording, begin_ns, at.cursor_ns)
         whole = _find_rhythm(signals, piece_s)
         if whole is None or whole[0] * _FEWEST_PERIODS > window_s:
             continue
@@ -74,9 +74,9 @@ def infer_iteration(at: At) -> Inferred | None:
     return None
 
 
-def _read_signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_Signal], float]:
+def _read_signals(recording: Recording, begin_ns: int, end_ns: int) -> tuple[list[_Signal], float]:
     """Read the signals in pieces of the sampler's interval; return them and that interval in seconds."""
-    processes, gpus = session.sources["processes"], session.sources["gpus"]
+    processes, gpus = recording.sources["processes"], recording.sources["gpus"]
     piece_s = _measure_interval([*processes, *gpus], begin_ns, end_ns)
     edges = np.arange(begin_ns, end_ns + 1, max(1, int(piece_s * 1e9))) if piece_s else np.empty(0, np.int64)
     if len(edges) < 4 * _FEWEST_SAMPLES:

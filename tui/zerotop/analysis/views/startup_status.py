@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotop.analysis.formatting import format_long_time
 from zerotop.analysis.processes.missing_probe import find_missing_probes
-from zerotop.session.moments.at import At
+from zerotop.recording.moments.at import At
 from zerotop_probe.recording import events
 
 _ENGINE = "Waiting for the training to begin."
@@ -31,7 +31,7 @@ def describe_wait(at: At) -> str:
         paths = list(dict.fromkeys(event.path for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
     if not compiling:
-        passed_s = (at.cursor_ns - at.session.begin_ns) / 1e9
+        passed_s = (at.cursor_ns - at.recording.begin_ns) / 1e9
         return _ENGINE if passed_s < _UNTRAINED_S else _UNTRAINED.format(duration=format_long_time(passed_s))
     duration = format_long_time((at.cursor_ns - compiling[0].unix_ns) / 1e9)
     return _COMPILERS.format(what=compiling[-1].extension or _OPERATORS, duration=duration)

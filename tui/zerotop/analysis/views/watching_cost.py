@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from zerotop.analysis.live_view import Cost
 from zerotop.analysis.views.job_exit import Losses
-from zerotop.session.moments.at import At
+from zerotop.recording.moments.at import At
 
 # What the probe's work delays otherwise, as by its use of the processor's caches, is not in its measurement.
 _LEAST_SHARE = 0.001

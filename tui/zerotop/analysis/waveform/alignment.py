@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import ShiftFinder
-from zerotop.session.reader import Source
-from zerotop.session.samples import Floats, Ints, Rows
-from zerotop.session.steps.missing_steps import find_recorded
+from zerotop.recording.reader import Source
+from zerotop.recording.samples import Floats, Ints, Rows
+from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
 # Most iterations folded by default, and searched for the last change of level.

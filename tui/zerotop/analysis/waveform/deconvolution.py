@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.samples import Floats, Ints
+from zerotop.recording.samples import Floats, Ints
 
 # Quantiles of the samples that bound a curve's band.
 BAND = (0.1, 0.9)

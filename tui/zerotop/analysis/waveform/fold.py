@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from zerotop.analysis.waveform.alignment import AlignedIterations, ChosenIterations, PhaseStretch, align_iterations
 from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
 from zerotop.analysis.waveform.signals import RenewalDelays, Signal, SignalFolder
-from zerotop.session.reader import Session
-from zerotop.session.steps.missing_steps import find_recorded
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_table import RankSteps
 
 # Most ranks whose GPUs are folded together; of more, evenly spread ones are chosen.
 MOST_RANKS = 8
@@ -57,7 +57,7 @@ def find_rank_processes(processes: Sequence[RankSteps], cursor_ns: int) -> list[
 
 
 def fold_iterations(
-    session: Session,
+    recording: Recording,
     ranks: Sequence[RankSteps],
     rank: int | None,
     chosen: ChosenIterations,
@@ -85,7 +85,7 @@ def fold_iterations(
     if reference[-1] <= 0:  # of damaged records: iterations without length have no shape
         return None
     stretches = tuple(aligned.build_stretches(reference))
-    folder = SignalFolder(session, parts, reference, cursor_ns, delays)
+    folder = SignalFolder(recording, parts, reference, cursor_ns, delays)
     host_ranks = [process for process in ranks if rank is None and process.source.host == lead.source.host] or [lead]
     signals = folder.fold_signals([process.source.pid for process in host_ranks])
     left_out = dict(chosen.left_out)
@@ -102,7 +102,7 @@ def fold_iterations(
         skipped=chosen.skipped,
         iteration_s=float(reference[-1]),
         stretches=stretches,
-        phases=build_phase_rows(session, parts, stretches, float(reference[-1])),
+        phases=build_phase_rows(recording, parts, stretches, float(reference[-1])),
         signals=signals,
         process_count=len(host_ranks),
         host=lead.source.host,

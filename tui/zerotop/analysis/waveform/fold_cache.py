@@ -13,8 +13,8 @@ from typing import NamedTuple
 from zerotop.analysis.waveform.alignment import MOST_ITERATIONS, ChosenIterations, choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold, choose_leader, find_rank_processes, fold_iterations
 from zerotop.analysis.waveform.signals import RenewalDelays
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import RankSteps, StepTable
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import RankSteps, StepTable
 
 # Numbers of iterations to choose from, besides all since the last change of level.
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -33,18 +33,18 @@ class _MissingFold(NamedTuple):
 
 
 class WaveformCache:
-    """Folds of one session. The last ones are cached, for a cursor that moves back and forth."""
+    """Folds of one recording. The last ones are cached, for a cursor that moves back and forth."""
 
     def __init__(
         self,
-        session: Session,
+        recording: Recording,
         read_processes: Callable[[], Sequence[RankSteps]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``read_processes``: returns the session's rank processes with their steps up to date, if the caller has them."""
-        self.session = session
-        self._read_processes = read_processes or _make_step_reader(session)
+        """``read_processes``: returns the recording's rank processes with their steps up to date, if the caller has them."""
+        self.recording = recording
+        self._read_processes = read_processes or _make_step_reader(recording)
         self._clock = clock
         self._delays = RenewalDelays()
         self._folds: OrderedDict[tuple[object, ...], WaveformFold | None] = OrderedDict()
@@ -85,7 +85,7 @@ class WaveformCache:
         if key not in self._folds:
             # A fold that does not build on the last one takes longer.
             delays = RenewalDelays() if hurry else self._delays
-            fold = partial(fold_iterations, self.session, ranks, rank, chosen, cursor_ns, delays)
+            fold = partial(fold_iterations, self.recording, ranks, rank, chosen, cursor_ns, delays)
             self._missing = _MissingFold(subject, key, fold)
             return None
         self._folds.move_to_end(key)
@@ -122,13 +122,13 @@ class WaveformCache:
         return bool(find_rank_processes(self._read_processes(), cursor_ns))
 
 
-def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:
-    """Return a function that updates and returns the session's steps."""
-    steps, last_count = StepTable(session, memory=False), -1
+def _make_step_reader(recording: Recording) -> Callable[[], Sequence[RankSteps]]:
+    """Return a function that updates and returns the recording's steps."""
+    steps, last_count = StepTable(recording, memory=False), -1
 
     def read_processes() -> Sequence[RankSteps]:
         nonlocal last_count
-        count = sum(len(source.array) for source in session.sources["spans"])
+        count = sum(len(source.array) for source in recording.sources["spans"])
         if count != last_count:
             last_count = count
             steps.update()
@@ -140,10 +140,10 @@ def _make_step_reader(session: Session) -> Callable[[], Sequence[RankSteps]]:
 def read_last_fold(path: Path) -> WaveformFold | None:
     """Return the fold of all ranks at the end of a recording; None where no rank has finished an iteration.
 
-    Raises SessionError where the recording cannot be read.
+    Raises RecordingError where the recording cannot be read.
     """
-    session = Session.open(path)
-    return WaveformCache(session).fold_at(session.last_written_ns)
+    recording = Recording.open(path)
+    return WaveformCache(recording).fold_at(recording.last_written_ns)
 
 
 def choose_next_size(number: int | None, shown: WaveformFold | None, direction: int) -> int | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotop.analysis.annotations.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE
+from zerotop.analysis.findings.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.phase_bounds import OTHER, PhaseRow
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
-from zerotop.session.moments.moment import find_sibling_table
-from zerotop.session.reader import Session
-from zerotop.session.samples import Floats
+from zerotop.recording.moments.moment import find_sibling_table
+from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Floats
 
 OTHER = "other"
 
@@ -33,10 +33,10 @@ class PhaseRow:
 
 
 def build_phase_rows(
-    session: Session, parts: Sequence[AlignedIterations], stretches: Sequence[PhaseStretch], iteration_s: float
+    recording: Recording, parts: Sequence[AlignedIterations], stretches: Sequence[PhaseStretch], iteration_s: float
 ) -> tuple[PhaseRow, ...]:
     """Return the phases by begin, each followed by its nested ones; the last is OTHER, the time between phases."""
-    device = [_read_device_seconds(session, part) for part in parts]
+    device = [_read_device_seconds(recording, part) for part in parts]
     kinds: dict[tuple[int, ...], list[int]] = {}
     above: list[int] = []
     for index, stretch in enumerate(stretches):
@@ -79,10 +79,10 @@ def _find_gaps(outer: Sequence[PhaseStretch], iteration_s: float) -> tuple[tuple
     return tuple((end, begin) for end, begin in zip(ends, begins, strict=True) if begin > end)
 
 
-def _read_device_seconds(session: Session, part: AlignedIterations) -> Floats:
+def _read_device_seconds(recording: Recording, part: AlignedIterations) -> Floats:
     """Return the seconds on the device of each span, shape (iterations, spans); NaN where not measured."""
     seconds = np.full(part.spans.shape, np.nan)
-    source = find_sibling_table(session, "device_times", part.source)
+    source = find_sibling_table(recording, "device_times", part.source)
     if source is None or not part.spans.size:
         return seconds
     rows = _find_device_rows(source.array, part.spans)

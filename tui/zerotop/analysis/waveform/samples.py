@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats, Ints, Rows, iter_samples
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats, Ints, Rows, iter_samples
 
 _RENEWED_NS = 200_000_000
 _SECOND_NS = 1_000_000_000
@@ -64,10 +64,10 @@ def merge_windows(parts: Iterable[SampleWindows]) -> SampleWindows:
     return SampleWindows(begins, ends, values, max(part.slack_ns for part in filled), filled[0].moments)
 
 
-def read_gpu_windows(session: Session, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, SampleWindows]:
+def read_gpu_windows(recording: Recording, host: str, index: int, begin_ns: int, end_ns: int) -> dict[str, SampleWindows]:
     """Read ``utilization`` (percent), ``power`` (watts), ``to_host`` and ``to_gpu`` (bytes per second) of a GPU."""
     parts: dict[str, list[SampleWindows]] = {"utilization": [], "power": [], "to_host": [], "to_gpu": []}
-    for times, rows in iter_samples(session.host_sources("gpus", host), begin_ns - 1, end_ns, "gpu", index):
+    for times, rows in iter_samples(recording.host_sources("gpus", host), begin_ns - 1, end_ns, "gpu", index):
         parts["utilization"].append(_build_utilization(times, rows))
         parts["power"].append(_build_power(times, rows["power_w"].astype(np.float64)))
         parts["to_host"].append(_build_traffic(times, rows["pcie_tx_bytes"]))
@@ -76,11 +76,11 @@ def read_gpu_windows(session: Session, host: str, index: int, begin_ns: int, end
 
 
 def read_process_windows(
-    session: Session, host: str, pids: Collection[int], begin_ns: int, end_ns: int
+    recording: Recording, host: str, pids: Collection[int], begin_ns: int, end_ns: int
 ) -> dict[str, SampleWindows]:
     """Read ``cores`` and ``resident`` (bytes) summed over processes of a host, where all of them were sampled."""
     parts: dict[str, list[SampleWindows]] = {"cores": [], "resident": []}
-    for times, rows in iter_samples(session.host_sources("processes", host), begin_ns - 1, end_ns):
+    for times, rows in iter_samples(recording.host_sources("processes", host), begin_ns - 1, end_ns):
         chosen = np.isin(rows["pid"], list(pids)) if len(pids) > 1 else rows["pid"] == next(iter(pids), -1)
         times, first, counts = np.unique(times[chosen], return_index=True, return_counts=True)
         if not len(times):

@@ -21,11 +21,11 @@ from zerotop.analysis.waveform.deconvolution import (
     unfold,
 )
 from zerotop.analysis.waveform.samples import SampleWindows
-from zerotop.session.keys import GpuKey, ProcessKey
-from zerotop.session.moments.at import find_cores
-from zerotop.session.moments.devices import locate_allocators
-from zerotop.session.reader import Session, Source
-from zerotop.session.samples import Floats
+from zerotop.recording.keys import GpuKey, ProcessKey
+from zerotop.recording.moments.at import find_cores
+from zerotop.recording.moments.devices import locate_allocators
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Floats
 
 # Most samples of a signal, of all ranks together: more do not improve the median.
 _MOST_SAMPLES = 20_000
@@ -91,14 +91,19 @@ class SignalFolder:
     """Folds sensors of the ranks' GPUs and processes."""
 
     def __init__(
-        self, session: Session, parts: Sequence[AlignedIterations], reference: Floats, cursor_ns: int, delays: RenewalDelays
+        self,
+        recording: Recording,
+        parts: Sequence[AlignedIterations],
+        reference: Floats,
+        cursor_ns: int,
+        delays: RenewalDelays,
     ) -> None:
-        self._session = session
+        self._recording = recording
         self._parts = parts
         self._reference = reference
         self._grid, self._coarse_grid = make_grid(reference), make_grid(reference, _COARSE)
         self._delays = delays
-        self.host_cores = find_cores(session.at(), parts[0].source.host)
+        self.host_cores = find_cores(recording.at(), parts[0].source.host)
         self._cursor_ns = cursor_ns
         self._allocators: dict[ProcessKey, tuple[Source, GpuKey]] = {}
 
@@ -107,7 +112,7 @@ class SignalFolder:
         names = ("utilization", "power", "cores", "allocated", "to_host", "to_gpu", "resident")
         parts: dict[str, list[tuple[SampleWindows, Floats, Floats]]] = {name: [] for name in names}
         every: dict[str, list[SampleWindows]] = {name: [] for name in names}  # also of steps in between, only counted
-        for source, gpu_key in locate_allocators(self._session.at(self._cursor_ns)).items():
+        for source, gpu_key in locate_allocators(self._recording.at(self._cursor_ns)).items():
             self._allocators[source.host, source.pid] = source, gpu_key
         for part in self._parts:
             for name, windows in self._read_rank_windows(part).items():
@@ -115,7 +120,7 @@ class SignalFolder:
                 every[name].append(windows)
         lead = self._parts[0]
         span = self._find_time_span(lead)
-        for name, windows in samples.read_process_windows(self._session, lead.source.host, pids, *span).items():
+        for name, windows in samples.read_process_windows(self._recording, lead.source.host, pids, *span).items():
             parts[name].append(self._fold_windows(lead, windows))
             every[name].append(windows)
         signals = {
@@ -130,7 +135,7 @@ class SignalFolder:
         most = _MOST_SAMPLES // len(self._parts)
         windows = {
             name: self._remove_delay(part, (*key, name), _thin_windows(gpu_windows, most))
-            for name, gpu_windows in samples.read_gpu_windows(self._session, *key, *self._find_time_span(part)).items()
+            for name, gpu_windows in samples.read_gpu_windows(self._recording, *key, *self._find_time_span(part)).items()
         }
         allocated = samples.read_allocator_windows(table, *self._find_time_span(part))
         return {**windows, "allocated": _thin_windows(allocated, most)}

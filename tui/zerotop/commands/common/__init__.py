@@ -1,1 +1,1 @@
-"""Code that the commands share: session lookup, errors, exit messages and text output."""
+"""Code that the commands share: recording lookup, errors, exit messages and text output."""

@@ -6,13 +6,13 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 
-from zerotop.analysis.reports.recording_index import Recording
-from zerotop.session import catalog
+from zerotop.analysis.reports.recording_index import ListedRecording
+from zerotop.recording import catalog
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording.directory import SESSION_FILE
 
 
-def describe_obstacle(recording: Recording) -> str:
+def describe_obstacle(recording: ListedRecording) -> str:
     """Return why a recording cannot be deleted; "" if it can."""
     path, root = recording.path.absolute(), catalog.find_default_folder().absolute()
     if recording.is_live or (path.is_dir() and job_control.is_job_alive(str(path))):
@@ -26,7 +26,7 @@ def describe_obstacle(recording: Recording) -> str:
     return ""
 
 
-def delete_recording(recording: Recording) -> None:
+def delete_recording(recording: ListedRecording) -> None:
     """Delete a recording permanently. Raise OSError."""
     if recording.path.is_dir():
         shutil.rmtree(recording.path)
@@ -35,8 +35,8 @@ def delete_recording(recording: Recording) -> None:
 
 
 def choose_prunable(
-    recordings: Iterable[Recording], *, max_age_s: float | None, max_bytes: int | None, ended: bool
-) -> list[Recording]:
+    recordings: Iterable[ListedRecording], *, max_age_s: float | None, max_bytes: int | None, ended: bool
+) -> list[ListedRecording]:
     """Return the recordings to delete, oldest change first; never one whose job runs.
 
     Args:
@@ -56,6 +56,6 @@ def choose_prunable(
     return chosen
 
 
-def sum_bytes(recordings: Sequence[Recording]) -> int:
+def sum_bytes(recordings: Sequence[ListedRecording]) -> int:
     """Return the size of recordings on disk."""
     return sum(recording.stamp.bytes for recording in recordings)

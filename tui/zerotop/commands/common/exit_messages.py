@@ -36,13 +36,13 @@ def describe_rank_losses(path: str) -> list[str]:
         return []
     from zerotop.analysis.views.job_exit import count_losses
     from zerotop.analysis.views.notices import describe_missing_steps
-    from zerotop.session.reader import Session, SessionError
+    from zerotop.recording.reader import Recording, RecordingError
 
     try:
-        session = Session.open(Path(path))
-    except SessionError:
+        recording = Recording.open(Path(path))
+    except RecordingError:
         return []
-    return [text for text in (count_losses(session.at()).loss_sentence, describe_missing_steps(session)) if text]
+    return [text for text in (count_losses(recording.at()).loss_sentence, describe_missing_steps(recording)) if text]
 
 
 def describe_missing_probe(path: str) -> list[str]:
@@ -50,13 +50,13 @@ def describe_missing_probe(path: str) -> list[str]:
     if not _has_event(path, events.ProbeMissing):
         return []
     from zerotop.analysis.processes.missing_probe import describe_missing_probes
-    from zerotop.session.reader import Session, SessionError
+    from zerotop.recording.reader import Recording, RecordingError
 
     try:
-        session = Session.open(Path(path))
-    except SessionError:
+        recording = Recording.open(Path(path))
+    except RecordingError:
         return []
-    return describe_missing_probes(session.at(session.last_written_ns))
+    return describe_missing_probes(recording.at(recording.last_written_ns))
 
 
 def has_ranks(path: str) -> bool:
@@ -80,7 +80,7 @@ def _read_bytes(file: Path) -> bytes:
 def describe_place(path: str | Path) -> str:
     """Return a sentence about the recording's place, or the reason why there is none."""
     if directory.has_recording(str(path)):
-        why = directory.read_session_info(str(path)).get(directory.ELSEWHERE)
+        why = directory.read_recording_info(str(path)).get(directory.ELSEWHERE)
         return f"recorded in {path}" + (f" instead: {why}" if why else "")
     is_there = (Path(path) / directory.SESSION_FILE).is_file()
     reason = "nothing could be written to it" if is_there else "it was moved or removed while the job ran"

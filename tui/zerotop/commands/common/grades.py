@@ -27,8 +27,8 @@ from zerotop.analysis.sweeps.grading import (
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.session import catalog, sweeps
-from zerotop.session.reader import Session, SessionError
+from zerotop.recording import catalog, sweeps
+from zerotop.recording.reader import Recording, RecordingError
 
 _MOST_NAMES = 6  # that share a reason
 
@@ -50,17 +50,17 @@ def list_paths(name: str | None) -> list[Path]:
     """
     if name is None:
         points = sweeps.find_default_folder().glob(f"*/{sweeps.POINTS_FOLDER}")
-        found = [path for root in (None, *points) for path in catalog.list_sessions(root)]
+        found = [path for root in (None, *points) for path in catalog.list_recordings(root)]
         if not found:
             raise Problem("There are no recordings to grade. Record a job with: zerotop run -- COMMAND")
         return found
     if (sweep := sweeps.find_sweep(name)) is not None:
-        return catalog.list_sessions(sweep / sweeps.POINTS_FOLDER)
-    if Path(name).is_dir() and (within := catalog.list_sessions(Path(name))):
+        return catalog.list_recordings(sweep / sweeps.POINTS_FOLDER)
+    if Path(name).is_dir() and (within := catalog.list_recordings(Path(name))):
         return within
     try:
-        return [catalog.find_session(name)]
-    except SessionError as error:
+        return [catalog.find_recording(name)]
+    except RecordingError as error:
         raise Problem(str(error).rstrip(".")) from error
 
 
@@ -69,14 +69,14 @@ def grade_recordings(paths: Sequence[Path]) -> Iterator[Grade]:
     bases: list[Baseline] = []
     for path in paths:
         try:
-            session = Session.open(path)
-            base = read_baseline(session)
-        except (NoBaselineError, SessionError) as error:
+            recording = Recording.open(path)
+            base = read_baseline(recording)
+        except (NoBaselineError, RecordingError) as error:
             yield Grade(path.stem, FORMULAS, refusal=str(error).rstrip("."))
             continue
         bases.append(base)
         yield grade_formulas(base)
-        if (kept := read_expectation(session)) is not None:
+        if (kept := read_expectation(recording)) is not None:
             yield grade_kept(base, kept)
     yield from grade_pairs(bases)
 

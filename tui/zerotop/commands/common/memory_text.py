@@ -47,7 +47,7 @@ def _format_head(report: MemoryReport) -> list[str]:
     if report.step is None and report.post_mortem is None:
         when = "at the end"
     engines = f"; each rank has {report.engines} engines, this is one of them" if report.engines > 1 else ""
-    return [f"{report.session}, {when}: {report.engine.describe_engine()}{engines}", *_format_notes(report.notices)]
+    return [f"{report.recording}, {when}: {report.engine.describe_engine()}{engines}", *_format_notes(report.notices)]
 
 
 def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterator
 
 from zerotop.analysis.views.notices import describe_damage, describe_thinning
-from zerotop.session import catalog
-from zerotop.session.reader import Session
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording
 
 
 @contextlib.contextmanager
-def open_named(name: str) -> Iterator[Session]:
-    """Open the session that the user named; at the end report damage on standard error. Raises SessionError."""
-    session = Session.open(catalog.find_session(name))
-    yield session
+def open_named(name: str) -> Iterator[Recording]:
+    """Open the recording that the user named; at the end report damage on standard error. Raises RecordingError."""
+    recording = Recording.open(catalog.find_recording(name))
+    yield recording
     # Records are checked when they are read.
-    for sentence in (*describe_damage(session), *describe_thinning(session.at(session.end_ns))):
+    for sentence in (*describe_damage(recording), *describe_thinning(recording.at(recording.end_ns))):
         print(f"zerotop: {sentence}", file=sys.stderr)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Progress
-from zerotop.analysis.reports.headline import summarize_session
+from zerotop.analysis.reports.headline import summarize_recording
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
-from zerotop.commands.common.live_session import RunningSession
+from zerotop.commands.common.live_recording import RunningRecording
 from zerotop_probe.outside.job import job_control
 
 _POLL_S = 2.0
@@ -24,8 +24,8 @@ _LAST_LINES = 20
 
 def follow_job(path: Path) -> int:
     """Print progress until the job ends, then a summary. Return the job's exit code, 1 if it is unknown."""
-    session = RunningSession.open(path)
-    source = RecordingSource(session)
+    recording = RunningRecording.open(path)
+    source = RecordingSource(recording)
     reporter = ProgressReporter(time.monotonic)
     while job_control.is_job_alive(str(path)) or job_control.is_sampler_alive(str(path)):
         try:
@@ -36,10 +36,10 @@ def follow_job(path: Path) -> int:
         except KeyboardInterrupt:
             job_control.request_stop(str(path))
     source.refresh()
-    end = read_ending(session)
+    end = read_ending(recording)
     if end.exit_code != 0:
         print(*source.view_at(None).output[-_LAST_LINES:], sep="\n", file=sys.stderr)
-    print(summarize_session(session))
+    print(summarize_recording(recording))
     if loss := Losses(end.lost_records, end.lost_output_bytes).loss_sentence:
         print(loss)
     return FAILED if end.exit_code is None else end.exit_code

@@ -1,4 +1,4 @@
-"""``zerotop sessions --prune``: delete recordings by age, total size, or all that have ended."""
+"""``zerotop recordings --prune``: delete recordings by age, total size, or all that have ended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from datetime import datetime
 
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.reports.recording_index import Overviews, Recording
+from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.deletion import choose_prunable, delete_recording, describe_obstacle, sum_bytes
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 
 
-def prune_sessions(options: argparse.Namespace, overviews: Overviews) -> int:
+def prune_recordings(options: argparse.Namespace, overviews: Overviews) -> int:
     """List the recordings to delete, ask, and delete them. Return 0, or 1 if some could not be deleted."""
     if options.older_than is None and options.total_size is None and not options.ended:
         raise Problem("Say what to delete: --older-than AGE, --total-size SIZE, or --ended for all of ended jobs", USAGE)
@@ -39,12 +39,12 @@ def prune_sessions(options: argparse.Namespace, overviews: Overviews) -> int:
     return FAILED if failed else 0
 
 
-def _format_row(recording: Recording) -> list[str]:
+def _format_row(recording: ListedRecording) -> list[str]:
     changed = datetime.fromtimestamp(recording.stamp.changed_ns / 1e9).isoformat(" ", "minutes")
     return [escape_unprintable(recording.name), format_bytes(recording.stamp.bytes), f"last written {changed}"]
 
 
-def _count_recordings(recordings: list[Recording]) -> str:
+def _count_recordings(recordings: list[ListedRecording]) -> str:
     return f"{len(recordings)} recording" + ("" if len(recordings) == 1 else "s")
 
 
@@ -57,7 +57,7 @@ def _ask_user(question: str) -> bool:
         return False
 
 
-def _delete(recording: Recording) -> bool:
+def _delete(recording: ListedRecording) -> bool:
     """Delete a recording, unless its job has begun to run again; return whether it is gone."""
     obstacle = describe_obstacle(recording)
     try:

@@ -9,37 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.prices import HourlyPrice
-from zerotop.analysis.reports.session_report import read_session_report
+from zerotop.analysis.reports.recording_report import read_recording_report
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
+from zerotop.recording.atomic_write import write_atomically
+from zerotop.recording.reader import Recording
+from zerotop.recording.sweeps import read_sweep
 from zerotop.report.charts import Chart, build_charts
-from zerotop.report.session_page import write_session_page
+from zerotop.report.recording_page import write_recording_page
 from zerotop.report.sweep_page import build_sweep_charts, write_sweep_page
-from zerotop.session.atomic_write import write_atomically
-from zerotop.session.reader import Session
-from zerotop.session.sweeps import read_sweep
 
 
-def build_page(session: Session, price: HourlyPrice | None = None) -> bytes:
+def build_page(recording: Recording, price: HourlyPrice | None = None) -> bytes:
     """Return the report of a recording as an HTML page."""
-    return write_session_page(read_session_report(session, price)).encode()
+    return write_recording_page(read_recording_report(recording, price)).encode()
 
 
 def build_sweep_page(path: Path, price: HourlyPrice | None = None) -> bytes:
-    """Return the report of a sweep as an HTML page. ``price``: [the plan's]. Raises SessionError."""
+    """Return the report of a sweep as an HTML page. ``price``: [the plan's]. Raises RecordingError."""
     sweep = read_sweep(path)
     if price is not None:
         sweep = replace(sweep, plan=replace(sweep.plan, price_per_hour=price.amount, currency=(price.before, price.after)))
     return write_sweep_page(sweep, find_shape(sweep.plan.model)).encode()
 
 
-def draw_chart(session: Session, name: str | None) -> bytes:
+def draw_chart(recording: Recording, name: str | None) -> bytes:
     """Return a chart of a recording as PNG; None: its first one. Raises Problem for an unknown chart."""
-    drawn = build_charts(read_session_report(session))
+    drawn = build_charts(read_recording_report(recording))
     if not drawn["charts"]:
-        raise Problem(f"{session.name} has nothing to draw: no step and no sample was recorded")
-    return _draw_named(session.name, drawn["charts"], name, drawn["marks"])
+        raise Problem(f"{recording.name} has nothing to draw: no step and no sample was recorded")
+    return _draw_named(recording.name, drawn["charts"], name, drawn["marks"])
 
 
 def draw_sweep_chart(path: Path, name: str | None) -> bytes:

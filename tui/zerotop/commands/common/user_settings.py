@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.session import catalog
+from zerotop.recording import catalog
 from zerotop.ui.app.settings import UserSettings
 
 

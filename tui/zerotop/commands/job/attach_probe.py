@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import find_job
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
@@ -59,7 +59,7 @@ def _describe_entry(entry: Entry, number: int | None) -> str:
 
 
 def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
-    """Return the ranks of a session's job on this node; the number is None where unknown."""
+    """Return the ranks of a recording's job on this node; the number is None where unknown."""
     facts = job_control.read_facts(str(path))
     if not facts.attached:  # the others load the probe themselves
         return [(number, process) for process, number in facts.without_probe.items() if process.is_alive()]

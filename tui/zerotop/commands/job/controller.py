@@ -1,4 +1,4 @@
-"""Job control for the screens: implements ``ui.base.interfaces.Controller`` for a session's job."""
+"""Job control for the screens: implements ``ui.base.interfaces.Controller`` for a recording's job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from zerotop.analysis.formatting import format_count
 from zerotop.commands.job import attach_probe
 from zerotop.commands.job.microscope_request import request_trace
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job import daemon, job_control
 from zerotop_probe.recording import directory
 
@@ -20,15 +20,15 @@ AwaitEntry = Callable[[], tuple[int, list[str]]]
 
 
 class JobController:
-    """Controls the job of one session, on this node and the other reached nodes."""
+    """Controls the job of one recording, on this node and the other reached nodes."""
 
-    def __init__(self, session: Path, await_entry: AwaitEntry | None = None) -> None:
+    def __init__(self, recording: Path, await_entry: AwaitEntry | None = None) -> None:
         """``await_entry`` waits for the result of an entry that has already been started."""
-        self._path = session
+        self._path = recording
         self._await_entry = await_entry
-        self._session = str(session)
-        is_default = session.parent == Path(directory.find_default_root()).absolute()
-        self._attach_name = session.name if is_default else str(session)
+        self._recording = str(recording)
+        is_default = recording.parent == Path(directory.find_default_root()).absolute()
+        self._attach_name = recording.name if is_default else str(recording)
         self.not_stopped: list[str] = []
 
     @property
@@ -44,9 +44,9 @@ class JobController:
     @property
     def stop_description(self) -> str:
         """A sentence about the effect of :meth:`stop_job`."""
-        facts = job_control.read_facts(self._session)
+        facts = job_control.read_facts(self._recording)
         if facts.joined:
-            first_node = Session.open(self._path).info.get("host") or "the node that attached first"
+            first_node = Recording.open(self._path).info.get("host") or "the node that attached first"
             return f"Stops the ranks of this node gracefully; stop the whole job from {first_node}."
         names = facts.reached_hosts
         others = f"{len(names)} other nodes" if len(names) > _MAX_NAMES else ", ".join(names)
@@ -60,22 +60,22 @@ class JobController:
         """
         from zerotop.commands.job import remote_nodes
 
-        self.not_stopped = remote_nodes.stop_job(self._path, lambda: job_control.request_stop(self._session))
+        self.not_stopped = remote_nodes.stop_job(self._path, lambda: job_control.request_stop(self._recording))
         return " ".join(self.not_stopped)
 
     def request_trace(self, steps: int, stacks: bool) -> int:
         """Request an allocation trace of the next steps and return the request's number. Raises OSError."""
-        return request_trace(self._session, steps=steps, stacks=stacks)
+        return request_trace(self._recording, steps=steps, stacks=stacks)
 
     def is_sampler_alive(self) -> bool:
         """Return False if the job runs without a sampler."""
-        facts = job_control.read_facts(self._session)
+        facts = job_control.read_facts(self._recording)
         return any(sampler.is_alive() for sampler in facts.samplers) or not facts.is_alive()
 
     def restart_sampler(self) -> None:
         """Start a new sampler for the running job. Raises OSError."""
         try:
-            daemon.watch_in_background(self._session)
+            daemon.watch_in_background(self._recording)
         except daemon.AgentError as error:
             raise OSError(str(error)) from error
 

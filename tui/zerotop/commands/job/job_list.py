@@ -9,16 +9,16 @@ from typing import Any
 
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.session_lookup import find_recording
-from zerotop.session import catalog
-from zerotop.session.reader import Session, SessionError
+from zerotop.commands.common.recording_lookup import find_recording
+from zerotop.recording import catalog
+from zerotop.recording.reader import Recording, RecordingError
 from zerotop_probe.outside.attaching import gpus
+from zerotop_probe.outside.attaching.attaching import format_age
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, find_kernel_jobs, read_zero_stage
-from zerotop_probe.outside.attaching.session import format_age
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import events, redact
 
-_HEADINGS = ("PID", "LAUNCHER", "RANKS", "GPUS", "AGE", "ZERO", "SESSION", "SCRIPT")
+_HEADINGS = ("PID", "LAUNCHER", "RANKS", "GPUS", "AGE", "ZERO", "RECORDING", "SCRIPT")
 
 
 def print_jobs(*, as_json: bool) -> int:
@@ -40,7 +40,7 @@ def print_jobs(*, as_json: bool) -> int:
 
 
 def _describe_job(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
-    session = find_recording(job)
+    recording = find_recording(job)
     return {
         "pid": job.root.pid,
         "launcher": job.launcher,
@@ -50,7 +50,7 @@ def _describe_job(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
         "script": job.script_path,
         "command": redact.redact_command(job.command),
         "zero_stage": read_zero_stage(job),
-        "session": None if session is None else session.name,
+        "recording": None if recording is None else recording.name,
     }
 
 
@@ -60,32 +60,32 @@ def _find_other_jobs() -> list[dict[str, Any]]:
     shown = {find_recording(job) for job in jobs}
     listed = {process for job in jobs for process in (job.root, *(rank.process for rank in job.ranks))}
     rows = []
-    for path in catalog.list_sessions():
+    for path in catalog.list_recordings():
         facts = job_control.read_facts(str(path))
         if path in shown or facts.job is None or facts.job in listed or not facts.job.is_alive():
             continue
         try:
-            session = Session.open(path)
-        except SessionError:
+            recording = Recording.open(path)
+        except RecordingError:
             continue
-        command = [str(word) for word in session.info.get("command") or ()]
+        command = [str(word) for word in recording.info.get("command") or ()]
         script = next((word for word in command if word.endswith(".py")), "")
-        attached = session.events_of(events.Attached)  # to a job that is older than the recording
+        attached = recording.events_of(events.Attached)  # to a job that is older than the recording
         about = {
             "pid": facts.job.pid,
             "launcher": "python",
-            "ranks": list_ranks(session),
+            "ranks": list_ranks(recording),
             "gpus": [],
-            "age_s": None if attached else round((time.time_ns() - session.begin_ns) / 1e9, 1),
+            "age_s": None if attached else round((time.time_ns() - recording.begin_ns) / 1e9, 1),
             "zero_stage": None,
         }
-        rows.append({**about, "script": script, "command": command, "session": path.name})
+        rows.append({**about, "script": script, "command": command, "recording": path.name})
     return rows
 
 
-def list_ranks(session: Session) -> list[dict[str, Any]]:
+def list_ranks(recording: Recording) -> list[dict[str, Any]]:
     """Return the ranks that have reported to a recording, as ``--json`` prints them; of a restarted one the last."""
-    pids = {event.writer.rank: event.writer.pid for event in session.events_of(events.Hello)}
+    pids = {event.writer.rank: event.writer.pid for event in recording.events_of(events.Hello)}
     return [{"rank": rank, "pid": pids[rank]} for rank in sorted(pids)]
 
 
@@ -106,7 +106,7 @@ def _format_row(row: dict[str, Any]) -> list[str]:
         ",".join(row["gpus"]) or "-",
         "-" if row["age_s"] is None else format_age(row["age_s"]),
         "-" if row["zero_stage"] is None else str(row["zero_stage"]),
-        row["session"] or "-",
+        row["recording"] or "-",
         row["script"] or shlex.join(row["command"]),
     )
     return [escape_unprintable(cell) for cell in cells]

@@ -1,4 +1,4 @@
-"""Creating the session of a command, and removing it if the command cannot be started."""
+"""Creating the recording of a command, and removing it if the command cannot be started."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class NotRecorded(Problem):
 
 
 @contextmanager
-def make_session(command: Sequence[str], path: str | None, *, elsewhere: bool = False, **facts: Any) -> Iterator[str]:
-    """Create a session directory for ``command`` and remove it again if the command cannot be started.
+def make_recording(command: Sequence[str], path: str | None, *, elsewhere: bool = False, **facts: Any) -> Iterator[str]:
+    """Create a recording folder for ``command`` and remove it again if the command cannot be started.
 
-    ``elsewhere``: in a temporary folder if it cannot be created, which a message says. ``facts`` become part of the session
-    file, see ``directory.create_session``. Raises Problem for a command that cannot be executed, NotRecorded if there is no
-    place for a recording, or the agent cannot be started.
+    ``elsewhere``: in a temporary folder if it cannot be created, with a message. ``facts`` become part of ``session.json``,
+    see ``directory.create_recording``. Raises Problem for a command that cannot be executed, NotRecorded without
+    a place for a recording, or the agent cannot be started.
     """
     try:
         check_command(command)
@@ -51,18 +51,18 @@ def make_session(command: Sequence[str], path: str | None, *, elsewhere: bool = 
         raise _describe_command_error(error, command) from error
     existed = path is not None and os.path.isdir(os.path.abspath(path))  # "" is the current folder
     try:
-        session = _create_session(command, path, facts)
+        recording = _create_recording(command, path, facts)
     except NotRecorded as error:
-        session, existed = _create_elsewhere(command, facts, error) if elsewhere else "", False
-        if not session:
+        recording, existed = _create_elsewhere(command, facts, error) if elsewhere else "", False
+        if not recording:
             raise
     try:
-        yield session
+        yield recording
     except CommandError as error:
-        _discard_session(Path(session), keep_folder=existed)
+        _discard_recording(Path(recording), keep_folder=existed)
         raise _describe_command_error(error) from error
     except AgentError as error:
-        _discard_session(Path(session), keep_folder=existed)
+        _discard_recording(Path(recording), keep_folder=existed)
         raise NotRecorded(str(error)) from error
 
 
@@ -92,21 +92,21 @@ def _find_likely_command(command: Sequence[str]) -> list[str]:
     return [*likely, *command[1:]] if (likely := difflib.get_close_matches(command[0], _PROGRAMS, 1, 0.75)) else []
 
 
-def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
+def _create_recording(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
     folder = directory.find_default_root() if path is None else os.path.abspath(path)
     try:
-        return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
+        return directory.create_recording(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
         reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else describe_cause(error)
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             reason = str(error)
         problem = NotRecorded(f"Cannot record to {folder}: {reason}")
-        problem.advice = "Choose another folder with --session DIR"
+        problem.advice = "Choose another folder with --recording DIR"
         raise problem from error
 
 
 def _create_elsewhere(command: Sequence[str], facts: dict[str, Any], why: NotRecorded) -> str:
-    """Create the session in a temporary folder, after a message; return "" if that is impossible, too."""
+    """Create the recording in a temporary folder, after a message; return "" if that is impossible, too."""
     for root in dict.fromkeys((os.environ.get("TMPDIR") or "/tmp", "/tmp", "/var/tmp", "/dev/shm")):
         with suppress(OSError, NotRecorded):
             free = shutil.disk_usage(root).free
@@ -116,21 +116,21 @@ def _create_elsewhere(command: Sequence[str], facts: dict[str, Any], why: NotRec
             limit = min(facts.get("max_bytes") or directory.MAX_BYTES, max(directory.MIN_BYTES, int(free * _SHARE_OF_ROOM)))
             folder = tempfile.mkdtemp(prefix=f"zerotop-{directory.find_script_name(command)}-", dir=root)
             try:
-                session = _create_session(command, folder, {**facts, "max_bytes": limit, directory.ELSEWHERE: str(why)})
+                recording = _create_recording(command, folder, {**facts, "max_bytes": limit, directory.ELSEWHERE: str(why)})
             except NotRecorded:
                 os.rmdir(folder)
                 raise
-            write_messages(f"{why}. Recording to {session} instead")
-            return session
+            write_messages(f"{why}. Recording to {recording} instead")
+            return recording
     return ""
 
 
-def _discard_session(session: Path, *, keep_folder: bool) -> None:
-    """Remove the session; one without records needs no file descriptor for it: there may be none left."""
+def _discard_recording(recording: Path, *, keep_folder: bool) -> None:
+    """Remove the recording; one without records needs no file descriptor for it: there may be none left."""
     with suppress(OSError):
-        (session / directory.SESSION_FILE).unlink()
+        (recording / directory.SESSION_FILE).unlink()
         if not keep_folder:
             try:
-                session.rmdir()
+                recording.rmdir()
             except OSError:
-                shutil.rmtree(session)
+                shutil.rmtree(recording)

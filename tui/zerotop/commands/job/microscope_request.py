@@ -1,4 +1,4 @@
-"""Requesting an allocation trace: a file in the session's directory that the ranks poll."""
+"""Requesting an allocation trace: a file in the recording's directory that the ranks poll."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import os
 from pathlib import Path
 
-from zerotop.session.atomic_write import write_text_file
+from zerotop.recording.atomic_write import write_text_file
 from zerotop_probe.recording.directory import MICROSCOPE_FILE
 from zerotop_probe.recording.plain_files import open_plain_file
 
 _MAX_REQUEST_BYTES = 1 << 12
 
 
-def request_trace(session: str, *, steps: int, stacks: bool, after: int = 0) -> int:
+def request_trace(recording: str, *, steps: int, stacks: bool, after: int = 0) -> int:
     """Write a request for all ranks; return its number, higher than any earlier one and than ``after``. Raises OSError."""
-    target = os.path.join(session, MICROSCOPE_FILE)
+    target = os.path.join(recording, MICROSCOPE_FILE)
     request = max(after, _read_last_request(target)) + 1
     # The ranks may belong to another user, who owns the folder.
     write_text_file(Path(target), json.dumps({"request": request, "steps": steps, "stacks": stacks}), mode=0o644)

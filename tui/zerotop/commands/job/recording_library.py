@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from zerotop.analysis.reports.measures import Comparison
-from zerotop.analysis.reports.recording_index import Overviews, Recording
+from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
 from zerotop.commands.common import deletion
 from zerotop.commands.common.errors import Problem, describe_error
-from zerotop.commands.sessions import open_overviews
-from zerotop.session import catalog
-from zerotop.session.packed.packing import SUFFIX
-from zerotop.session.reader import Session, SessionError
+from zerotop.commands.recordings import open_overviews
+from zerotop.recording import catalog
+from zerotop.recording.packed.packing import SUFFIX
+from zerotop.recording.reader import Recording, RecordingError
 from zerotop.ui.base.start_interfaces import LibraryItem, OpenedRecording, RefusedError, RunningJob
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage
 from zerotop_probe.outside.job import job_control
@@ -31,7 +31,7 @@ class UserLibrary:
 
     def __init__(self, overviews: Overviews | None = None, job_finder: Callable[[], Sequence[FoundJob]] = find_jobs) -> None:
         self.folder_name = _shorten_home(catalog.find_default_folder())
-        self.recordings: tuple[Recording, ...] = ()
+        self.recordings: tuple[ListedRecording, ...] = ()
         self.running_jobs: tuple[RunningJob, ...] = ()
         self._overviews = overviews or open_overviews()
         self._job_finder = job_finder
@@ -75,7 +75,7 @@ class UserLibrary:
             self._stopped.wait(min(_POLL_S, time.monotonic() - begin_s))
         return True
 
-    def _publish_recordings(self, recordings: tuple[Recording, ...]) -> None:
+    def _publish_recordings(self, recordings: tuple[ListedRecording, ...]) -> None:
         if recordings != self.recordings:
             self.recordings = recordings
 
@@ -90,34 +90,34 @@ class UserLibrary:
 
     def open(self, item: LibraryItem) -> OpenedRecording:
         """Open a recording at its end, or start recording a running job."""
-        from zerotop.commands.job.open_session import open_recording, start_recording
+        from zerotop.commands.job.open_recording import open_recording, start_recording
 
         with _refuse_errors():
             return open_recording(start_recording(item.pid) if isinstance(item, RunningJob) else item.path)
 
-    def export(self, recording: Recording) -> str:
+    def export(self, recording: ListedRecording) -> str:
         """Write the steps as CSV to the current folder; return a message."""
         from zerotop.commands.common.new_files import find_free_path
         from zerotop.commands.export import write_file
 
         with _refuse_errors():
             path = find_free_path(Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute())
-            rows = write_file(Session.open(recording.path), "steps", "csv", path)
+            rows = write_file(Recording.open(recording.path), "steps", "csv", path)
         return f"{path}: {rows} rows, one per step and rank"
 
-    def pack(self, recording: Recording) -> str:
+    def pack(self, recording: ListedRecording) -> str:
         """Pack the recording into the current folder; return a message."""
-        from zerotop.commands.pack import pack_session
+        from zerotop.commands.pack import pack_recording
 
         with _refuse_errors():
-            message, _ = pack_session(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
+            message, _ = pack_recording(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
         return message
 
-    def describe_obstacle(self, recording: Recording) -> str:
+    def describe_obstacle(self, recording: ListedRecording) -> str:
         """Return why the recording cannot be deleted; "" if it can."""
         return deletion.describe_obstacle(recording)
 
-    def delete(self, recording: Recording) -> str:
+    def delete(self, recording: ListedRecording) -> str:
         """Delete the recording permanently; return a message."""
         with _refuse_errors():
             obstacle = self.describe_obstacle(recording)
@@ -130,7 +130,7 @@ class UserLibrary:
 
         return f"{recording.name} deleted: {format_size(recording.stamp.bytes)} freed."
 
-    def compare(self, recordings: Sequence[Recording]) -> Comparison:
+    def compare(self, recordings: Sequence[ListedRecording]) -> Comparison:
         """Compare whole recordings."""
         from zerotop.commands.compare import compare_recordings
 
@@ -143,12 +143,12 @@ def _refuse_errors() -> Iterator[None]:
     """Turn errors into a sentence for the screen."""
     try:
         yield
-    except (Problem, SessionError, OSError) as error:
+    except (Problem, RecordingError, OSError) as error:
         raise RefusedError(describe_error(error)) from error
 
 
 def _is_recorded(job: FoundJob) -> bool:
-    return bool(job.session_path) and os.path.isfile(os.path.join(job.session_path, SESSION_FILE))
+    return bool(job.recording_path) and os.path.isfile(os.path.join(job.recording_path, SESSION_FILE))
 
 
 def _make_job(job: FoundJob) -> RunningJob:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop_probe.outside.attaching import hostfile, ssh
-from zerotop_probe.outside.attaching import session as attaching
+from zerotop_probe.outside.attaching import attaching, hostfile, ssh
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_job
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous
 from zerotop_probe.outside.job import job_control
@@ -65,7 +64,7 @@ def _read_ssh_command() -> list[str]:
 
 
 def find_hosts(text: str, path: Path) -> list[str]:
-    """Return the other nodes that ``--hosts`` names for the job of a session. Raises Problem, OSError."""
+    """Return the other nodes that ``--hosts`` names for the job of a recording. Raises Problem, OSError."""
     try:
         names = hostfile.find_job_hosts(_find_job(path)) if text == _JOB_HOSTS else _read_hosts(text)
     except hostfile.NoHosts as error:
@@ -211,7 +210,7 @@ def _ask_hosts(
         return []
     with _make_token(path) as (token, secret):
         full_request = request | {
-            "session": str(path.absolute()),
+            "recording": str(path.absolute()),
             "unix_ns": time.time_ns(),
             "format": [FORMAT_MAJOR, FORMAT_MINOR],
             "from": [clock.read_hostname(), clock.read_boot_id()],
@@ -233,9 +232,9 @@ def _ask_hosts(
 
 @contextlib.contextmanager
 def _make_token(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and content of a file in the session's folder: a node that can read it shares the folder.
+    """Yield the name and content of a file in the recording's folder: a node that can read it shares the folder.
 
-    It is a temporary file, or on a full disk the session file, which is unique to the session.
+    It is a temporary file, or on a full disk the recording file, which is unique to the recording.
     """
     file, secret = path / f"shared-{secrets.token_hex(8)}", secrets.token_hex(16)
     try:

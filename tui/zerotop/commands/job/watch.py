@@ -1,4 +1,4 @@
-"""Running the screen on a session, and the messages after leaving it."""
+"""Running the screen on a recording, and the messages after leaving it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import describe_end, describe_place
-from zerotop.commands.common.live_session import RunningSession
+from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
-from zerotop.session.reader import Session, SessionError
+from zerotop.recording.reader import Recording, RecordingError
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop_probe.outside.job import job_control
@@ -28,7 +28,7 @@ RunApp = Callable[[RecordingSource, JobController], ZerotopApp]
 
 
 def _run_app(source: RecordingSource, controller: JobController) -> ZerotopApp:
-    app = ZerotopApp(source, controller, title=source.session.name, settings=load_settings())
+    app = ZerotopApp(source, controller, title=source.recording.name, settings=load_settings())
     app.enter_on_start = controller.is_entering
     app.run()
     return app
@@ -39,33 +39,33 @@ def watch_job(path: str | Path, await_entry: AwaitEntry | None = None, run_app: 
 
     Return the job's exit code, 0 if the job continues, 1 if the screen failed or the exit code is unknown.
     """
-    session = RunningSession.open(Path(path))
-    controller = JobController(session.path, await_entry)
-    app = run_app(RecordingSource(session), controller)
+    recording = RunningRecording.open(Path(path))
+    controller = JobController(recording.path, await_entry)
+    app = run_app(RecordingSource(recording), controller)
     for text in controller.not_stopped:
         print(escape_unprintable(text))
-    folder = str(session.path)
+    folder = str(recording.path)
     if app.return_value is Leaving.STOPPED or not job_control.is_job_alive(folder):
-        _await_end(session)
-    with contextlib.suppress(SessionError):  # the screen has said it
-        session.refresh()
-    place = describe_place(session.path)
+        _await_end(recording)
+    with contextlib.suppress(RecordingError):  # the screen has said it
+        recording.refresh()
+    place = describe_place(recording.path)
     print(escape_unprintable(place[0].upper() + place[1:]))
-    if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else session.is_live:
+    if job_control.is_job_alive(folder) if job_control.is_job_here(folder) else recording.is_live:
         print(escape_unprintable(f"Training continues. Reattach: {controller.attach_command}"))
         return app.return_code or 0
-    end = read_ending(session)
-    for sentence in filter(None, [*describe_end(end), describe_missing_steps(session)]):
+    end = read_ending(recording)
+    for sentence in filter(None, [*describe_end(end), describe_missing_steps(recording)]):
         print(escape_unprintable(sentence))
     return FAILED if end.exit_code is None else end.exit_code
 
 
-def _await_end(session: Session) -> None:
+def _await_end(recording: Recording) -> None:
     """Wait while the end of the job may still be recorded."""
-    folder = str(session.path)
+    folder = str(recording.path)
     deadline = time.monotonic() + _STOP_WAIT_S
-    while time.monotonic() < deadline and not read_ending(session).text:
+    while time.monotonic() < deadline and not read_ending(recording).text:
         if not job_control.is_sampler_alive(folder) and not job_control.is_job_alive(folder):
             return
         time.sleep(0.1)
-        session.refresh()
+        recording.refresh()

@@ -10,7 +10,7 @@ from zerotop.commands.options.option_types import parse_price
 AddCommand = Callable[..., argparse.ArgumentParser]
 """Takes a name, a summary and examples."""
 
-SESSION_HELP = "name, start of a name, or path"
+RECORDING_HELP = "name, start of a name, or path"
 JSON_HELP = "print JSON for programs"
 
 

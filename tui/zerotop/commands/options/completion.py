@@ -1,4 +1,4 @@
-"""Completing a command line in a shell: commands, options, sessions and files."""
+"""Completing a command line in a shell: commands, options, recordings and files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import argcomplete
 from argcomplete.completers import FilesCompleter, SuppressCompleter
 
-from zerotop.session import catalog
-from zerotop.session.sweeps import SWEEP_FILE, find_default_folder
+from zerotop.recording import catalog
+from zerotop.recording.sweeps import SWEEP_FILE, find_default_folder
 
 _FILES = ("FILE", "DIR", "PATH", "BUDGET")
 
@@ -31,19 +31,19 @@ def _choose_completers(parser: argparse.ArgumentParser) -> None:
 
 def _choose_completer(metavar: str) -> Any:
     words = metavar.split("|")
-    if "SESSION" in words or "SWEEP" in words:
-        return _SessionCompleter(sweeps="SWEEP" in words)
+    if "RECORDING" in words or "SWEEP" in words:
+        return _RecordingCompleter(sweeps="SWEEP" in words)
     return FilesCompleter() if set(words) & set(_FILES) else SuppressCompleter()
 
 
-class _SessionCompleter:
-    """Completes names of sessions in the state directory, and paths."""
+class _RecordingCompleter:
+    """Completes names of recordings in the state directory, and paths."""
 
     def __init__(self, *, sweeps: bool) -> None:
         self._sweeps = sweeps
 
     def __call__(self, prefix: str, **_: Any) -> list[str]:
-        names = [path.name for path in catalog.list_sessions() if path.name.startswith(prefix)]
+        names = [path.name for path in catalog.list_recordings() if path.name.startswith(prefix)]
         if self._sweeps and (folder := find_default_folder()).is_dir():
             names += [
                 path.name for path in folder.iterdir() if (path / SWEEP_FILE).is_file() and path.name.startswith(prefix)

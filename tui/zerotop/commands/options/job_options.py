@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
 from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
 
-_SESSION_DIR_HELP = "record in this folder [a new one in the state directory]"
+_RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
 
 def add_job_commands(add_command: AddCommand) -> None:
@@ -30,11 +30,11 @@ def _add_start(add_command: AddCommand) -> None:
         "start a job and watch it",
         "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
-        usage="%(prog)s [-h] [--session DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
+        usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
         " [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
     )
-    run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
+    run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument(
@@ -70,21 +70,21 @@ def _add_attach(add_command: AddCommand) -> None:
         "list running jobs, or watch one, even if not started by zerotop",
         "zerotop attach",
         "zerotop attach 4711 --enter",
-        "zerotop attach 4711 --hosts worker-2,worker-3 --session /shared/job",
+        "zerotop attach 4711 --hosts worker-2,worker-3 --recording /shared/job",
     )
     attach.add_argument(
-        "session", nargs="?", metavar="PID|SESSION", help="a process of the job, or a session [list the jobs]"
+        "recording", nargs="?", metavar="PID|RECORDING", help="a process of the job, or a recording [list the jobs]"
     )
     attach.add_argument("--enter", action="store_true", help="inject the probe into its ranks, for phases and memory")
     attach.add_argument("--headless", action="store_true", help="without the screen; record until the job ends")
     attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
-    attach.add_argument("--session", dest="folder", metavar="DIR", help=_SESSION_DIR_HELP)
+    attach.add_argument("--recording", "--session", dest="folder", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(attach)
     _add_no_stacks(attach)
     _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
     attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
     detach = add_command("detach", "remove the probe, stop recording", "zerotop detach 4711")
-    detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
+    detach.add_argument("recording", metavar="PID|RECORDING", help="a process of the job, or a recording")
     _add_host_options(detach, "on these nodes [all that attach reached from here]")
 
 
@@ -94,7 +94,7 @@ def _add_microscope(add_command: AddCommand) -> None:
         "trace every allocation in a running job's next steps",
         "zerotop microscope brisk-otter --steps 2",
     )
-    microscope.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    microscope.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     microscope.add_argument("--steps", type=parse_count, default=1, help="optimizer steps to trace [1]")
     microscope.add_argument("--stacks", action="store_true", help="record Python stacks for memory_viz, which is slow")
     microscope.add_argument(

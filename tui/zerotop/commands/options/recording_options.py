@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_force, add_price
+from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_force, add_price
 from zerotop.commands.options.option_types import parse_age, parse_size
 
 
 def add_recording_commands(add_command: AddCommand) -> None:
     """Add the commands with their options."""
-    _add_sessions(add_command)
+    _add_recordings(add_command)
     replay = add_command(
         "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
     )
-    replay.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    replay.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
     add_price(replay)
     findings = add_command("findings", "list findings and fixes", "zerotop findings brisk-otter")
-    findings.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    findings.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     findings.add_argument("--json", action="store_true", help=JSON_HELP)
     memory = add_command("memory", "show memory: measured vs expected", "zerotop memory brisk-otter --at 24")
-    memory.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    memory.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     memory.add_argument("--at", type=int, metavar="STEP", help="at the end of this step [the last step, or the failure]")
     memory.add_argument("--json", action="store_true", help=f"{JSON_HELP}, with sizes in bytes")
     compare = add_command(
         "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
     )
-    compare.add_argument("sessions", nargs="+", metavar="SESSION", help=SESSION_HELP)
+    compare.add_argument("recordings", nargs="+", metavar="RECORDING", help=RECORDING_HELP)
     compare.add_argument("--json", action="store_true", help=f"{JSON_HELP}, with sizes in bytes and times in seconds")
     pack = add_command("pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop")
-    pack.add_argument("session", metavar="SESSION", help=SESSION_HELP)
-    pack.add_argument("-o", "--output", metavar="FILE", help="output file [SESSION.zerotop in this directory]")
+    pack.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
+    pack.add_argument("-o", "--output", metavar="FILE", help="output file [RECORDING.zerotop in this directory]")
     add_force(pack)
     _add_serve(add_command)
 
 
-def _add_sessions(add_command: AddCommand) -> None:
+def _add_recordings(add_command: AddCommand) -> None:
     listing = add_command(
-        "sessions",
+        "recordings",
         "list recordings, or delete old ones",
-        "zerotop sessions",
-        "zerotop sessions --prune --older-than 30d --dry-run",
-        "zerotop sessions --prune --total-size 20GB --yes",
+        "zerotop recordings",
+        "zerotop recordings --prune --older-than 30d --dry-run",
+        "zerotop recordings --prune --total-size 20GB --yes",
     )
     listing.add_argument("--json", action="store_true", help=JSON_HELP)
     listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
@@ -57,7 +57,7 @@ def _add_sessions(add_command: AddCommand) -> None:
 
 def _add_serve(add_command: AddCommand) -> None:
     serve = add_command("serve", "use zerotop in a browser", "zerotop serve", "zerotop serve brisk-otter --port 0")
-    serve.add_argument("session", nargs="?", metavar="SESSION", help="only this recording [the list of all]")
+    serve.add_argument("recording", nargs="?", metavar="RECORDING", help="only this recording [the list of all]")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]")
     serve.add_argument("--port", type=int, default=8023, help="port, 0 for any free one [8023]")
     serve.add_argument("--token", help="access token [$ZEROTOP_TOKEN, else a random one]")

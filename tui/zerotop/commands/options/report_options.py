@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_force, add_price
+from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_force, add_price
 
 
 def add_report_commands(add_command: AddCommand) -> None:
@@ -14,7 +14,7 @@ def add_report_commands(add_command: AddCommand) -> None:
         "zerotop report brisk-otter -o report.html",
         "zerotop report brisk-otter --chart gpu-memory -o memory.png",
     )
-    report.add_argument("session", metavar="SESSION|SWEEP", help=f"{SESSION_HELP}; of a sweep, its name or folder")
+    report.add_argument("recording", metavar="RECORDING|SWEEP", help=f"{RECORDING_HELP}; of a sweep, its name or folder")
     report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [NAME.html]")
     report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
     report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
@@ -26,9 +26,9 @@ def add_report_commands(add_command: AddCommand) -> None:
         "zerotop check brisk-otter budget.toml --junit check.xml",
         "zerotop check brisk-otter --baseline calm-heron",
     )
-    check.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    check.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
-    check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
+    check.add_argument("--baseline", metavar="RECORDING", help="compare with this recording [the budget's]")
     check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
     check.add_argument("--json", action="store_true", help=JSON_HELP)
 
@@ -41,7 +41,7 @@ def _add_export(add_command: AddCommand) -> None:
         "zerotop export brisk-otter --table all --format parquet -o tables/",
         "zerotop export brisk-otter --format perfetto -o otter.pftrace",
     )
-    export.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    export.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
     export.add_argument(
         "--format",

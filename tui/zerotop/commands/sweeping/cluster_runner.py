@@ -18,7 +18,7 @@ from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt, run_p
 from zerotop.commands.sweeping.point_runner import PointRefused
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
-from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
+from zerotop.recording.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
 
 _LOG_FOLDER = "slurm"
 _STOP_FILE = ".stop"  # its existence asks all jobs to stop
@@ -133,9 +133,9 @@ class ClusterRunner(SweepRunner):
         return {job_id: state for job_id, state in self._ended.items() if job_id in before}
 
     def _find_attempt(self, number: int) -> PointAttempt | None:
-        """Return the attempt that a node has begun, by its session."""
-        sessions = sorted((self.sweep.path / POINTS_FOLDER).glob(f"{number:04}*"), key=lambda path: path.stat().st_ctime)
-        return PointAttempt(number, len(sessions), sessions[-1], sessions[-1].stat().st_ctime) if sessions else None
+        """Return the attempt that a node has begun, by its recording."""
+        recordings = sorted((self.sweep.path / POINTS_FOLDER).glob(f"{number:04}*"), key=lambda path: path.stat().st_ctime)
+        return PointAttempt(number, len(recordings), recordings[-1], recordings[-1].stat().st_ctime) if recordings else None
 
     def _stop_jobs(self, pending: Mapping[int, Any]) -> None:
         """Let running jobs stop their training, then cancel whatever is left."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerotop.analysis.sweeps.settings import ACCUMULATION, MICRO_BATCH, OFFLOAD, OFFLOAD_DEVICES, STAGE
 from zerotop.demo import find_config
-from zerotop.session.sweeps import Value
+from zerotop.recording.sweeps import Value
 
 _OFFLOAD_KEYS = ("offload_optimizer", "offload_param")
 

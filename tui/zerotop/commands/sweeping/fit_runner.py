@@ -13,8 +13,8 @@ from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, SearchS
 from zerotop.commands.sweeping.fit_start import Knowledge, find_start
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, find_point_session, write_sweep
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, find_point_recording, write_sweep
 
 # What a process takes besides PyTorch's memory, until one has been measured: CUDA's context and libraries.
 _OTHER_BYTES = 1 << 30
@@ -153,11 +153,11 @@ class FitRunner(PointRunner):
 
     def _learn(self, result: Result) -> None:
         """Start what-if from a run, if its recording tells enough."""
-        path = find_point_session(self.sweep.path, result)
+        path = find_point_recording(self.sweep.path, result)
         try:
             if path is not None:
-                self._knowledge = self._knowledge._replace(base=read_baseline(Session.open(path)))
-        except (NoBaselineError, SessionError):
+                self._knowledge = self._knowledge._replace(base=read_baseline(Recording.open(path)))
+        except (NoBaselineError, RecordingError):
             return  # what was known before stays
 
 

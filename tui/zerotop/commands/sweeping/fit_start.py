@@ -23,7 +23,7 @@ from zerotop.analysis.sweeps.settings import (
     STAGE,
 )
 from zerotop.commands.sweeping.point_job import DEFAULTS
-from zerotop.session.sweeps import Value
+from zerotop.recording.sweeps import Value
 
 Predict = Callable[[Mapping[str, Value]], JobMemory]
 

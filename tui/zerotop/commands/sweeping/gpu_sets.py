@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerotop.analysis.sweeps.settings import GPUS, OFFLOAD
-from zerotop.session.sweeps import Plan, Point
+from zerotop.recording.sweeps import Plan, Point
 
 _NO_OFFLOAD = "none"
 _NO_GPU = ("",)  # a machine without GPUs is one set

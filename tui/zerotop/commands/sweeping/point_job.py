@@ -24,8 +24,8 @@ from zerotop.commands.job.training_machine import build_environment, count_visib
 from zerotop.commands.sweeping.deepspeed_config import build_config
 from zerotop.commands.sweeping.placeholders import DEEPSPEED, PORT, STEPS, expand_command, find_placeholders
 from zerotop.demo import SCRIPT_PATH
-from zerotop.session.atomic_write import write_text_file
-from zerotop.session.sweeps import CONFIGS_FOLDER, Plan, Point, Value
+from zerotop.recording.atomic_write import write_text_file
+from zerotop.recording.sweeps import CONFIGS_FOLDER, Plan, Point, Value
 
 DEFAULTS: dict[str, Value] = {GPUS: 1, SEQ_LENGTH: 256, MICRO_BATCH: 4}
 """Of the demo's training script, where they are not given."""

@@ -1,4 +1,4 @@
-"""Running one point: a fresh process and a session for each attempt, until the result is known.
+"""Running one point: a fresh process and a recording for each attempt, until the result is known.
 
 A crash is tried again; running out of memory and hanging are results. Works in any process that reaches the sweep's folder.
 """
@@ -18,8 +18,8 @@ from typing import IO
 from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, measure_shortage
 from zerotop.commands.job.training_machine import remove_shared_memory
 from zerotop.commands.sweeping.point_job import PointJob, prepare_job
-from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
+from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
@@ -42,7 +42,7 @@ class PointAttempt:
 
     point: int
     number: int  # from 1
-    session: Path
+    recording: Path
     begun_s: float  # time.time()
     is_compiling: bool = False  # DeepSpeed's operators, before it trains
 
@@ -62,21 +62,21 @@ def run_point(
     begun_s = time.monotonic()
     result = Result(CRASHED)
     for number in range(1, plan.retries + 2):
-        session = _choose_session(folder, point)
+        recording = _choose_recording(folder, point)
         job = prepare_job(folder, plan, point, gpus)
-        attempt = PointAttempt(point.number, number, session, time.time())
+        attempt = PointAttempt(point.number, number, recording, time.time())
         on_attempt(attempt)
         exit_code, is_hung, error = _run_job(job, attempt, plan, is_stopping, on_attempt)
         remove_shared_memory(job.port)
-        result = _build_result(folder, session, plan, exit_code, is_hung, error)
+        result = _build_result(folder, recording, plan, exit_code, is_hung, error)
         result = replace(result, attempts=number, seconds=round(time.monotonic() - begun_s, 3))
         if result.outcome != CRASHED or exit_code == _USAGE:
             break
     return result
 
 
-def _choose_session(folder: Path, point: Point) -> Path:
-    """Return a new path for a session, after stopping a job that an earlier, killed sweep left in one."""
+def _choose_recording(folder: Path, point: Point) -> Path:
+    """Return a new path for a recording, after stopping a job that an earlier, killed sweep left in one."""
     number = 1
     while (path := folder / POINTS_FOLDER / (f"{point.number:04}" + (f"-{number}" if number > 1 else ""))).exists():
         _stop_job(str(path))
@@ -84,11 +84,11 @@ def _choose_session(folder: Path, point: Point) -> Path:
     return path
 
 
-def _stop_job(session: str) -> None:
+def _stop_job(recording: str) -> None:
     with suppress(OSError):
-        job_control.request_stop(session)
+        job_control.request_stop(recording)
     deadline_s = time.monotonic() + _KILL_AFTER_S
-    while job_control.is_job_alive(session) and time.monotonic() < deadline_s:
+    while job_control.is_job_alive(recording) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 
@@ -100,10 +100,10 @@ def _run_job(
     on_attempt: Callable[[PointAttempt], None],
 ) -> tuple[int, bool, str]:
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
-    session = attempt.session
+    recording = attempt.recording
     environment = {**own_python.build_environment(), **job.environment}
     expect = ["--expect", job.question] if job.question else []
-    options = ["--headless", "--require-recording", "--session", str(session), *expect]
+    options = ["--headless", "--require-recording", "--recording", str(recording), *expect]
     command = own_python.build_command("zerotop.cli", "run", *options, "--", *job.command)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -115,12 +115,12 @@ def _run_job(
             env={name: value for name, value in environment.items() if value is not None},
             start_new_session=True,  # Ctrl+C is ours to pass on
         )
-        watch = _LifeWatch(session, plan.hang_after_s)
+        watch = _LifeWatch(recording, plan.hang_after_s)
         is_hung = False
         while process.poll() is None:
             time.sleep(_POLL_S)
             if is_stopping() or (is_hung := watch.is_silent()):
-                _stop_process(process, str(session))
+                _stop_process(process, str(recording))
                 break
             if watch.is_compiling != attempt.is_compiling:
                 attempt = replace(attempt, is_compiling=watch.is_compiling)
@@ -130,9 +130,9 @@ def _run_job(
         return process.returncode, is_hung, _read_last_line(errors)
 
 
-def _stop_process(process: subprocess.Popen[bytes], session: str) -> None:
+def _stop_process(process: subprocess.Popen[bytes], recording: str) -> None:
     with suppress(OSError):
-        job_control.request_stop(session)
+        job_control.request_stop(recording)
     try:
         process.wait(_KILL_AFTER_S)
     except subprocess.TimeoutExpired:
@@ -152,7 +152,7 @@ class _LifeWatch:
 
     def __init__(self, path: Path, hang_after_s: float) -> None:
         self._path, self._hang_after_s = path, hang_after_s
-        self._session: Session | None = None
+        self._recording: Recording | None = None
         self._signs = -1
         self.is_compiling = False
         self._looked_s = self._heard_s = time.monotonic()
@@ -168,25 +168,25 @@ class _LifeWatch:
         return now_s - self._heard_s >= self._hang_after_s
 
     def _count_signs(self) -> int:
-        with suppress(SessionError):
-            if self._session is None:
-                self._session = Session.open(self._path)
-            self._session.refresh()
-            has_engine = bool(self._session.events_of(events.Engine))
-            self.is_compiling = not has_engine and bool(self._session.events_of(events.Compiling))
-            sources = [source for name in ("spans", "begins", "output") for source in self._session.sources[name]]
-            return len(self._session.events) + sum(len(source.array) for source in sources)
+        with suppress(RecordingError):
+            if self._recording is None:
+                self._recording = Recording.open(self._path)
+            self._recording.refresh()
+            has_engine = bool(self._recording.events_of(events.Engine))
+            self.is_compiling = not has_engine and bool(self._recording.events_of(events.Compiling))
+            sources = [source for name in ("spans", "begins", "output") for source in self._recording.sources[name]]
+            return len(self._recording.events) + sum(len(source.array) for source in sources)
         return -1
 
 
 def _build_result(folder: Path, path: Path, plan: Plan, exit_code: int, is_hung: bool, error: str) -> Result:
     if not directory.has_recording(str(path)):
         return Result(CRASHED, error or f"Nothing was recorded in {path}.")
-    session = Session.open(path)
-    outcome, reason = judge_outcome(session, exit_code, is_hung=is_hung)
-    measured = measure_point(session, plan.warmup)
+    recording = Recording.open(path)
+    outcome, reason = judge_outcome(recording, exit_code, is_hung=is_hung)
+    measured = measure_point(recording, plan.warmup)
     if outcome == OUT_OF_MEMORY:
-        measured |= measure_shortage(session)
+        measured |= measure_shortage(recording)
     if outcome == OK and measured["iterations_per_s"] is None:
         reason = _NOT_MEASURED if not reason else f"{reason} {_NOT_MEASURED}"
     return Result(outcome, reason, str(path.relative_to(folder)), **measured)

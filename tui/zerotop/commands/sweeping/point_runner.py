@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
 from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt
-from zerotop.session.sweeps import Sweep, find_point_session
+from zerotop.recording.sweeps import Sweep, find_point_recording
 from zerotop_probe.recording.directory import SESSION_FILE
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class PointRunner(ABC):
         return self._stopping.is_set()
 
     def open_point(self, number: int) -> OpenedRecording | None:
-        """Open the session of a point; None if it has none. Raises SessionError."""
+        """Open the recording of a point; None if it has none. Raises RecordingError."""
         attempt = self.attempts.get(number)
-        path = attempt.session if attempt is not None and (attempt.session / SESSION_FILE).is_file() else None
-        path = path or find_point_session(self.sweep.path, self.sweep.points[number].result)
+        path = attempt.recording if attempt is not None and (attempt.recording / SESSION_FILE).is_file() else None
+        path = path or find_point_recording(self.sweep.path, self.sweep.points[number].result)
         if path is None:
             return None
-        from zerotop.commands.job.open_session import open_recording
+        from zerotop.commands.job.open_recording import open_recording
 
         return replace(open_recording(path), controller=None)  # the sweep controls its jobs
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.text_tables import align_columns
-from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
+from zerotop.recording.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
 OUTCOME_TEXTS = {OK: "ok", OUT_OF_MEMORY: "out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "skipped"}
 

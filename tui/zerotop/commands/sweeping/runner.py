@@ -9,7 +9,7 @@ from dataclasses import replace
 from zerotop.commands.sweeping.gpu_sets import GpuSets
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
-from zerotop.session.sweeps import Point, Result, Sweep, write_sweep
+from zerotop.recording.sweeps import Point, Result, Sweep, write_sweep
 
 _POLL_S = 0.2
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from zerotop.commands.common.errors import Problem
-from zerotop.session import sweeps
-from zerotop.session.sweeps import Plan, Sweep
+from zerotop.recording import sweeps
+from zerotop.recording.sweeps import Plan, Sweep
 
 _LOCK_FILE = ".lock"
 

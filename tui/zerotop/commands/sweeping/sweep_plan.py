@@ -16,7 +16,7 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.model_config import find_longest_sequence, read_model_config
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.placeholders import check_placeholders
-from zerotop.session.sweeps import Plan, Value, is_reserved
+from zerotop.recording.sweeps import Plan, Value, is_reserved
 from zerotop_probe.outside.job.agent import CommandError, check_command
 
 _STAGES = ["0", "1", "2", "3"]

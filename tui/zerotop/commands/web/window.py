@@ -1,4 +1,4 @@
-"""The process of a browser window: the recordings list, or the one session that is served."""
+"""The process of a browser window: the recordings list, or the one recording that is served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from zerotop.commands.common.user_settings import load_settings
-from zerotop.commands.job.open_session import open_recording
+from zerotop.commands.job.open_recording import open_recording
 from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
@@ -28,14 +28,14 @@ def end_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """Run the app. Arguments: the server's pid, and a session. Print nothing: standard output goes to the browser."""
-    parent, *sessions = sys.argv[1:]
+    """Run the app. Arguments: the server's pid, and a recording. Print nothing: standard output goes to the browser."""
+    parent, *recordings = sys.argv[1:]
     end_with_parent(int(parent))
     # A browser draws every character, whatever the locale says.
-    if not sessions:
+    if not recordings:
         StartApp(UserLibrary(), settings=load_settings(), glyphs=BLOCKS).run()
         return
-    opened = open_recording(Path(sessions[0]))
+    opened = open_recording(Path(recordings[0]))
     ZerotopApp(opened.source, opened.controller, title=opened.title, settings=load_settings(), glyphs=BLOCKS).run()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from zerotop.analysis.annotations import Severity
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
 

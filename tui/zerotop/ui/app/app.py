@@ -16,7 +16,7 @@ from textual.worker import Worker
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.views.notices import MUCH_HELD_BYTES
-from zerotop.session.headers import SessionError
+from zerotop.recording.headers import RecordingError
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.monitor import freeze_garbage
 from zerotop.ui.app.navigation import NavigationApp
@@ -79,14 +79,16 @@ class ZerotopApp(NavigationApp):
     def _holds_much(self) -> bool:
         """Whether to open the recording again: it keeps much deleted detail, and no screen shows any."""
         is_left = self.viewer.playhead.following and time.monotonic() - self._last_key_s > LEFT_S
-        return is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.session.held_bytes > MUCH_HELD_BYTES
+        return (
+            is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.recording.held_bytes > MUCH_HELD_BYTES
+        )
 
     async def reopen_recording(self) -> None:
         """Open the recording again at the same place, so that the file system can free deleted records."""
         old, title = self.viewer, self.title
         try:
             source = await asyncio.to_thread(old.source.reopen)
-        except SessionError as error:
+        except RecordingError as error:
             self.give_up_recording(str(error))
             return
         if not (self.is_watching and self.viewer is old and self.is_running):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from textual.binding import BindingType
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import LiveView
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.bars.footer_keys import bind
@@ -33,7 +33,7 @@ class Guide:
     def __init__(self, *, is_fixed: bool) -> None:
         self._is_fixed = is_fixed
 
-    def __call__(self, view: LiveView, findings: tuple[Annotation, ...]) -> str:
+    def __call__(self, view: LiveView, findings: tuple[Finding, ...]) -> str:
         """Return a sentence."""
         if any(finding.name == "data_stall" for finding in findings):
             return _FOUND
@@ -54,7 +54,7 @@ class DemoApp(ZerotopApp):
 
     BINDINGS: ClassVar[list[BindingType]] = [bind("R", "story", "demo.story", "Recorded story", _STORY, 8)]
 
-    def __init__(self, *shown: Any, guide: Callable[[LiveView, tuple[Annotation, ...]], str], **options: Any) -> None:
+    def __init__(self, *shown: Any, guide: Callable[[LiveView, tuple[Finding, ...]], str], **options: Any) -> None:
         self._guide = guide
         super().__init__(*shown, **options)
 
@@ -72,6 +72,6 @@ class DemoApp(ZerotopApp):
         return super().check_action(action, parameters)
 
 
-def guide_story(note: str) -> Callable[[LiveView, tuple[Annotation, ...]], str]:
+def guide_story(note: str) -> Callable[[LiveView, tuple[Finding, ...]], str]:
     """Return the guide of the recording; ``note`` comes first."""
     return lambda view, findings: f"{note} {_PLAYING}".strip()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, Severity, link_findings
 from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Finding, Severity, link_findings
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
@@ -33,7 +33,7 @@ class FrameRequest:
 
     playhead: Playhead  # a copy
     rank: int | None
-    finding: Annotation | None  # the one gone to
+    finding: Finding | None  # the one gone to
     seek_count: int  # moves of the cursor so far
     sampler_missing: bool
     trace_request: int | None
@@ -42,7 +42,7 @@ class FrameRequest:
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
 
-    guide: Callable[[LiveView, tuple[Annotation, ...]], str] | None = None
+    guide: Callable[[LiveView, tuple[Finding, ...]], str] | None = None
     """Says what to look at next, from the view and the findings so far."""
 
     def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
@@ -67,7 +67,7 @@ class FrameBuilder:
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
         headline = request.finding or choose_finding(self._ranking.rank(findings, source, view.cursor_ns), view.cursor_ns)
-        failure = find_known_failure(source.session.at(view.cursor_ns))
+        failure = find_known_failure(source.recording.at(view.cursor_ns))
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
             view,
@@ -97,7 +97,7 @@ class FrameBuilder:
             self._last_step = replace(source.view_at(end_ns), is_last_step=True)
         return self._last_step
 
-    def _summarize(self, findings: tuple[Annotation, ...], failure: End | None) -> EndSummary:
+    def _summarize(self, findings: tuple[Finding, ...], failure: End | None) -> EndSummary:
         """Summarize an ended job. The post-mortem tells of a failure already."""
         source = self._source
         told = tuple(one for one in findings if failure is None or one.severity is not Severity.ERROR)
@@ -116,9 +116,9 @@ class _Ranking:
     """Findings by their cost, computed again with other findings or when the steps are a tenth more or fewer."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[tuple[Annotation, ...], int], tuple[FindingCost, ...]] = ((), -1), ()
+        self._last: tuple[tuple[tuple[Finding, ...], int], tuple[FindingCost, ...]] = ((), -1), ()
 
-    def rank(self, findings: tuple[Annotation, ...], source: RecordingSource, cursor_ns: int) -> tuple[FindingCost, ...]:
+    def rank(self, findings: tuple[Finding, ...], source: RecordingSource, cursor_ns: int) -> tuple[FindingCost, ...]:
         if not findings:
             return ()
         steps = source.job_steps
@@ -129,7 +129,7 @@ class _Ranking:
         return self._last[1]
 
 
-def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:
+def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[Finding, ...]) -> CursorState:
     """Return where in the recording a playhead is. Any thread may ask."""
     begin, end = source.begin_ns, source.end_ns
     return CursorState(

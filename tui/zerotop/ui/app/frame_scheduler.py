@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from zerotop.analysis.views.annotation_runner import SearchResult
-from zerotop.session.headers import SessionError
+from zerotop.analysis.views.finding_search import SearchResult
+from zerotop.recording.headers import RecordingError
 from zerotop.ui.app.frame_builder import FrameRequest
 from zerotop.ui.app.frame_worker import FrameWorker
 from zerotop.ui.app.viewer import Viewer
@@ -78,15 +78,15 @@ class FrameScheduler:
 
     def _handle_job_error(self, error: BaseException) -> bool:
         """Give up a recording that can no longer be read; return whether that is the reason of the error."""
-        if self._host.is_watching and not isinstance(error, SessionError):
+        if self._host.is_watching and not isinstance(error, RecordingError):
             # Where a file was cut short meanwhile, a job has read zeros.
             try:
                 self._host.viewer.source.refresh()
-            except SessionError as cut:
+            except RecordingError as cut:
                 error = cut
-        if isinstance(error, SessionError):
+        if isinstance(error, RecordingError):
             self._host.give_up_recording(str(error))
-        return isinstance(error, SessionError)
+        return isinstance(error, RecordingError)
 
     # --- new records and findings ---------------------------------------------------------------------------
 

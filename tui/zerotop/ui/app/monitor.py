@@ -49,7 +49,7 @@ class Monitor(App[Leaving]):
     Args:
         source: the recording to show; None to open one later.
         controller: the running job; None for a replay.
-        title: the terminal's title, usually the session's name.
+        title: the terminal's title, usually the recording's name.
         play_from_ns: play from this unix time; None follows the end.
         glyphs: characters to draw with; None chooses by the locale.
         settings: the user's settings.

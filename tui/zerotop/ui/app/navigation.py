@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.events import Key
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.frame_widget import FindingChosen
@@ -100,7 +100,7 @@ class NavigationApp(Monitor):
         if frame is not None:
             self.push_screen(FindingsDialog(frame, self.viewer.source.begin_ns, self.glyphs), self._go_to_finding)
 
-    def _go_to_finding(self, finding: Annotation | None) -> None:
+    def _go_to_finding(self, finding: Finding | None) -> None:
         if finding is not None:
             self.viewer.go_to_finding(finding)
             if (name := _SCREENS_OF_FINDINGS.get(finding.name)) is not None:

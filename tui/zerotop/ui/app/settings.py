@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from zerotop.session.atomic_write import write_text_file
+from zerotop.recording.atomic_write import write_text_file
 
 _MAX_BYTES = 1 << 16
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.frame_builder import FrameBuilder, FrameRequest, build_cursor_state, find_shown_rank
 from zerotop.ui.app.playhead import Playhead
@@ -29,7 +29,7 @@ class Viewer:
         self.can_enter = False  # the probe can be injected into ranks
         self._sampler_alive = True
         self._last_frame: Frame | None = None
-        self._chosen_finding: Annotation | None = None
+        self._chosen_finding: Finding | None = None
         self._rank: int | None = None
         self._target_step: int | None = None  # the step gone to, until it is shown
         self._seek_count = 0
@@ -201,7 +201,7 @@ class Viewer:
 
     # Findings
 
-    def go_to_finding(self, finding: Annotation) -> None:
+    def go_to_finding(self, finding: Finding) -> None:
         """Go to where a finding had just become known; it is the headline while the cursor stays there."""
         self._begin_seek()
         self._chosen_finding = finding
@@ -222,7 +222,7 @@ class Viewer:
         self.go_to_finding(known[index])
         return True
 
-    def _find_chosen_finding(self, cursor_ns: int) -> Annotation | None:
+    def _find_chosen_finding(self, cursor_ns: int) -> Finding | None:
         """Return the finding gone to, while the cursor is still there."""
         chosen = self._chosen_finding
         return chosen if chosen is not None and chosen.known_ns == cursor_ns and not self.playhead.following else None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity
+from zerotop.analysis.findings import Finding, LinkedFinding, Severity
 from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -24,43 +24,43 @@ _WEIGHTS = {Severity.INFO: 0, Severity.WARNING: 1, Severity.ERROR: 2}
 _BREAK = re.compile(r"(?=\. |; |: |, | \(| while )")
 
 
-def choose_style(finding: Annotation) -> str:
+def choose_style(finding: Finding) -> str:
     """Return the style of its severity."""
     return _STYLES[finding.severity]
 
 
-def format_name(finding: Annotation) -> str:
+def format_name(finding: Finding) -> str:
     """Return its name as words: ``double spike``."""
     return finding.name.replace("_", " ")
 
 
-def describe_finding(finding: Annotation) -> str:
+def describe_finding(finding: Finding) -> str:
     """Return its headline, in the units that were chosen."""
     return convert_sizes(finding.headline)
 
 
-def describe_with_name(finding: Annotation) -> str:
+def describe_with_name(finding: Finding) -> str:
     """Return ``double spike: GPUs idle ...``."""
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
-def describe_step(finding: Annotation) -> str:
+def describe_step(finding: Finding) -> str:
     """Return ``begins in step 15``; "" if it has no step or its headline says the step."""
     is_said = re.search(rf"\bstep {finding.step}\b|\b{finding.step} steps?\b", finding.headline)
     return "" if finding.step is None or is_said else f"begins in step {finding.step}"
 
 
-def describe_cause(cause: Annotation) -> str:
+def describe_cause(cause: Finding) -> str:
     """Return ``Because of: Rank 1 ...``, of a finding that explains another one."""
     return f"Because of: {describe_finding(cause)}"
 
 
-def describe_details(finding: Annotation) -> str:
+def describe_details(finding: Finding) -> str:
     """Return the numbers behind it, in the units that were chosen."""
     return convert_sizes(finding.details)
 
 
-def describe_advice(finding: Annotation) -> str:
+def describe_advice(finding: Finding) -> str:
     """Return the advice and the text to copy, if the advice does not contain it."""
     advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
     if fix and fix in advice:
@@ -68,7 +68,7 @@ def describe_advice(finding: Annotation) -> str:
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 
-def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int) -> Annotation | None:
+def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int) -> Finding | None:
     """Return the finding for the line under the header: the costliest one; of equal ones the latest.
 
     A cause takes precedence over its effects, unless an effect is more severe.
@@ -84,11 +84,11 @@ def choose_finding(ranked: Iterable[FindingCost], cursor_ns: int) -> Annotation 
     return best.finding if best is not None else None
 
 
-def _is_certain(finding: Annotation) -> bool:
+def _is_certain(finding: Finding) -> bool:
     return finding.confidence >= MIN_CONFIDENCE
 
 
-def _is_milder(finding: Annotation, other: Annotation) -> bool:
+def _is_milder(finding: Finding, other: Finding) -> bool:
     return _WEIGHTS[finding.severity] < _WEIGHTS[other.severity]
 
 
@@ -110,12 +110,12 @@ def order_by_cost(findings: Sequence[LinkedFinding], ranked: Sequence[FindingCos
     return tuple(linked for group in sorted(groups, key=find_place) for linked in group)
 
 
-def choose_most_severe(findings: Iterable[Annotation]) -> Annotation | None:
+def choose_most_severe(findings: Iterable[Finding]) -> Finding | None:
     """Return the most severe of several findings that are marked at one place; None without any."""
     return max(filter(_is_certain, findings), key=lambda finding: _WEIGHTS[finding.severity], default=None)
 
 
-def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:
+def choose_sentence_style(finding: Finding, cursor_ns: int) -> str:
     """Return the style of its sentence under the header: calm for explanations and old warnings."""
     if finding.severity is Severity.INFO:
         return "text"
@@ -139,9 +139,9 @@ def wrap_sentence(sentence: str, width: int, max_lines: int, glyphs: Glyphs) -> 
     return wrap_text(text, width, max_lines, glyphs)
 
 
-def find_step_marks(findings: Iterable[Annotation]) -> dict[int, str]:
+def find_step_marks(findings: Iterable[Finding]) -> dict[int, str]:
     """Map steps to the style of the most severe finding that begins in them."""
-    best: dict[int, Annotation] = {}
+    best: dict[int, Finding] = {}
     for finding in findings:
         if finding.step is not None and finding.confidence >= MIN_CONFIDENCE:
             other = best.get(finding.step)
@@ -150,7 +150,7 @@ def find_step_marks(findings: Iterable[Annotation]) -> dict[int, str]:
     return {step: choose_style(finding) for step, finding in best.items()}
 
 
-def find_time_marks(findings: Iterable[Annotation], begin_ns: int) -> tuple[tuple[float, str], ...]:
+def find_time_marks(findings: Iterable[Finding], begin_ns: int) -> tuple[tuple[float, str], ...]:
     """Return (seconds since the begin, style) of each finding, the most severe last, to be drawn over the others."""
     shown = sorted((f for f in findings if f.confidence >= MIN_CONFIDENCE), key=lambda finding: _WEIGHTS[finding.severity])
     return tuple(((finding.known_ns - begin_ns) / 1e9, choose_style(finding)) for finding in shown)
@@ -187,7 +187,7 @@ _FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
 )
 
 
-def format_evidence_rows(finding: Annotation, width: int, glyphs: Glyphs) -> list[str]:
+def format_evidence_rows(finding: Finding, width: int, glyphs: Glyphs) -> list[str]:
     """Return its numbers, name and value, in as many columns as fit in ``width``."""
     pairs = [format_evidence(key, value) for key, value in finding.evidence.items()]
     if not pairs:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
@@ -31,10 +31,10 @@ class Frame:
     moment: CursorState
     output: Pane
     problems: tuple[str, ...]  # the viewer's own sentences, such as about a dead sampler
-    findings: tuple[Annotation, ...] = ()  # those known at the cursor, by the time they became known
-    headline: Annotation | None = None  # the one shown under the header,
-    headline_cause: Annotation | None = None  # and the one that explains it
-    all_findings: tuple[Annotation, ...] = ()  # of the whole recording: places to go to
+    findings: tuple[Finding, ...] = ()  # those known at the cursor, by the time they became known
+    headline: Finding | None = None  # the one shown under the header,
+    headline_cause: Finding | None = None  # and the one that explains it
+    all_findings: tuple[Finding, ...] = ()  # of the whole recording: places to go to
     ranked: tuple[FindingCost, ...] = ()  # the same, the costliest first
     tabs: tuple[Tab, ...] = ()  # all screens
     rank: int | None = None  # the chosen rank, else the first one

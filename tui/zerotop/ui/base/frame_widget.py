@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
@@ -184,7 +184,7 @@ class RedrawRequested(Message):
 class FindingChosen(Message):
     """The mouse chose a finding to go to."""
 
-    def __init__(self, finding: Annotation) -> None:
+    def __init__(self, finding: Finding) -> None:
         super().__init__()
         self.finding = finding
 

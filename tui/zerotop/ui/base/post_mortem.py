@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from zerotop.analysis.failures.end import ByteFigure, End
-from zerotop.session.moments.host_memory import HostMemory
+from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.ui.drawing.formatting import SizeUnit, choose_size_unit, choose_time_unit, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style

@@ -10,7 +10,7 @@ from typing import Protocol
 from textual.message import Message
 
 from zerotop.analysis.reports.measures import Comparison
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.interfaces import Controller
 
@@ -52,7 +52,7 @@ class RecordingOpened(Message):
         self.beside = beside
 
 
-LibraryItem = Recording | RunningJob
+LibraryItem = ListedRecording | RunningJob
 
 
 class RecordingLibrary(Protocol):
@@ -62,7 +62,7 @@ class RecordingLibrary(Protocol):
     """The folder of the recordings."""
 
     @property
-    def recordings(self) -> tuple[Recording, ...]:
+    def recordings(self) -> tuple[ListedRecording, ...]:
         """The recordings known so far; the same object while nothing has changed."""
 
     @property
@@ -78,17 +78,17 @@ class RecordingLibrary(Protocol):
     def open(self, item: LibraryItem) -> OpenedRecording:
         """Open a recording, or start recording a job from outside."""
 
-    def export(self, recording: Recording) -> str:
+    def export(self, recording: ListedRecording) -> str:
         """Write the steps as CSV to the current folder; return a sentence with the path."""
 
-    def pack(self, recording: Recording) -> str:
+    def pack(self, recording: ListedRecording) -> str:
         """Pack the recording into one file in the current folder; return a sentence with the path."""
 
-    def describe_obstacle(self, recording: Recording) -> str:
+    def describe_obstacle(self, recording: ListedRecording) -> str:
         """Return why the recording cannot be deleted; "" if it can."""
 
-    def delete(self, recording: Recording) -> str:
+    def delete(self, recording: ListedRecording) -> str:
         """Delete the recording permanently; return a sentence with the freed space."""
 
-    def compare(self, recordings: Sequence[Recording]) -> Comparison:
+    def compare(self, recordings: Sequence[ListedRecording]) -> Comparison:
         """Compare recordings, which reads all of them."""

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.dialogs.dialog import YesNoDialog
 from zerotop.ui.drawing.formatting import format_size
@@ -26,7 +26,7 @@ class DeleteDialog(YesNoDialog):
         bind("c,n,q", "choose(False)", "delete.no", "Keep", "Back to the list"),
     ]
 
-    def __init__(self, recording: Recording, glyphs: Glyphs) -> None:
+    def __init__(self, recording: ListedRecording, glyphs: Glyphs) -> None:
         super().__init__("Delete", glyphs)
         self.recording = recording
 

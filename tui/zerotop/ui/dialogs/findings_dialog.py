@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, order_by_cause
+from zerotop.analysis.findings import Finding, LinkedFinding, Severity, order_by_cause
 from zerotop.ui.base import findings
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.frame import Frame
@@ -41,7 +41,7 @@ def _join_texts(linked: LinkedFinding) -> str:
     return " ".join((findings.format_name(finding), step, ranks, *texts)).lower()
 
 
-class FindingsDialog(Dialog[Annotation]):
+class FindingsDialog(Dialog[Finding]):
     """Returns the finding to go to, or None. Findings after the cursor are listed too, muted.
 
     A finding is listed below the one that explains it.
@@ -180,7 +180,7 @@ class FindingsDialog(Dialog[Annotation]):
         text.append(sanitize(findings.describe_finding(finding), self.glyphs), style)
         return text
 
-    def _format_place(self, finding: Annotation) -> tuple[str, str]:
+    def _format_place(self, finding: Finding) -> tuple[str, str]:
         """Return its time and step."""
         step = "" if finding.step is None else f"step {finding.step}"
         return format_clock((finding.known_ns - self.begin_ns) / 1e9), step
@@ -218,7 +218,7 @@ class FindingsDialog(Dialog[Annotation]):
             text.append(f"\n{row}", self._find_colour("muted"))
         return text
 
-    def _describe_ranks(self, finding: Annotation) -> str:
+    def _describe_ranks(self, finding: Finding) -> str:
         ranks = ", ".join(map(str, finding.ranks[:8])) + (self.glyphs.ellipsis if len(finding.ranks) > 8 else "")
         owner = f"{'rank' if len(finding.ranks) == 1 else 'ranks'} {ranks}, " if finding.ranks else ""
         doubt = "" if finding.confidence >= 0.8 else f", cause {finding.confidence * 100:.0f} % sure"

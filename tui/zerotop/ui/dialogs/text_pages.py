@@ -12,7 +12,7 @@ from rich.text import Text
 from textual.binding import Binding
 
 from zerotop.analysis.live_view import Job, LiveView
-from zerotop.session.moments.process_exits import describe_exit_code
+from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.ui.base.bars.footer_keys import format_key
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_giga

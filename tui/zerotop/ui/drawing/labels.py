@@ -7,7 +7,7 @@ import math
 from zerotop.analysis.engine import DEVICE_NAMES
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
-from zerotop.session.moments.process_exits import find_signal_name
+from zerotop.recording.moments.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row

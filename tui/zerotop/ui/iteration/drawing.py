@@ -45,7 +45,7 @@ class ShownWaveform:
 
     fold: WaveformFold
     pinned: WaveformFold | None = None
-    pinned_name: str = ""  # of the session, if it is another one
+    pinned_name: str = ""  # of the recording, if it is another one
     first_lane: str = LANES[0].id
     pointed_s: float | None = None  # the position under the mouse
     delay: str = ""  # a sentence about the rank that the others wait for

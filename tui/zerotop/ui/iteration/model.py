@@ -22,7 +22,7 @@ class PinnedFold:
     """A fold drawn behind later ones."""
 
     fold: WaveformFold
-    name: str  # of the session, if it is another one
+    name: str  # of the recording, if it is another one
 
 
 class FoldModel:
@@ -30,7 +30,7 @@ class FoldModel:
 
     def __init__(self, source: RecordingSource) -> None:
         self.source = source
-        self.waveforms = WaveformCache(source.session, lambda: source.rank_steps)
+        self.waveforms = WaveformCache(source.recording, lambda: source.rank_steps)
         self.wanted_count: int | None = None  # iterations to fold; None: all since the pace last changed
         self.every_rank: bool | None = None  # None: the rank that the others wait for, if a finding names one, else all
         self.first_lane = LANES[0].id

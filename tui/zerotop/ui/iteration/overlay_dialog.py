@@ -13,9 +13,9 @@ from textual.binding import BindingType
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.analysis.reports.recording_index import Overviews, Recording
-from zerotop.session import catalog
-from zerotop.session.headers import SessionError
+from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
+from zerotop.recording import catalog
+from zerotop.recording.headers import RecordingError
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -39,7 +39,7 @@ class OverlayDialog(Dialog[Path]):
     def __init__(self, own_path: Path, glyphs: Glyphs) -> None:
         super().__init__("Overlay which recording?", glyphs, page=True)
         self.own_path = own_path.absolute()
-        self._recordings: list[Recording] = []
+        self._recordings: list[ListedRecording] = []
         self._is_reading = True
         self._cursor_moved = False  # until then the cursor stays on the newest recording
 
@@ -76,7 +76,7 @@ class OverlayDialog(Dialog[Path]):
         if self._is_open:
             self.app.call_from_thread(self._finish_reading)
 
-    def _add_recording(self, recording: Recording) -> None:
+    def _add_recording(self, recording: ListedRecording) -> None:
         self._recordings = sorted([*self._recordings, recording], key=lambda one: one.begin_ns, reverse=True)
         self._update_list()
 
@@ -100,7 +100,7 @@ class OverlayDialog(Dialog[Path]):
         listed.highlighted = ids.index(chosen) if chosen in ids else 0 if ids else None
         self.query_one("#text", Static).update(Text(self.glyphs.to_plain(self._describe_list(len(shown)))))
 
-    def _filter_recordings(self) -> Iterable[Recording]:
+    def _filter_recordings(self) -> Iterable[ListedRecording]:
         words = self.query_one(Input).value.lower().split()
         return (each for each in self._recordings if all(word in build_search_text(each) for word in words))
 
@@ -135,10 +135,10 @@ class OverlayDialog(Dialog[Path]):
 
     def _choose_recording(self, text: str) -> None:
         try:
-            self.dismiss(catalog.find_session(str(Path(text).expanduser())))
-        except SessionError as error:
+            self.dismiss(catalog.find_recording(str(Path(text).expanduser())))
+        except RecordingError as error:
             self.show_problem(sanitize(str(error), self.glyphs))
 
 
-def _has_iterations(recording: Recording) -> bool:
+def _has_iterations(recording: ListedRecording) -> bool:
     return recording.overview is not None and not recording.overview.problem and bool(recording.overview.iterations)

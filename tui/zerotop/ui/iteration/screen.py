@@ -14,8 +14,8 @@ from textual.binding import Binding, BindingType
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import read_last_fold
-from zerotop.session.headers import SessionError
-from zerotop.session.packed.packing import SUFFIX
+from zerotop.recording.headers import RecordingError
+from zerotop.recording.packed.packing import SUFFIX
 from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
@@ -101,7 +101,7 @@ class IterationScreen(MonitorScreen):
         self.folding = self.long_work = FoldModel(source)
 
     def pin_fold(self, fold: WaveformFold | None, name: str = "") -> None:
-        """Draw a fold, of any session, behind the current one; None removes it."""
+        """Draw a fold, of any recording, behind the current one; None removes it."""
         self.request_redraw(partial(self.folding.pin_fold, fold, name))
 
     def build_panels(self) -> Iterable[FrameWidget]:
@@ -160,7 +160,7 @@ class IterationScreen(MonitorScreen):
 
     def action_beside(self) -> None:
         """Let the user choose a recording whose iteration is drawn behind this one."""
-        self.app.push_screen(OverlayDialog(self.folding.source.session.path, self.glyphs), self._overlay_chosen)
+        self.app.push_screen(OverlayDialog(self.folding.source.recording.path, self.glyphs), self._overlay_chosen)
 
     def _overlay_chosen(self, path: Path | None) -> None:
         if path is not None:
@@ -171,7 +171,7 @@ class IterationScreen(MonitorScreen):
         """Pin the last iterations of another recording. Reads them on a thread: this may take seconds."""
         try:
             fold = await asyncio.to_thread(read_last_fold, path)
-        except (SessionError, OSError) as error:
+        except (RecordingError, OSError) as error:
             self.notify(str(error), severity="error", timeout=8)
             return
         if fold is None:

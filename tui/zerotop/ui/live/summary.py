@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from zerotop.analysis.annotations import Severity
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.cost_text import describe_cost

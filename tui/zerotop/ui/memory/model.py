@@ -13,19 +13,19 @@ class MemoryModel:
     """The memory views, and whether to show the host's memory or a GPU's."""
 
     def __init__(self, source: RecordingSource) -> None:
-        self._session = source.session
+        self._recording = source.recording
         self.last_view: MemoryView | None = None
         self._host_chosen: bool | None = None  # None until the user chooses
 
     def view_at(self, frame: Frame) -> MemoryView:
         """Return the memory at the frame's cursor, for the chosen rank."""
-        self.last_view = read_memory_view(self._session.at(frame.view.cursor_ns), frame.rank)
+        self.last_view = read_memory_view(self._recording.at(frame.view.cursor_ns), frame.rank)
         return self.last_view
 
     def read_baseline(self) -> Baseline | str:
         """Return what the recording measured of its last setting, or why what-if cannot start from it."""
         try:
-            return read_baseline(self._session)
+            return read_baseline(self._recording)
         except NoBaselineError as error:
             return f"{error}."
 

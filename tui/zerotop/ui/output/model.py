@@ -7,21 +7,21 @@ from dataclasses import replace
 from zerotop.analysis.output.line_steps import StepClock
 from zerotop.analysis.output.lines import LinePosition, OutputBuffer
 from zerotop.analysis.output.search import OutputSearch
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.output.drawing import BEFORE_CURSOR, OutputPage, SearchState
 
 
 class OutputView:
     """Follows the cursor until the user scrolls, and again after the next seek."""
 
-    def __init__(self, session: Session) -> None:
-        self.buffer = OutputBuffer(session)
+    def __init__(self, recording: Recording) -> None:
+        self.buffer = OutputBuffer(recording)
         self.is_wrapped = False
         self.typed_text: str | None = None  # of the open search bar, else None; set by the app's thread
         self.current_match: LinePosition | None = None  # the match the user went to
         self.search: OutputSearch | None = None
-        self._session = session
-        self._step_clock = StepClock(session)
+        self._recording = recording
+        self._step_clock = StepClock(recording)
         self._top_line: LinePosition | None = None  # the first visible line; None follows the cursor
         self._seek_count = 0
         self._visible_lines = 1
@@ -53,7 +53,7 @@ class OutputView:
         last = next((line.position for line in reversed(lines) if line.position is not None), None)
         below = buffer.move_position(last, 1) if last is not None else top
         newer = buffer.move_position(below, 1) != below
-        begin_ns = self._session.begin_ns
+        begin_ns = self._recording.begin_ns
         return OutputPage(
             lines=lines,
             steps=tuple(self._step_clock.step_at(line.time_ns) for line in lines),

@@ -68,7 +68,7 @@ class OutputScreen(MonitorScreen):
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
-        self.reading = OutputView(source.session)
+        self.reading = OutputView(source.recording)
         self._seeks_match = False  # move the cursor to the next match, not only the view
 
     def build_panels(self) -> Iterable[FrameWidget]:

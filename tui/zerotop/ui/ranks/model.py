@@ -24,8 +24,8 @@ from zerotop.analysis.ranks.outliers import (
 )
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
-from zerotop.session.steps.step_table import RankSteps
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import RankSteps
 from zerotop.ui.base.frame import Frame
 from zerotop_probe.recording.events import JobStarted
 
@@ -125,7 +125,7 @@ class Ranking:
         self.by_number = False
         self._source = source
         self._matrices = RankMatrices()
-        self._samples = RankSamples(source.session)
+        self._samples = RankSamples(source.recording)
         self._columns = RECENT_STEPS
         self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
         self._picture_key: tuple[object, ...] = ()
@@ -241,7 +241,7 @@ class Ranking:
             hang=hang,
             samples=self._samples,
             total_steps=frame.view.progress.total_steps,
-            why_empty="" if len(values) else describe_empty(self._source.session, matrix.processes, frame.view.job.state),
+            why_empty="" if len(values) else describe_empty(self._source.recording, matrix.processes, frame.view.job.state),
         )
 
 
@@ -268,17 +268,17 @@ def _choose_row(
     return int(rows[0]) if len(rows) else int(order[0])
 
 
-def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobState) -> str:
+def describe_empty(recording: Recording, processes: Sequence[RankSteps], state: JobState) -> str:
     """Say why no rank has a step, and how to record some."""
     if processes and state.is_over:
         return "No rank finished a step: there is nothing to compare."
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    if missing := describe_missing_probes(session.at(session.last_written_ns)):
+    if missing := describe_missing_probes(recording.at(recording.last_written_ns)):
         return " ".join(missing)
-    is_outside = not session.events_of(JobStarted) and state is not JobState.STARTING
-    if is_outside and any(len(source.array) for source in session.sources["processes"]):
+    is_outside = not recording.events_of(JobStarted) and state is not JobState.STARTING
+    if is_outside and any(len(source.array) for source in recording.sources["processes"]):
         return (
             "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"
             " or inject the probe with zerotop attach --enter."

@@ -11,7 +11,7 @@ from textual.binding import BindingType
 
 from zerotop.analysis.hangs.reader import Stillness, find_stillness
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.session.reader import Session
+from zerotop.recording.reader import Recording
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
@@ -85,13 +85,13 @@ class RankTable(FrameWidget, can_focus=True):
 class RankStacksPanel(FrameWidget, can_focus=True):
     """The stacks of the ranks while a job makes no progress."""
 
-    def __init__(self, glyphs: Glyphs, session: Session, *, id: str) -> None:
+    def __init__(self, glyphs: Glyphs, recording: Recording, *, id: str) -> None:
         super().__init__(glyphs, id=id)
-        self._session = session
+        self._recording = recording
 
     def find_stillness(self, frame: Frame) -> Stillness | None:
         """Return the stuck ranks and their stacks at the frame's cursor; None if they work."""
-        return find_stillness(self._session.at(frame.view.cursor_ns))
+        return find_stillness(self._recording.at(frame.view.cursor_ns))
 
     def cache_key(self, frame: Frame) -> tuple[object, ...]:
         return self.find_stillness(frame), frame.view.cursor_ns // 10**9, _needs_sentences(frame)
@@ -170,7 +170,7 @@ class RanksScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
         self._wanted_rank: int | None = None  # the chosen rank until a picture shows it
-        self._stacks = RankStacksPanel(glyphs, source.session, id="rank-stacks")
+        self._stacks = RankStacksPanel(glyphs, source.recording, id="rank-stacks")
         self._hides_stacks = False
 
     def build_panels(self) -> Iterable[FrameWidget]:

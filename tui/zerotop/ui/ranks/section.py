@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from zerotop.analysis.ranks.matrix import Matrix, RankMetric, compute_median
-from zerotop.session.samples import Ints
+from zerotop.recording.samples import Ints
 from zerotop.ui.charts import HEAT, Canvas, compute_levels, plot_heatmap
 from zerotop.ui.drawing.formatting import choose_ticks
 from zerotop.ui.drawing.glyphs import Glyphs

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.formatting import format_percent
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import DETACHED, Overview, resample_longest
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.charts.strips import draw_strip
@@ -48,7 +48,7 @@ class ListLine:
     @property
     def overview(self) -> Overview:
         """The recording's overview."""
-        return (self.item.overview if isinstance(self.item, Recording) else None) or NO_OVERVIEW
+        return (self.item.overview if isinstance(self.item, ListedRecording) else None) or NO_OVERVIEW
 
 
 # Endings that the user wanted.
@@ -144,7 +144,7 @@ class _Cells:
         return ((f"{format_significant(highest / giga_unit().bytes)} ".rjust(width - 4), "text"), (where, "muted"))
 
     def draw_stored(self, line: ListLine, width: int) -> Row:
-        return self._draw_right(format_size(line.item.stamp.bytes) if isinstance(line.item, Recording) else "", width)
+        return self._draw_right(format_size(line.item.stamp.bytes) if isinstance(line.item, ListedRecording) else "", width)
 
     def draw_command(self, line: ListLine, width: int) -> Row:
         text = sanitize(format_command(line.overview.command), self.glyphs)
@@ -166,7 +166,7 @@ def build_columns(width: int, glyphs: Glyphs) -> list[Column[ListLine]]:
 
     return [
         Column((), 2, 9, cells.draw_mark),
-        Column(draw_heading("session"), 26, 9, cells.draw_name, left=True),
+        Column(draw_heading("recording"), 26, 9, cells.draw_name, left=True),
         Column(draw_heading("state"), 11, 9, cells.draw_state, left=True),
         Column(draw_heading("model"), 13, 4, cells.draw_model, left=True),
         Column(draw_heading("ZeRO"), 11, 4, cells.draw_zero, left=True),
@@ -187,7 +187,7 @@ def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
     """Return the columns of the short list in the overlay dialog."""
     cells = _Cells(glyphs)
     return [
-        Column((("session", "heading"),), 26, 9, cells.draw_name, grows=True, left=True),
+        Column((("recording", "heading"),), 26, 9, cells.draw_name, grows=True, left=True),
         Column((("model", "heading"),), 13, 5, cells.draw_model, left=True),
         Column((("ZeRO", "heading"),), 11, 7, cells.draw_zero, left=True),
         Column((("age", "heading"),), 6, 6, cells.draw_age),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count, format_percent, pluralize
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY, Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.formatting import (
@@ -47,7 +47,7 @@ def draw_list(lines: Sequence[ListLine], title: Row, width: int, height: int, gl
     return [*rows, *(fit_row((), width, glyphs) for _ in range(height - len(rows)))]
 
 
-def format_recording(recording: Recording, width: int, glyphs: Glyphs) -> str:
+def format_recording(recording: ListedRecording, width: int, glyphs: Glyphs) -> str:
     """Return a recording as a line of text, for a short list under :func:`format_headings`."""
     return row_text(
         _place_few_columns(width, glyphs).draw_row(ListLine(recording, False, False, time.time_ns()), width, glyphs)
@@ -94,7 +94,7 @@ def _describe_job(job: RunningJob) -> list[tuple[str, str]]:
     ]
 
 
-def _describe_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str, str]]:
+def _describe_recording(recording: ListedRecording, glyphs: Glyphs) -> list[tuple[str, str]]:
     overview = recording.overview
     if overview is None:
         return [("Reading …", "muted")]
@@ -110,7 +110,7 @@ def _describe_recording(recording: Recording, glyphs: Glyphs) -> list[tuple[str,
     ]
 
 
-def _describe_end(recording: Recording, overview: Overview) -> str:
+def _describe_end(recording: ListedRecording, overview: Overview) -> str:
     if recording.is_live:
         return (
             "Running. Enter shows it; when you leave, you can stop the job or let it run."

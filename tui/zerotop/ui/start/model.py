@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 
 NO_OVERVIEW = Overview("")
 
 
-def _state_key(recording: Recording) -> tuple[int, int]:
+def _state_key(recording: ListedRecording) -> tuple[int, int]:
     """Sort live recordings first, then failed ones."""
     about = recording.overview or NO_OVERVIEW
     failed = bool(about.problem) or about.exit_code != 0
@@ -24,7 +24,7 @@ def _descending_key(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else -value
 
 
-ORDERS: dict[str, Callable[[Recording], Any]] = {
+ORDERS: dict[str, Callable[[ListedRecording], Any]] = {
     "newest": lambda item: -item.begin_ns,
     "by state": _state_key,
     "by name": lambda item: item.name.lower(),
@@ -54,9 +54,9 @@ class StartModel:
         self._marked_keys: set[str] = set()
         self._cursor_row = 0
         self._cursor_moved = False  # until then the cursor stays on the first row
-        self._all_items: tuple[tuple[Recording, ...], tuple[RunningJob, ...]] = ((), ())
+        self._all_items: tuple[tuple[ListedRecording, ...], tuple[RunningJob, ...]] = ((), ())
 
-    def update_items(self, recordings: tuple[Recording, ...], jobs: tuple[RunningJob, ...]) -> None:
+    def update_items(self, recordings: tuple[ListedRecording, ...], jobs: tuple[RunningJob, ...]) -> None:
         """Update the list. The cursor stays on its item, or in its row if the item is gone."""
         chosen = self.chosen_item
         self._all_items = (recordings, jobs)
@@ -71,7 +71,7 @@ class StartModel:
         places = [place for place, item in enumerate(self.rows) if make_key(item) == chosen and self._cursor_moved]
         self._cursor_row = places[0] if places else max(0, min(self._cursor_row, len(self.rows) - 1))
 
-    def _sort_recordings(self, recordings: Iterable[Recording]) -> list[Recording]:
+    def _sort_recordings(self, recordings: Iterable[ListedRecording]) -> list[ListedRecording]:
         return sorted(recordings, key=ORDERS[self.order])
 
     def _matches_filter(self, item: LibraryItem) -> bool:
@@ -88,7 +88,7 @@ class StartModel:
         return self.rows[self._cursor_row] if self.rows else None
 
     @property
-    def marked_recordings(self) -> tuple[Recording, ...]:
+    def marked_recordings(self) -> tuple[ListedRecording, ...]:
         """The marked recordings in the list's order, including those filtered out."""
         return tuple(item for item in self._sort_recordings(self._all_items[0]) if make_key(item) in self._marked_keys)
 
@@ -104,7 +104,7 @@ class StartModel:
     def toggle_mark(self) -> None:
         """Mark or unmark the chosen recording, and go to the next row."""
         chosen = self.chosen_item
-        if isinstance(chosen, Recording):
+        if isinstance(chosen, ListedRecording):
             self._marked_keys ^= {make_key(chosen)}
             self.move_cursor(1)
 
@@ -134,10 +134,10 @@ class StartModel:
         self.top_row = max(min(self.top_row, self._cursor_row), self._cursor_row - height + 1, 0)
         self.top_row = max(0, min(self.top_row, len(self.rows) - height))
 
-    def choose_compared(self) -> tuple[Recording, ...]:
+    def choose_compared(self) -> tuple[ListedRecording, ...]:
         """Return the marked recordings; if only one is marked, the chosen one too."""
         marked, chosen = self.marked_recordings, self.chosen_item
-        if len(marked) == 1 and isinstance(chosen, Recording) and chosen not in marked:
+        if len(marked) == 1 and isinstance(chosen, ListedRecording) and chosen not in marked:
             return (*marked, chosen)
         return marked
 

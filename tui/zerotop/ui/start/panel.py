@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from textual import events
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import LibraryItem
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -86,7 +86,7 @@ class StartSheet(Scrollable, KeyRow):
 def label_keys(model: StartModel) -> dict[str, str]:
     """Return the footer's labels; keys that need a row or a recording are left out without one."""
     recording, rows = ("start.export", "start.pack", "start.delete"), ("start.open", "start.mark", "start.compare")
-    hidden = () if isinstance(model.chosen_item, Recording) else recording if model.rows else (*rows, *recording)
+    hidden = () if isinstance(model.chosen_item, ListedRecording) else recording if model.rows else (*rows, *recording)
     return {"app.leave": "quit", **dict.fromkeys(hidden, "")}
 
 

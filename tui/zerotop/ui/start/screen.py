@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Input
 
 from zerotop.analysis.reports.measures import Comparison
-from zerotop.analysis.reports.recording_index import Recording
+from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.start_interfaces import RecordingLibrary, RecordingOpened, RefusedError, RunningJob
@@ -186,7 +186,7 @@ class StartScreen(Screen[None]):
                 lambda comparison: self._show_comparison(items, comparison),
             )
 
-    def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
+    def _show_comparison(self, items: Sequence[ListedRecording], comparison: Comparison) -> None:
         def open_overlaid(overlay: bool | None) -> None:
             if overlay:
                 chosen = partial(RecordingOpened, beside=items[1].path)
@@ -198,7 +198,7 @@ class StartScreen(Screen[None]):
 
     def action_delete(self) -> None:
         chosen = self.model.chosen_item
-        if not isinstance(chosen, Recording):
+        if not isinstance(chosen, ListedRecording):
             return
         why_not = self.library.describe_obstacle(chosen)
         if why_not:
@@ -211,7 +211,7 @@ class StartScreen(Screen[None]):
 
         self.app.push_screen(DeleteDialog(chosen, self.glyphs), delete_confirmed)
 
-    def _start_recording_task(self, busy: str, act: Callable[[Recording], str]) -> None:
+    def _start_recording_task(self, busy: str, act: Callable[[ListedRecording], str]) -> None:
         chosen = self.model.chosen_item
         if isinstance(chosen, RunningJob):
             self.app.notify("This job is not being recorded; enter starts recording.", timeout=4)

@@ -19,8 +19,8 @@ from zerotop.analysis.sweeps.series import (
     read_spread,
 )
 from zerotop.analysis.sweeps.settings import STAGE
-from zerotop.session.samples import Floats
-from zerotop.session.sweeps import Value
+from zerotop.recording.samples import Floats
+from zerotop.recording.sweeps import Value
 from zerotop.ui.charts import (
     AXIS_WIDTH,
     Canvas,

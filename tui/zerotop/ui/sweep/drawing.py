@@ -9,7 +9,7 @@ from zerotop.analysis.reports.sweep_verdict import describe_answer
 from zerotop.analysis.sweeps.line_report import describe_line
 from zerotop.analysis.sweeps.search import describe_fragmentation
 from zerotop.analysis.sweeps.series import TOKENS
-from zerotop.session.sweeps import Point
+from zerotop.recording.sweeps import Point
 from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width

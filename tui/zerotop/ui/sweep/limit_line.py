@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.formatting import format_bytes
-from zerotop.session.samples import Floats
+from zerotop.recording.samples import Floats
 from zerotop.ui.charts import Canvas, plot_line
 from zerotop.ui.sweep.model import SweepModel
 

@@ -14,7 +14,7 @@ from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.analysis.sweeps.series import TOKENS, SweepSeries, build_series, choose_axis, list_charts
-from zerotop.session.sweeps import Sweep, Value
+from zerotop.recording.sweeps import Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
 # For a search, the axis has values up to this many times the largest that fits.
@@ -36,8 +36,8 @@ class RunningAttempt(Protocol):
         """The attempt of its point, from 1."""
 
     @property
-    def session(self) -> Path:
-        """Its session."""
+    def recording(self) -> Path:
+        """Its recording."""
 
     @property
     def begun_s(self) -> float:
@@ -81,7 +81,7 @@ class SweepProgress(Protocol):
         """Stop the jobs that run now, and the sweep."""
 
     def open_point(self, number: int) -> OpenedRecording | None:
-        """Open the session of a point; None if it has none. Raises SessionError."""
+        """Open the recording of a point; None if it has none. Raises RecordingError."""
 
 
 class SearchProgress(Protocol):

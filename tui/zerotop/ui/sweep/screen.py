@@ -10,8 +10,8 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from zerotop.analysis.text_tables import format_tsv
-from zerotop.session import sweeps
-from zerotop.session.headers import SessionError
+from zerotop.recording import sweeps
+from zerotop.recording.headers import RecordingError
 from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.key_row import KeyRow
@@ -85,7 +85,7 @@ class SweepScreen(Screen[None]):
         points = self.model.sweep.points[self.model.cursor_row :][:1]  # of a search that begins there are none
         try:
             opened = self.model.progress.open_point(points[0].number) if points else None
-        except SessionError as error:
+        except RecordingError as error:
             self.notify(str(error), severity="error")
             return
         if opened is None:

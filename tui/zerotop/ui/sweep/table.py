@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from zerotop.analysis.reports.sweep_verdict import find_fastest
 from zerotop.analysis.sweeps.series import ALLOCATED
-from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
+from zerotop.recording.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
 from zerotop.ui.drawing.formatting import MISSING, format_clock, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, highlight_row, row_width

@@ -75,7 +75,7 @@ class ThreadsScreen(MonitorScreen):
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
-        self.table = ThreadTable(source.session)
+        self.table = ThreadTable(source.recording)
 
     main_panel = "threads"
 

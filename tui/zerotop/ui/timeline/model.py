@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
@@ -30,14 +30,14 @@ class PictureBuilder:
 
     def __init__(self, source: RecordingSource, view: TimelineView) -> None:
         self._source, self._view = source, view
-        self._timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
+        self._timelines = TimelineBuilder(source.recording, lambda: source.rank_steps)
         self._scales = GrowingScales()
         self._scales_key: tuple[LaneSubject, int] | None = None
         self._summary: tuple[object, RangeSummary | None] = (None, None)
         self.last_picture: Picture | None = None
         """The latest picture."""
         self.pointed_ns: int | None = None
-        """The moment under the mouse, since the session began."""
+        """The moment under the mouse, since the recording began."""
 
     def point_at(self, moment: int | None) -> None:
         """Show the values of this moment, or again those at the cursor."""
@@ -72,7 +72,7 @@ class PictureBuilder:
         marks = tuple(_make_mark(finding, origin_ns) for finding in frame.all_findings if _is_marked(finding))
         ranks = self._order_ranks(subject.rank)
         faults = tuple(
-            (fault.unix_ns - origin_ns, name_fault(fault)) for fault in self._source.session.events_of(GpuFault, end_ns)
+            (fault.unix_ns - origin_ns, name_fault(fault)) for fault in self._source.recording.events_of(GpuFault, end_ns)
         )
         places = layout_lanes(height, recorded, len(ranks), marks=bool(marks), faults=bool(faults))
         shown = ranks[: count_ribbons(places)]
@@ -182,10 +182,10 @@ def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]
     return (f"Not recorded: {', '.join(missing)}",) if missing else ()
 
 
-def _is_marked(finding: Annotation | None) -> TypeGuard[Annotation]:
+def _is_marked(finding: Finding | None) -> TypeGuard[Finding]:
     return finding is not None and finding.confidence >= findings.MIN_CONFIDENCE
 
 
-def _make_mark(finding: Annotation, origin_ns: int) -> Mark:
+def _make_mark(finding: Finding, origin_ns: int) -> Mark:
     """Return the mark of a finding, at the moment when it was known with these numbers."""
     return Mark(finding.known_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.timeline.range_summary import RangeSummary
 from zerotop.analysis.timeline.timeline import ColumnValues, LaneSubject, Timeline
 from zerotop.ui.charts import GrowingScales
@@ -14,17 +14,17 @@ from zerotop.ui.timeline.lanes import LaneBox
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A finding's mark. ``at_ns`` is in nanoseconds since the session began."""
+    """A finding's mark. ``at_ns`` is in nanoseconds since the recording began."""
 
     at_ns: int
     style: str
     text: str
-    finding: Annotation
+    finding: Finding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A window of a recording and everything in it. Times are nanoseconds since the session began."""
+    """A window of a recording and everything in it. Times are nanoseconds since the recording began."""
 
     timeline: Timeline
     subject: LaneSubject

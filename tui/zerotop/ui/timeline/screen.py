@@ -53,7 +53,7 @@ class TimelineScreen(MonitorScreen):
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
         super().__init__(glyphs, source)
         self.timeline_view = TimelineView()
-        self._origin_ns = source.session.begin_ns
+        self._origin_ns = source.recording.begin_ns
         self._lanes = TimelineLanes(glyphs, source, self.timeline_view)
         self.long_work = self._lanes.pictures
 
@@ -96,7 +96,7 @@ class TimelineScreen(MonitorScreen):
 
     @property
     def _cursor_ns(self) -> int | None:
-        """The cursor in nanoseconds since the session began."""
+        """The cursor in nanoseconds since the recording began."""
         return None if self.frame is None else self.frame.view.cursor_ns - self._origin_ns
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -173,7 +173,7 @@ class TimelineLanes(FrameWidget, can_focus=True):
             if mark is not None:
                 self.post_message(FindingChosen(mark.finding))
             else:
-                self.post_message(MonitorScreen.SeekRequested(self._source.session.begin_ns + pressed))
+                self.post_message(MonitorScreen.SeekRequested(self._source.recording.begin_ns + pressed))
 
     def _is_marks_row(self, y: int) -> bool:
         picture = self.pictures.last_picture

@@ -28,7 +28,7 @@ _AHEAD_SHARE = 0.8  # position in the window of a cursor that moves on
 
 @dataclass(frozen=True, slots=True)
 class PlaybackState:
-    """The playback state that a window depends on. Times are nanoseconds since the session began."""
+    """The playback state that a window depends on. Times are nanoseconds since the recording began."""
 
     cursor: int
     end: int
@@ -50,7 +50,7 @@ class TimelineView:
         self._columns = 2
         self._is_detached = False  # moved away from the cursor by the user
         self._state: PlaybackState | None = None
-        self._range_begin: int | None = None  # nanoseconds since the session began
+        self._range_begin: int | None = None  # nanoseconds since the recording began
         self._range_end: int | None = None
 
     @property
@@ -184,7 +184,7 @@ class TimelineView:
         return self._range_begin is not None or self._range_end is not None
 
     def get_range(self) -> tuple[int, int] | None:
-        """Return the range in nanoseconds since the session began. The cursor stands for an end that is not set."""
+        """Return the range in nanoseconds since the recording began. The cursor stands for an end that is not set."""
         if self._state is None or not self.has_range:
             return None
         begin, end = (self._state.cursor if moment is None else moment for moment in (self._range_begin, self._range_end))

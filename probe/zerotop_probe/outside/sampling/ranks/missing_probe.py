@@ -88,8 +88,8 @@ class _Candidate:
 class ProbelessProcesses:
     """Tracks the Python processes of one job in which the probe was not loaded."""
 
-    def __init__(self, session: str) -> None:
-        self._session = session
+    def __init__(self, recording: str) -> None:
+        self._recording = recording
         self._reasons: dict[tuple[Process, tuple[str, ...]], Missing | None] = {}
         self._candidates: dict[int, _Candidate] = {}
 
@@ -116,10 +116,10 @@ class ProbelessProcesses:
             return Missing("unreadable")
         entries = _list_entries(environment)
         if _BOOTSTRAP not in entries:
-            is_kept = environment.get(SESSION_VARIABLE) == self._session
+            is_kept = environment.get(SESSION_VARIABLE) == self._recording
             reason = "pythonpath" if "PYTHONPATH" in environment else "unset" if is_kept else "environment"
             return Missing(reason, _find_changer(pid))
-        if environment.get(SESSION_VARIABLE) != self._session:
+        if environment.get(SESSION_VARIABLE) != self._recording:
             return Missing("session")
         root = f"/proc/{pid}/root"
         if not os.path.isdir(root + _BOOTSTRAP) and os.path.isdir(root):
@@ -133,7 +133,7 @@ class ProbelessProcesses:
     def _cannot_write(self, pid: int) -> bool:
         """Whether a process runs as a user to whom the recording, which is private, is closed."""
         with suppress(OSError):
-            return os.stat(f"/proc/{pid}").st_uid not in (0, os.stat(self._session).st_uid)
+            return os.stat(f"/proc/{pid}").st_uid not in (0, os.stat(self._recording).st_uid)
         return False
 
     def find_new(self, now_s: float) -> Iterator[tuple[Found, bool]]:

@@ -1,7 +1,7 @@
 """Finding the rank processes of a job.
 
 A rank is the topmost Python process below the job's root with a rank number from its launcher, or any process whose engine
-has reported, which then has its own events file in the session directory. Descendants of a rank (data-loader workers,
+has reported, which then has its own events file in the recording folder. Descendants of a rank (data-loader workers,
 compilers) are not searched. Variables that our own environment holds with the same value, as in an sbatch script, do not
 count.
 """
@@ -25,7 +25,7 @@ from zerotop_probe.outside.sampling.ranks.missing_probe import ProbelessProcesse
 from zerotop_probe.outside.sampling.ranks.rank_files import RankFiles
 from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
 from zerotop_probe.recording import clock, events, launchers, redact
-from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
+from zerotop_probe.recording.directory import SESSION_VARIABLE, read_recording_info
 from zerotop_probe.recording.writer import EventWriter
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
@@ -56,7 +56,7 @@ class RankFinder:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         root: Process,
         writer: EventWriter,
         *,
@@ -70,7 +70,7 @@ class RankFinder:
         ``recorded``: device and inode of files that are recorded already, as the job's own output.
         """
         self.rank_by_pid: dict[int, SeenRank] = {}
-        self._session = session
+        self._recording = recording
         self._root = root
         self._writer = writer
         self._attached = attached_ranks is not None
@@ -80,12 +80,12 @@ class RankFinder:
         self._process_by_file: dict[str, Process] = {}
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
-        self._probeless = ProbelessProcesses(session)
+        self._probeless = ProbelessProcesses(recording)
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
-        self._files = RankFiles(session, self._note_files, recorded)
+        self._files = RankFiles(recording, self._note_files, recorded)
         # A program may have ended before its name can be read.
-        command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
+        command = procfs.read_command_line(root.pid) or read_recording_info(recording).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
         self._actors: dict[int, Process] = {}  # others of the job that use its GPUs, such as inference engines
@@ -120,7 +120,7 @@ class RankFinder:
 
     def _is_of_job(self, pid: int) -> bool:
         """Whether a process is below the job's root, or has the recording in its environment, as one of Ray's."""
-        if procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
+        if procfs.read_environment(pid).get(SESSION_VARIABLE) == self._recording:
             return True
         for _ in range(_MOST_PARENTS):
             if pid == self._root.pid or pid in self.rank_by_pid:
@@ -196,14 +196,14 @@ class RankFinder:
     def _find_reported(self, now_s: float) -> None:
         """Add the processes that have their own events file."""
         try:
-            names = os.listdir(self._session)
+            names = os.listdir(self._recording)
         except OSError:
             return
         for name in names:
             match = _EVENTS_FILE.fullmatch(name)
             if match is None or name in self._process_by_file:
                 continue
-            process = _read_writer(os.path.join(self._session, name))
+            process = _read_writer(os.path.join(self._recording, name))
             if process is None:  # its header is not written yet
                 continue
             self._process_by_file[name] = process
@@ -237,12 +237,12 @@ class RankFinder:
     def _find_orphans(self) -> list[int]:
         """Return the processes of the job that have outlived its root, without those that a rank has left.
 
-        They have the session in their environment. Their descendants may be among them.
+        They have the recording in their environment. Their descendants may be among them.
         """
         orphans = []
         for pid, parent in self._tree.iter_parents():
             is_left_by_rank = parent in self._known_pids and parent not in self.rank_by_pid
-            if not is_left_by_rank and procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
+            if not is_left_by_rank and procfs.read_environment(pid).get(SESSION_VARIABLE) == self._recording:
                 orphans.append(pid)
         return orphans
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock, redact, tables
-from zerotop_probe.recording.directory import OUTPUT_SETTING, read_session_info
+from zerotop_probe.recording.directory import OUTPUT_SETTING, read_recording_info
 from zerotop_probe.recording.tables import STREAMS
 from zerotop_probe.recording.writer import Identity, RecordWriter, create_named_file
 
@@ -62,7 +62,7 @@ class RankFiles:
 
     def __init__(
         self,
-        session: str,
+        recording: str,
         note: Callable[[Process, int, str | None, str | None], None],
         recorded: Collection[tuple[int, int]] = (),
     ) -> None:
@@ -71,10 +71,10 @@ class RankFiles:
         It is called again when the rank has ended, with None for files without any output. Files in ``recorded`` (device
         and inode) are left out.
         """
-        self._session = session
+        self._recording = recording
         self._note = note
         self._recorded = recorded
-        info = read_session_info(session)
+        info = read_recording_info(recording)
         self._redacts = bool(info.get("redact_output"))
         self._records = info.get(OUTPUT_SETTING) is not False
         self._files: dict[Process, tuple[OutputFile, ...]] = {}
@@ -112,17 +112,17 @@ class RankFiles:
         ranks = sorted({self._ranks[one] for one in owners})
         rank = ranks[0] if len(ranks) == 1 else -1
         identity = Identity("rank" if rank >= 0 else "node", rank, clock.read_hostname(), *process, clock.read_boot_id())
-        return _FileLog(self._session, identity, file, ranks, redacts=self._redacts, records=self._records)
+        return _FileLog(self._recording, identity, file, ranks, redacts=self._redacts, records=self._records)
 
 
 class _FileLog:
     """The recorded part of one file, a table of its own."""
 
     def __init__(
-        self, session: str, identity: Identity, file: OutputFile, ranks: Sequence[int], *, redacts: bool, records: bool
+        self, recording: str, identity: Identity, file: OutputFile, ranks: Sequence[int], *, redacts: bool, records: bool
     ) -> None:
         self.size = 0  # of the file when it was read last
-        self._session, self._identity, self._file, self._ranks = session, identity, file, ranks
+        self._recording, self._identity, self._file, self._ranks = recording, identity, file, ranks
         self._redacts, self._records = redacts, records
         self._log: int | None = None
         self._table: RecordWriter | None = None
@@ -141,7 +141,7 @@ class _FileLog:
         if is_first:
             who = f"rank {self._ranks[0]}" if len(self._ranks) == 1 else f"ranks {', '.join(map(str, self._ranks))}"
             name = STREAMS[self._file.stream]
-            if _is_recorded(self._session, data):
+            if _is_recorded(self._recording, data):
                 self._append(f"[{name} of {who} is also in {self._file.path}]\n".encode())
                 return
             self._append(f"[the end of the {name} of {who}, from {self._file.path}:]\n".encode())
@@ -150,8 +150,8 @@ class _FileLog:
     def _append(self, data: bytes) -> None:
         with suppress(OSError):
             if self._log is None:
-                self._log, _ = create_named_file(self._session, f"output-{self._identity.file_stem}", ".log")
-                self._table = RecordWriter(self._session, tables.OUTPUT, self._identity)
+                self._log, _ = create_named_file(self._recording, f"output-{self._identity.file_stem}", ".log")
+                self._table = RecordWriter(self._recording, tables.OUTPUT, self._identity)
             written = os.write(self._log, data)
             if self._table is not None:
                 self._table.write(time.monotonic_ns(), self._offset, written, self._file.stream, 0)
@@ -189,10 +189,10 @@ def _redact(data: bytes) -> bytes:
     return redactor.feed(data) + redactor.flush()
 
 
-def _is_recorded(session: str, data: bytes) -> bool:
+def _is_recorded(recording: str, data: bytes) -> bool:
     """Return whether the last lines of a file are in the job's recorded output: launchers can pass them on, too."""
     lines = [line.strip() for line in data.splitlines() if line.strip()][-_COMPARED_LINES:]
-    for path in glob.iglob(os.path.join(glob.escape(session), "output-node-*.log")):
+    for path in glob.iglob(os.path.join(glob.escape(recording), "output-node-*.log")):
         with suppress(OSError), open(path, "rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - _SEARCHED_BYTES))
             recorded = log.read()

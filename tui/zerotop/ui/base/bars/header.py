@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.end import End
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -142,8 +142,8 @@ def _draw_step(progress: Progress, is_over: bool, glyphs: Glyphs) -> Row:
 def build_notices(
     view: LiveView,
     problems: tuple[str, ...] = (),
-    finding: Annotation | None = None,
-    cause: Annotation | None = None,
+    finding: Finding | None = None,
+    cause: Finding | None = None,
     tip: str = "",
     *,
     roomy: bool = True,
@@ -178,7 +178,7 @@ def build_notices(
     return result
 
 
-def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor_ns: int, max_rows: int) -> list[Notice]:
+def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: int, max_rows: int) -> list[Notice]:
     style = choose_sentence_style(finding, cursor_ns)
     advice = describe_advice(finding)
     if finding.severity is not Severity.ERROR:

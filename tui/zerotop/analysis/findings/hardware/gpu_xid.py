@@ -1,0 +1,177 @@
+"""A GPU reported an Xid, or cannot be reached any more: whose fault it is, and which rank it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zerotop.analysis.failures.rank_ends import find_ends
+from zerotop.analysis.findings.support.evidence import Evidence, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, find_earlier, list_gpus
+from zerotop.analysis.hardware.xids import Origin, Xid, describe_xid
+from zerotop.recording.events.event_files import select_events
+from zerotop_probe.recording.events import Goodbye, GpuFault, JobEnded, RankGone, StopSent
+
+_KIND = FindingKind(
+    name="gpu_xid",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="GPU {gpu}[ of {concerned:ranks}] reported Xid {xid}, {called}",
+    details="{meaning} Cause, after NVIDIA's document: {origin}.[ It came in step {step}.]",
+    advice="{action}",
+    fix="CUDA_LAUNCH_BLOCKING=1",
+)
+_HARDWARE = _KIND.with_changes(
+    severity=Severity.ERROR,
+    confidence=0.95,
+    details="{meaning} It is not your code.[ It came in step {step}.]",
+    fix="nvidia-smi -q -i {gpu}",
+)
+_NOTED = _KIND.with_changes(severity=Severity.INFO, fix="")
+_ENDED = "GPU {gpu} reported Xid {xid}, {called}, {apart_s:seconds} before rank {ended} ended"
+_LOST = FindingKind(
+    name="gpu_lost",
+    severity=Severity.ERROR,
+    confidence=0.95,
+    headline="NVML lost GPU {gpu}[ of {concerned:ranks}]: it does not respond any more",
+    details=(
+        "The driver cannot reach the GPU: power, heat, the slot, or the GPU itself. It is not your code."
+        "[ It came in step {step}.]"
+    ),
+    advice="Restart from the last checkpoint on another node, and have this one drained and its GPU checked.",
+    fix="nvidia-smi -q -i {gpu}",
+)
+_LOST_ENDED = "NVML lost GPU {gpu} {apart_s:seconds} before rank {ended} ended"
+_BROKEN = {
+    "unavailable": "The driver gave up GPU {gpu}[ of {concerned:ranks}]",
+    "poison_fatal": "GPU {gpu}[ of {concerned:ranks}] met data in memory that it could not repair",
+    "dram_failed": "GPU {gpu}[ of {concerned:ranks}] could not replace bad memory",
+}
+# Within this time, an Xid of a process that was ended follows the first one on its GPU, and a lost GPU its Xid.
+_ALSO_NS = 10 * 10**9
+# Within this time after a rank's end, launchers print how it ended.
+_REPORTED_NS = 5 * 10**9
+# What the driver does in the end of a job that was asked to stop.
+_STOPPING_NS = 60 * 10**9
+
+
+@dataclass
+class _Reported:
+    fault: GpuFault
+    users: list[Process]
+    step: int | None
+    is_ended: bool = False
+
+
+class _End(NamedTuple):
+    """The end of a rank after a fault of its GPU, and when it was known to be no normal one."""
+
+    rank: int
+    time_ns: int
+    known_ns: int
+    is_failure: bool
+
+
+class _State:
+    def __init__(self) -> None:
+        self.reported: list[_Reported] = []
+        self.seen: set[tuple[str, int | None, str, int | None]] = set()
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report each Xid of a GPU of the job at once, and again when a rank on it ends soon after."""
+    faults = recording.events_of(GpuFault)
+    if not faults:
+        return
+    state = recording.get_state(_State, _KIND.name)
+    for fault in recording.read_new_items(faults, _KIND.name):
+        key = fault.writer.host, fault.gpu, fault.kind, fault.value
+        if fault.kind not in ("xid", "lost", *_BROKEN) or key in state.seen or _is_aftermath(recording, fault):
+            continue
+        users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
+        if is_ours:
+            state.seen.add(key)
+            step = users[0].step_at(fault.unix_ns) if users else None
+            state.reported.append(_Reported(fault, users, step))
+            yield _build_finding(state.reported[-1], None)
+    for one in state.reported:
+        if not one.is_ended and (end := _find_end(recording, one)) is not None:
+            one.is_ended = True
+            if end.is_failure:
+                yield _build_finding(one, end)
+
+
+def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:
+    """Whether it only follows another Xid of its GPU, or the end of a job that was asked to stop."""
+    faults = recording.events_of(GpuFault)
+    if fault.kind == "lost":
+        return find_earlier(faults, fault, _ALSO_NS, "xid") is not None
+    origin = _find_origin(fault)
+    if origin not in (Origin.CODE, Origin.CLEANUP):
+        return False
+    stops = select_events(recording.events_of(StopSent), fault.unix_ns - _STOPPING_NS, fault.unix_ns)
+    causes = [other for other in faults if _find_origin(other) is not Origin.CLEANUP]
+    return (bool(stops) and origin is Origin.CLEANUP) or find_earlier(causes, fault, _ALSO_NS, "xid") is not None
+
+
+def _find_origin(fault: GpuFault) -> Origin | None:
+    return describe_xid(fault.value).origin if fault.kind == "xid" and fault.value is not None else None
+
+
+def _find_end(recording: Evidence, one: _Reported) -> _End | None:
+    """Return how the first rank on the GPU ended soon after its fault; None while that is open."""
+    begin_ns = one.fault.unix_ns
+    gone = {event.process_key: event.unix_ns for event in reversed(recording.events_of(RankGone))}
+    ends = []
+    for process in one.users:
+        times = [event.unix_ns for event in process.events_of(Goodbye)] + [gone.get(process.key, 0)]
+        ends += [(time_ns, process.rank) for time_ns in times if begin_ns <= time_ns <= begin_ns + FOLLOWS_NS]
+    if not ends:
+        return None
+    time_ns, rank = min(ends)
+    job_ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns >= time_ns]
+    known_ns = min([time_ns + _REPORTED_NS, *job_ends])
+    if known_ns > recording.cursor_ns:
+        return None
+    attempt = next(group.processes for group in recording.groups if one.users[0] in group.processes)
+    failed = {end.process.rank for end in find_ends(recording.at.at(known_ns), [other.source for other in attempt])}
+    was_stopped = bool(select_events(recording.events_of(StopSent), begin_ns, time_ns))
+    return _End(rank, time_ns, known_ns, rank in failed and not was_stopped)
+
+
+def _choose_kind(xid: Xid) -> FindingKind:
+    if xid.origin in (Origin.HARDWARE, Origin.DRIVER):
+        return _HARDWARE
+    return _NOTED if xid.origin in (Origin.CLEANUP, Origin.NOTE) else _KIND
+
+
+def _build_finding(one: _Reported, end: _End | None) -> Finding:
+    fault, ranks = one.fault, sorted({process.rank for process in one.users})
+    known_ns = end.known_ns if end is not None else fault.unix_ns
+    evidence = {"apart_s": (end.time_ns - fault.unix_ns) / 1e9 if end is not None else None}
+    values: dict[str, Any] = {"gpu": fault.gpu, "concerned": ranks or None, "ended": end.rank if end is not None else None}
+    if fault.kind == "xid":
+        xid = describe_xid(fault.value if fault.value is not None else -1)
+        kind = _choose_kind(xid)
+        # What the driver tidies up is no reason for an end.
+        kind = kind.with_changes(headline=_ENDED) if end is not None and kind is not _NOTED else kind
+        values |= {"called": xid.name, "meaning": xid.meaning, "action": xid.action, "origin": xid.origin.value}
+        evidence |= {"xid": xid.number}
+    elif fault.kind == "lost":
+        kind = _LOST.with_changes(headline=_LOST_ENDED) if end is not None else _LOST
+    else:
+        kind = _LOST.with_changes(headline=_BROKEN[fault.kind])
+    values["xid"] = fault.value
+    return kind.at(
+        one.users[0] if one.users else None,
+        fault.unix_ns,
+        known_ns,
+        evidence,
+        ranks=ranks,
+        step=one.step,
+        cost=1.0 if kind.severity is Severity.ERROR else 0.0,
+        **values,
+    )

@@ -1,0 +1,68 @@
+"""A call of NVML did not return: a sick GPU, or a driver that is stuck. Samples of the GPU are missing meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerotop.analysis.findings.support.evidence import Evidence
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop_probe.recording.events import GpuSilent
+
+_KIND = FindingKind(
+    name="nvml_silent",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="NVML does not answer[ about GPU {gpu}][ of {concerned:ranks}]",
+    details=(
+        "A call had not returned after {silent_s:seconds}. The GPU or its driver may be stuck; until it returns,"
+        " values of this GPU are missing. zerotop goes on with everything else."
+    ),
+    advice="If nvidia-smi hangs too, the node needs its operator.",
+    fix="timeout 10 nvidia-smi[ -i {gpu}]",
+)
+_BACK = _KIND.with_changes(
+    headline="NVML did not answer[ about GPU {gpu}][ of {concerned:ranks}] for {silent_s:seconds}",
+    details="The GPU or its driver was stuck; values of this GPU are missing for that time.",
+)
+# A call without a GPU that does not return at about the same time is no news.
+_TOGETHER_NS = 60 * 10**9
+
+
+class _State:
+    def __init__(self) -> None:
+        self.told: dict[tuple[str, int | None], tuple[int, tuple[int, ...], int | None]] = {}
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report a call when it has not returned for some seconds, and again when it has. Once for each GPU."""
+    silences = recording.events_of(GpuSilent)
+    if not silences:
+        return
+    state = recording.get_state(_State, _KIND.name)
+    for event in recording.read_new_items(silences, _KIND.name):
+        host, seconds = event.writer.host, event.seconds or 0.0
+        begin_ns, key = event.unix_ns - int(seconds * 1e9), (host, event.gpu)
+        others = [told for (other, _), told in state.told.items() if other == host]
+        if event.gpu is None and any(begin_ns - told[0] < _TOGETHER_NS for told in others):
+            continue
+        if key not in state.told:
+            gpus = event.gpus or ([event.gpu] if event.gpu is not None else [])
+            users, is_ours = find_rank_processes(recording, host, gpus, event.unix_ns)
+            if event.gpu is not None and not is_ours:
+                continue
+            step = users[0].step_at(begin_ns) if users else None
+            state.told[key] = begin_ns, tuple(sorted({process.rank for process in users})), step
+        elif not event.back:
+            continue
+        begin_ns, ranks, step = state.told[key]
+        yield (_BACK if event.back else _KIND).at(
+            None,
+            begin_ns,
+            event.unix_ns,
+            {"silent_s": seconds},
+            ranks=ranks,
+            step=step,
+            gpu=event.gpu,
+            concerned=list(ranks) or None,
+        )

@@ -1,0 +1,147 @@
+"""More threads of the ranks are runnable than there are cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.started_threads import ADVICE, StartedThreads, find_started_threads
+from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.recording.moments.at import find_cores
+from zerotop_probe.recording.tables import PHASES
+
+_KIND = FindingKind(
+    name="crowded_cores",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[ in {phase}]",
+    details=(
+        "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
+        " OMP_NUM_THREADS is {omp}."
+    ),
+    advice=(
+        "Start with as many threads as each rank has cores{binding_too}; torch.set_num_threads() in the script would"
+        " overrule it."
+    ),
+    fix="export OMP_NUM_THREADS={share}",
+)
+_STARTED = _KIND.with_changes(
+    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores since step {step}",
+    details=(
+        "More threads were runnable than there are cores for {crowded_s:seconds} of {over_s:seconds}. Rank {rank} has"
+        " {threads_now} threads instead of {threads_before} since step {step}."
+    ),
+    advice=ADVICE,
+    fix="{started_fix}",
+)
+# Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
+CROWDED_LOAD = 1.5
+CROWDED_SECONDS = 1.0
+# Share of the cores that the ranks use then. If other processes use them, the ranks do not have too many threads.
+CROWDED_RANKS_SHARE = 0.6
+
+# Ticks further apart than this (ns) are not joined: the sampler was stopped.
+_LONGEST_TICK_NS = 1_000_000_000
+# Phases begin more often than this.
+_LOOK_BACK_NS = 60_000_000_000
+_FOREVER = np.iinfo(np.int64).max
+# Names of phases that are no words.
+_PHASE_WORDS = {"cpu_optimizer": "the CPU optimizer"}
+
+
+@dataclass
+class _State:
+    last_ns: int = 0  # a node's samples were read up to here
+    crowded_ns: int = 0
+    ticks: list[tuple[int, float, float]] = field(default_factory=list)  # crowded ones: time, runnable threads, cores used
+
+
+def detect(recording: Evidence) -> Iterator[Finding | None]:
+    """Report at most once for each attempt and node, after training has begun."""
+    for group in recording.groups:
+        for host in group.hosts if len(group.lead.steps) else ():
+            cores = find_cores(recording.at, host)
+            if cores is not None and (_KIND.name, host) not in group.reported:
+                yield _check_host(group, host, cores, group.get_state(_State, host))
+
+
+def _check_host(group: Group, host: str, cores: int, state: _State) -> Finding | None:
+    """Read on until the node's cores have been crowded for long enough in total."""
+    begin_ns = int(group.lead.steps["begin_unix_ns"][0])
+    state.last_ns = state.last_ns or begin_ns
+    processes = group.processes_on(host)
+    records = group.lead.at.records("processes", host)
+    samples = group.read_new(records, f"{_KIND.name} {host}").clip_window(begin_ns, _FOREVER)
+    if not len(samples):
+        return None
+    samples = samples.select(np.isin(samples.rows["pid"], [process.source.pid for process in processes]))
+    times, ticks = np.unique(samples.times, return_inverse=True)
+    runnable = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
+    used = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"]))
+    lengths = np.minimum(np.diff(times, prepend=state.last_ns), _LONGEST_TICK_NS)
+    for at in np.flatnonzero((runnable >= CROWDED_LOAD * cores) & (used >= CROWDED_RANKS_SHARE * cores)).tolist():
+        state.crowded_ns += int(lengths[at])
+        state.ticks.append((int(times[at]), float(runnable[at]), float(used[at])))
+        if state.crowded_ns >= CROWDED_SECONDS * 1e9:
+            group.reported.add((_KIND.name, host))
+            return _build_finding(group, processes, cores, state, begin_ns)
+    state.last_ns = int(times[-1]) if len(times) else state.last_ns
+    return None
+
+
+def _build_finding(group: Group, processes: list[Process], cores: int, state: _State, begin_ns: int) -> Finding:
+    times, runnable, used = (list(column) for column in zip(*state.ticks, strict=True))
+    threads = float(np.median(runnable))
+    # When training began is known only at the end of its first step.
+    known_ns = max(times[-1], int(group.lead.steps["end_unix_ns"][0]))
+    started, first_ns = _find_started(processes[0], begin_ns, times)
+    evidence = {
+        "threads": threads,
+        "cores": cores,
+        "cores_used": float(np.median(used)),
+        "processes": len(processes),
+        "crowded_s": state.crowded_ns / 1e9,
+        "over_s": (times[-1] - (begin_ns if started is None else first_ns)) / 1e9,
+    }
+    values: dict[str, Any] = {
+        "each": threads / len(processes),
+        "phase": _find_phase(processes[0], np.array(times)),
+        "omp": processes[0].environment.get("OMP_NUM_THREADS") or "not set",
+        "share": max(1, cores // len(processes)),
+    }
+    kind = _KIND
+    if started is not None:
+        kind = _STARTED
+        values |= {"threads_now": started.after, "threads_before": started.before}
+        values["started_fix"] = started.build_fix(processes[0], len(processes))
+    return kind.at(group, first_ns, known_ns, evidence, ranks=[process.rank for process in processes], **values)
+
+
+def _find_started(lead: Process, begin_ns: int, ticks: list[int]) -> tuple[StartedThreads | None, int]:
+    """Return the threads that were started after the first steps, and since when cores are crowded (unix nanoseconds)."""
+    rows, settled = lead.steps_until(ticks[0]), SETTLED_STEPS + count_skipped_first(lead)
+    if len(rows) > settled:
+        settled_ns = int(rows["end_unix_ns"][settled])
+        early, late = (lead.host_samples.read_window(*part) for part in ((begin_ns, settled_ns), (settled_ns, ticks[-1])))
+        started = find_started_threads(early, late.clip_window(ticks[0] - 1, ticks[-1]))
+        if started is not None:
+            return started, min(ticks[0], started.find_begin(late))
+    return None, ticks[0]
+
+
+def _find_phase(lead: Process, ticks: Ints) -> str | None:
+    """The phase in which a rank was at most of these times; None if it is unknown."""
+    begun = lead.records("begins").read_window(int(ticks[0]) - _LOOK_BACK_NS, int(ticks[-1]))
+    last = np.searchsorted(begun.times, ticks, "right") - 1
+    last = last[last >= 0]
+    if not len(last):
+        return None
+    phases, counts = np.unique(begun.rows["phase"][last], return_counts=True)
+    most = int(phases[int(np.argmax(counts))])
+    return _PHASE_WORDS.get(PHASES[most], PHASES[most]) if most < len(PHASES) else None

@@ -1,0 +1,106 @@
+"""The variable or attribute that makes a rank's host memory grow, as its probe has found it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from zerotop.analysis.findings.support.finding import FindingKind
+from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.rank_process import Process
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
+
+_DETAILS = (
+    " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}"
+    "[: {added} adds to it]."
+)
+
+
+# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
+# the cores, most steps are only counted, and memory is read between them.
+_PATIENCE_NS = 30_000_000_000
+
+
+class GrowingContainer(NamedTuple):
+    """A container that grows with host memory."""
+
+    name: str  # of the variable or attribute
+    text: str  # in a sentence: ``the list scores in train() (train.py)``
+    keeps_graph: bool
+    fix: str
+    values: dict[str, Any]  # of the templates
+
+    def name_in(self, kind: FindingKind) -> FindingKind:
+        """Return a kind of finding with the container in its sentence, and with advice about it. Needs ``values``."""
+        if self.keeps_graph:
+            advice = "Keep numbers in {name}: loss.item(), or tensor.detach() where the tensor itself is needed."
+        else:
+            advice = "Keep less in {name}, or clear it now and then."
+        return kind.with_changes(details=kind.details + _DETAILS, advice=advice, fix=self.fix)
+
+
+class FoundContainer(NamedTuple):
+    """A container, or None, and when that is known (unix nanoseconds)."""
+
+    container: GrowingContainer | None
+    known_ns: int
+
+
+def find_container(process: Process, known_ns: int) -> GrowingContainer | None:
+    """Return the container of a rank that its probe had found at a time, the last one."""
+    found = [one for one in process.events_of(events.GrowingContainers) if one.containers and one.unix_ns <= known_ns]
+    return _read_container(found[-1]) if found else None
+
+
+def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
+    """Return the container that has grown most since ``begin_ns``; None while the probe may still write its event."""
+    deadline_ns = known_ns
+    if process.at.recording.info.get(STACKS_SETTING) is True:
+        deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
+    last = None
+    for event in process.events_of(events.GrowingContainers):
+        end_ns = event.end_ns + process.source.offset_ns
+        is_early = event.unix_ns <= known_ns
+        if end_ns > begin_ns and event.containers and (is_early or (last is None and event.unix_ns <= deadline_ns)):
+            last = event
+    if last is not None:
+        return FoundContainer(_read_container(last), max(known_ns, last.unix_ns))
+    return FoundContainer(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
+
+
+def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
+    largest = found.containers[0]
+    line = f"{largest.added_file}:{largest.added_line}" if largest.added_file and largest.added_line else None
+    if not all(text.isprintable() for text in (largest.name, largest.owner, largest.file, largest.kind, line or "")):
+        return None
+    name, text, keeps_graph = largest.name, _describe_container(largest), bool(largest.keeps_graph)
+    is_list = largest.kind == "list" and not largest.levels
+    prefix = "self." if largest.scope == "attribute" else ""
+    values = {
+        "from_step": found.first_step,
+        "to_step": found.last_step,
+        "container": text,
+        "before": largest.length - largest.added,
+        "length": largest.length,
+        "graph": ", tensors with the graph that computed them" if keeps_graph else "",
+        "name": name,
+        "added": line,
+    }
+    fix = ""
+    if keeps_graph and is_list:
+        fix = f"{prefix}{name}.append(loss.item())"
+    elif not keeps_graph and not largest.levels:
+        fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
+    return GrowingContainer(name, text, keeps_graph, fix, values)
+
+
+def _describe_container(container: events.GrownContainer) -> str:
+    name, file = container.name, container.file
+    place = f" ({file})" if file else ""
+    if container.scope == "local":
+        where = f"{name} in {container.owner}(){place}"
+    elif container.scope == "attribute":
+        where = f"{container.owner}.{name}{place}"
+    else:
+        where = f"{name} of {file or container.owner}"
+    return f"a {container.kind} within {where}" if container.levels else f"the {container.kind} {where}"

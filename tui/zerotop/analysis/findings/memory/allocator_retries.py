@@ -1,0 +1,74 @@
+"""PyTorch's allocator had to flush its cache to get memory: this is slow, and often precedes an out-of-memory error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Ints, Process, Samples
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.thresholds import USED_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
+from zerotop.analysis.formatting import format_count
+from zerotop_probe.recording.tables import PHASES
+
+_KIND = FindingKind(
+    name="allocator_retries",
+    severity=Severity.WARNING,
+    confidence=0.95,
+    headline="Rank {rank}'s allocator flushed its cache to get memory {so_often}[ {by} step {step}]",
+    details=(
+        "This happened in {phase}[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]. Expandable segments"
+        " are off."
+    ),
+    advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
+    fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+)
+_LIMITED_ADVICE = (
+    "The device has more memory: see whether torch.cuda.set_per_process_memory_fraction, or another process, keeps it from"
+    " this one."
+)
+_EXPANDABLE = _KIND.with_changes(
+    details=_KIND.details.replace("are off", "are on"),
+    advice="Lower {batch_size}: the job runs at the limit of the device's memory.",
+    fix="{smaller_batch_fix}",
+)
+
+
+@in_each_rank(kinds=None)
+def detect(window: SearchWindow[Process]) -> Iterator[Finding]:
+    """Report each rank's first retry, and again when their number is ten times as high."""
+    records = window.subject.records("allocator")
+    samples = window.records(records, look_back=1)
+    retries = samples.rows["retries"].astype(np.int64) if len(samples) else np.empty(0, np.int64)
+    # Usually from 0: the probe may have entered later.
+    is_first = retries[:-1] == (records.read_first().rows["retries"][0] if len(samples) else 0)
+    is_reported = (np.diff(retries) > 0) & (is_first | (_count_digits(retries[1:]) > _count_digits(retries[:-1])))
+    for index in np.flatnonzero(is_reported).tolist():
+        yield _build_finding(window.subject, samples, index + 1)
+
+
+def _count_digits(numbers: Ints) -> Ints:
+    return np.floor(np.log10(np.maximum(numbers, 1))).astype(np.int64)
+
+
+def _build_finding(process: Process, samples: Samples, index: int) -> Finding:
+    before = samples.rows[index - 1]
+    row = samples.rows[index]
+    evidence = {
+        "retries": row["retries"],
+        "reserved_bytes": row["reserved_bytes"],
+        "reserved_peak_bytes": max(row["reserved_peak_bytes"], before["reserved_bytes"]),
+        "allocated_peak_bytes": row["allocated_peak_bytes"],
+        "device_bytes": process.device_bytes,
+    }
+    kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
+    if process.device_bytes and evidence["reserved_peak_bytes"] < USED_SHARE * process.device_bytes:
+        kind = kind.with_changes(advice=_LIMITED_ADVICE, fix="")
+    phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
+    # The count up to then; the Memory screen keeps counting.
+    is_first = row["retries"] == 1
+    so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
+    begin_ns, end_ns = samples.times[index - 1 : index + 1].tolist()
+    return kind.at(process, begin_ns, end_ns, evidence, step=step, phase=phase, so_often=so_often, by=by)

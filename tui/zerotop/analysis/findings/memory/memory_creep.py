@@ -1,0 +1,257 @@
+"""Allocated device memory grows from step to step, because something keeps tensors alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.line_findings import await_each
+from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.memory.growing_readings import (
+    CREEP_STEPS,
+    SPARSE_RECORDS,
+    GrowthStretch,
+    MemoryReadings,
+    measure_slope,
+    read_stretches,
+)
+from zerotop.analysis.findings.support.memory.looks import await_look
+from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
+from zerotop.analysis.memory.block_lines import Look
+from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
+from zerotop_probe.recording.event_values import CREEP
+
+_KIND = FindingKind(
+    name="memory_creep",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    gpu_bytes="grown_bytes",
+    headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
+    details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
+    advice="Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss.",
+)
+_LINE_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="{place} {leaks} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
+    details=f"{_KIND.details} The leaked memory was allocated at {{line}}.",
+    advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
+)
+_NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
+_HELD_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="{holder} {keeps} {bytes_per_step:bytes} more a step on {concerned:ranks}{until}",
+    details=f"{_KIND.details} {{held_by}}[ It was allocated at {{line}}.]",
+    advice="Keep numbers, or copies on the host, in {holder}; or clear it.",
+    fix="{clearing}",
+)
+_GRAPH_KIND = _HELD_KIND.with_changes(
+    advice="Keep numbers in {holder}: .item(), or .detach() where tensors are needed, lets the graphs go.",
+)
+_VIEW_KIND = _HELD_KIND.with_changes(
+    details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
+    advice="Keep a copy of the view: {copying} lets the block go.",
+    fix="{cloning}",
+)
+_VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
+# The part of the leaked memory that a line must have allocated, or a variable hold in this many tensors.
+_LINE_SHARE, _LEAST_HELD = 0.5, 3
+# How long a finding waits for its line (ns), and at most which part of the time that is left.
+_LOOK_NS = 30_000_000_000
+_PATIENCE_SHARE = 0.1
+# It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
+# or so many times its longest level part.
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * CREEP_STEPS, 3
+
+
+class _Found(NamedTuple):
+    """A look at the leaked blocks, the variable that holds them, and when both are known (unix nanoseconds)."""
+
+    look: Look | None
+    known_ns: int
+    holder: HeldTensors | None
+
+
+class _Creep(NamedTuple):
+    """Ranks whose memory creeps alike, the steps of one of them, the first of these, and when it was known to have ended."""
+
+    stretch: GrowthStretch
+    ranks: list[int]
+    onset: int
+    ended_ns: int | None = None
+
+
+@dataclass
+class _Reported:
+    """The last finding of a group."""
+
+    creep: _Creep | None = None
+    end_ns: int = 0  # of the last reading that was looked at
+
+
+def detect(recording: Evidence) -> Iterator[Finding | None]:
+    """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike.
+
+    The finding is told again each time the growth has doubled, and when it has ended.
+    """
+    for group in recording.groups:
+        for creep, found in await_each(group, _KIND.name, _find_creeps(group), partial(_await_look, group)):
+            yield _build_finding(creep, found)
+
+
+def _find_creeps(group: Group) -> Iterator[_Creep]:
+    found = [stretch for process in group.processes for stretch in read_stretches(process)]
+    last = group.get_state(_Reported)
+    for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
+        yield from _follow_last(last, stretch.end_ns)
+        is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
+        if not (is_same and stretch.begin_ns <= last.end_ns) and group.count_report(_KIND.name):
+            ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
+            steps = np.concatenate([[stretch.before_step], stretch.rows["step"]])
+            onset = find_growth_onset(steps, stretch.held, stretch.slope)
+            last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
+            yield last.creep
+    yield from _follow_last(last, group.lead.recording.cursor_ns)
+
+
+def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
+    """Yield the last creep again, each time it has grown much further, and once it has ended."""
+    while last.creep is not None and last.creep.ended_ns is None:
+        stretch = last.creep.stretch
+        readings, told = stretch.process.get_state(MemoryReadings), len(stretch.held)
+        steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
+        count = int(np.searchsorted(ends_ns, until_ns, "right"))
+        if count <= told:
+            return
+        steps, held, indices = steps[:count], held[:count], np.arange(count)
+        is_new = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]])
+        highest = np.maximum.accumulate(np.where(is_new, indices, 0))
+        last.end_ns = int(ends_ns[highest[-1]])
+        has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
+        has_ended &= indices - highest >= SPARSE_RECORDS
+        has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
+        index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
+        if index is None:
+            return
+        ended_ns = int(ends_ns[index]) if has_ended[index] else None
+        grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + int(highest[index]) + 1)
+        last.creep = last.creep._replace(stretch=grown, ended_ns=ended_ns)
+        yield last.creep
+
+
+def _await_look(group: Group, creep: _Creep) -> _Found | None:
+    """Return the look at the leaked blocks from the first rank that has one; None while it or the holder may still come."""
+    stretch, known_ns = creep.stretch, creep.ended_ns or creep.stretch.end_ns
+    patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
+    found = [
+        await_look(process, CREEP, lambda look: look.end_ns > stretch.begin_ns, known_ns, patience_ns)
+        for process in group.processes
+        if process.rank in creep.ranks
+    ]
+    known = [one for one in found if one is not None and one.look is not None]
+    if not known and None in found:
+        return None
+    look = min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
+    deadline_ns = find_deadline(stretch.process, known_ns, patience_ns)
+    holder, holder_ns = _find_holder(stretch, deadline_ns)
+    if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
+        return None
+    return _Found(look.look, max(look.known_ns, holder_ns), holder)
+
+
+def _counts_again(process: Process) -> bool:
+    """Whether the probe may name the variable that holds the memory."""
+    has_stacks = process.at.recording.info.get(STACKS_SETTING) is True
+    return has_stacks and any(event.pools for event in process.events_of(events.Tensors))
+
+
+def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
+    """Return the variable that holds most of what has been left, and when that was known."""
+    for event in stretch.process.events_of(events.Tensors):
+        allocated = event.allocated_bytes
+        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.held or allocated is None:
+            continue
+        grown, several = allocated - int(stretch.held[0]), [one for one in read_held(event.held) if one.count >= _LEAST_HELD]
+        holder = max(several, key=lambda one: one.bytes, default=None)
+        if holder is None or holder.bytes < _LINE_SHARE * grown:
+            # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
+            with_graphs = [one for one in several if one.keeps_graph]
+            holder = with_graphs[0] if len(with_graphs) == 1 else None
+        if holder is not None:
+            return holder, event.unix_ns
+    return None, 0
+
+
+def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
+    """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
+    if process is stretch.process:
+        return True
+    rows, held = process.get_state(MemoryReadings).select(process, 0)
+    inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
+    if inside.sum() < len(stretch.rows) - 1:
+        return False
+    return stretch.slope / 2 < measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
+
+
+def _build_finding(creep: _Creep, found: _Found) -> Finding:
+    (process, _, _, rows, held), has_ended = creep.stretch, creep.ended_ns is not None
+    last_step, held_step = creep.stretch.last_step, int(rows["step"][-1])
+    begin, end = np.searchsorted(process.steps["step"], [creep.onset, held_step])
+    evidence = {
+        "bytes_per_step": creep.stretch.slope,
+        "grown_bytes": held[-1] - held[0],
+        "steps": held_step - creep.onset + 1,
+        "held_bytes": held[-1],
+        "held_step": held_step,
+        "last_step": None if has_ended else last_step,
+        "until_step": held_step if has_ended else None,
+    }
+    kind, texts = _choose_kind(found.look)
+    if found.holder is not None:
+        kind, texts = _name_holder(found.holder, texts)
+    values: dict[str, Any] = dict(texts)
+    values |= {present: past if has_ended else present for present, past in _VERBS.items()}
+    if has_ended:
+        kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
+    until = f" to step {held_step}" if has_ended else "" if last_step is None else f"; full near step {last_step}"
+    # A full device ends the job, and the training since the last checkpoint is lost.
+    values |= {"cost": 0.0 if has_ended else 1.0, "concerned": creep.ranks, "until": until}
+    steps = process.steps[begin : end + 1]
+    return kind.at_steps(process, steps, evidence, known_ns=found.known_ns, ranks=creep.ranks, **values)
+
+
+def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKind, dict[str, str]]:
+    """Return the kind of finding with the variable that keeps the memory, and the values of its templates."""
+    added = f", and {holder.line} adds to it" if holder.line else ""
+    graph = ", with the graphs that computed them" if holder.keeps_graph else ""
+    values = values | {
+        "holder": holder.name,
+        "held_by": f"{holder.text[:1].upper()}{holder.text[1:]} keeps {holder.count:,} tensors{graph}{added}.",
+    }
+    # An attribute is named by its class: what the script calls the object is unknown.
+    variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
+    is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
+    values["copying"] = ".detach().clone()" if holder.keeps_graph else ".clone()"
+    values["cloning"] = f"{variable}[:] = [one{values['copying']} for one in {variable}]" if is_list else ""
+    values["clearing"] = f"{variable}.clear()" if is_list else ""
+    if not holder.view_of:
+        return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values
+    view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
+    return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
+
+
+def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:
+    """Return the kind of finding, and the values of its templates that are not evidence."""
+    blocks = look.blocks[0] if look is not None and look.blocks else None
+    if look is None or blocks is None or blocks.total_bytes < _LINE_SHARE * look.whole_bytes:
+        return _KIND, {}
+    if blocks.line is not None:
+        return _LINE_KIND, {"place": blocks.line.place, "line": blocks.line.text}
+    return _NO_LINE_KIND, {"where": blocks.text}

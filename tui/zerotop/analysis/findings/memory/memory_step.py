@@ -1,0 +1,156 @@
+"""From some step on, training steps permanently need more device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
+from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.memory.block_lines import Look
+from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.steps.training_changes import describe_changes
+from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.events import TrainingChanged
+
+_KIND = FindingKind(
+    name="memory_step",
+    severity=Severity.INFO,
+    confidence=0.4,
+    gpu_bytes="after_bytes - before_bytes",
+    headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on",
+    details="{cause}[; {lines}][; {left:bytes} of the device are left].",
+    advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
+)
+_ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
+_LENGTH = _KIND.with_changes(
+    confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
+)
+_TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
+_AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
+
+
+# By how many steps a change may be off.
+_STEPS_OFF = 2
+
+
+class _Step(NamedTuple):
+    """Steps before and after the rise of their memory."""
+
+    before: Rows
+    after: Rows
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+    """Report each higher plateau. That of the first real step has a finding of its own."""
+    group, finder = window.subject, window.keep(ShiftFinder)
+    told: list[tuple[_Step, FoundLook]] = window.keep(list)
+    for step, found in window.await_each(_find_steps(group, finder), partial(_await_look, group.lead)):
+        told.append((step, found))
+        yield _build_finding(group, step, found)
+    # The probe looks for changes of the training now and then.
+    for event in window.items(group.lead.events_of(TrainingChanged)):
+        for number, (step, found) in enumerate(told):
+            later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
+            texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
+            if texts[0] != texts[1]:
+                told[number] = step, later
+                yield _build_finding(group, step, later)
+
+
+def _find_steps(group: Group, finder: ShiftFinder) -> Iterator[_Step]:
+    steps = group.lead.phased_steps  # of several counted steps only the highest peak is known
+    peaks = steps["allocated_peak_bytes"]
+    for shift in finder.find_shifts(peaks):
+        before, after = steps[shift.before], steps[shift.first : shift.last + 1]
+        if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
+            continue
+        is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
+        is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
+        if is_jump and not _grows_on(before, after):
+            yield _Step(before, after)
+
+
+def _grows_on(before: Rows, after: Rows) -> bool:
+    """Whether memory grows steadily, so that a few counted steps between two readings only look like a jump."""
+    peaks, steps = after["allocated_peak_bytes"], after["step"]
+    slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
+    jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
+    has_gap = int(steps[0]) - int(before["step"][-1]) > 1
+    return has_gap and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
+
+
+def _await_look(lead: Process, step: _Step) -> FoundLook | None:
+    first = int(step.after["step"][0])
+    return await_look(lead, PEAK, lambda look: look.first_step >= first, int(step.after["end_unix_ns"][-1]))
+
+
+def _name_line(group: Group, begin_ns: int, look: Look | None) -> Text | None:
+    """Return the line that allocates more than before in the step that begins at ``begin_ns``; None if it is unknown."""
+    if look is None:
+        return None
+    earlier = [one for one in read_looks(group.lead, PEAK) if one.end_ns <= begin_ns]
+    growth = find_growth(look, earlier[-1] if earlier else None)
+    if growth is None:
+        return None
+    template = "{grown:bytes} more are allocated at {line}" if earlier else "{grown:bytes} are allocated at {line}"
+    return Text(template, {"grown": growth.grown_bytes, "line": growth.line.text})
+
+
+def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
+    before, after = step
+    medians = {
+        column: (float(np.median(before[column])), float(np.median(after[column])))
+        for column in ("allocated_peak_bytes", "rows", "tokens")
+    }
+    before_bytes, after_bytes = medians["allocated_peak_bytes"]
+    kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
+    if kind not in (_ROWS, _LENGTH) and (changed := _describe_training(group.lead, step, found.known_ns)):
+        kind, cause = _TRAINING, changed
+    evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
+    for name in ("rows", "tokens"):
+        if min(medians[name]) > 0:
+            evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
+    if not group.is_memory_short(int(after["end_unix_ns"][-1])):
+        kind = kind.with_changes(advice="", fix="")
+    device, micro_batch = group.lead.device_bytes, group.engine.micro_batch
+    left = device - after_bytes if device else None
+    lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
+    values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
+    return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
+
+
+def _describe_training(lead: Process, step: _Step, known_ns: int) -> str:
+    """Return a sentence about what changed in the training at the rise; empty if nothing did."""
+    off_ns = round(_STEPS_OFF * 1e9 * float(np.nanmedian(step.after["iteration_s"])))
+    earliest_ns, latest_ns = int(step.before["end_unix_ns"][-1]) - off_ns, int(step.after["end_unix_ns"][0]) + off_ns
+    found = lead.find_changes(earliest_ns, latest_ns, known_ns)
+    text = describe_changes([change for change in found if change.effect >= 0])
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
+    """Return the first step after the change and the counted steps before it: the change began in one of these."""
+    steps = lead.steps
+    low, high = np.searchsorted(steps["end_unix_ns"], (before["end_unix_ns"][-1], after["end_unix_ns"][0]), "right")
+    between: Rows = steps[low:high]
+    return between
+
+
+def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
+    if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
+        return _ROWS, f"A rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+    if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
+        return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
+    for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
+        if (first[column] > 0).any():
+            return _AFTER_PAUSE, f"{name} came just before"
+    return _KIND, "No other change was recorded"

@@ -1,0 +1,189 @@
+"""Processes that are not part of the job hold memory of its GPUs: since before it started, or from some moment on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.formatting import format_ranks, pluralize
+from zerotop.recording.keys import GpuKey
+from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
+
+_BEFORE = FindingKind(
+    name="others_on_gpu",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    gpu_bytes="used_bytes",
+    headline="{used_bytes:bytes} of {gpus} {verb} in use before the job started",
+    details="That is {share:percent} of the device[, held by {pids}]: {concerned:ranks} {have} less memory.",
+    advice="See whose process it is before ending it: it may be a rank of a dead job. Or choose other GPUs.",
+    fix="nvidia-smi[; ps -o user,lstart,cmd -p {pid_list}]",
+)
+_ARRIVED = _BEFORE.with_changes(
+    name="others_arrived",
+    headline="{owner} {used_bytes:bytes} of {gpus}, beside the job",
+    details="{pids} {verb} not part of this job: {concerned:ranks} {have} less memory, and may wait for the GPU.",
+    advice="See whose it is before ending it, or keep one of the jobs off with CUDA_VISIBLE_DEVICES.",
+    fix="ps -o user,lstart,cmd -p {pid_list}",
+)
+_LEFT_OVER = _ARRIVED.with_changes(
+    headline="A rank of an earlier attempt still holds {used_bytes:bytes} of {gpus}",
+    details="{pids} should have ended with that attempt: {concerned:ranks} {have} less memory.",
+    advice="Look at it, and end it if it is yours.",
+)
+
+
+class _Other(NamedTuple):
+    """Memory of processes that do not belong to the job, and when it was first seen."""
+
+    time_ns: int
+    host: str
+    is_left_over: bool
+    pids: list[int]
+    gpu: int
+    used_bytes: int
+    total_bytes: int  # of the device; -1 if it is not needed
+    rank: int  # whose GPU it is
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report what is in use before any rank creates its engine, and each process that comes after the ranks' first step.
+
+    The former once for each attempt and node, after the first step; the latter together if they were seen at one time.
+    """
+    created = recording.find_first_creations()
+    earlier: set[tuple[str, int]] = set()  # (host, PID) of ranks of earlier attempts
+    for group in recording.groups:
+        if all(len(process.steps) for process in group.processes):
+            begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
+            if _BEFORE.name not in group.reported:
+                group.reported.add(_BEFORE.name)
+                for host in group.hosts:
+                    yield from _check_host(group, host, created[host], begin_ns)
+            found = [other for one in group.processes for other in _find_arrivals(recording, group, one, begin_ns, earlier)]
+            for key in sorted({other[:3] for other in found}):
+                yield _build_arrival(group, [other for other in found if other[:3] == key])
+        earlier |= {process.key for process in group.processes}
+
+
+def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iterator[Finding]:
+    by_gpu: dict[GpuKey, _Other] = {}
+    for process in group.processes_on(host):
+        key = process.gpu_key
+        if key is not None and key not in by_gpu and (other := _find_earlier(process, key, created_ns)) is not None:
+            by_gpu[key] = other
+    if by_gpu:
+        others = list(by_gpu.values())
+        most = max(others, key=lambda other: other.used_bytes)
+        evidence: dict[str, float] = {"used_bytes": most.used_bytes, "total_bytes": most.total_bytes}
+        yield _build_finding(
+            _BEFORE,
+            group,
+            others,
+            known_ns,
+            evidence,
+            step=None,
+            verb="was" if len(others) == 1 else "were each",
+            share=most.used_bytes / most.total_bytes,
+        )
+
+
+def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
+    if process.events_of(Entered):
+        return None  # it was there before the first sample itself, in a container perhaps under another PID
+    samples, allocator = process.gpu_samples.read_first(), process.records("allocator").read_first()
+    if not len(samples) or not len(allocator):
+        return None
+    used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
+    # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
+    events = [event.unix_ns for event in process.recording.events_of(RankFound) if event.writer.host == gpu_key[0]]
+    if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
+        return None
+    host, gpu = gpu_key
+    return _Other(int(samples.times[0]), host, False, _find_holders(process, gpu_key), gpu, used, total, process.rank)
+
+
+def _find_holders(process: Process, gpu_key: GpuKey) -> list[int]:
+    """NVML's PIDs of the processes with memory on the GPU in the first sample."""
+    host, gpu = gpu_key
+    first = process.at.records("gpu_processes", host).read_first()
+    if not len(first):
+        return []
+    time_ns = int(first.times[0])
+    rows = process.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
+    return [int(pid) for pid in np.unique(rows["pid"])] if len(rows) else []
+
+
+def _find_arrivals(
+    recording: Evidence, group: Group, process: Process, begin_ns: int, earlier: set[tuple[str, int]]
+) -> Iterator[_Other]:
+    if process.gpu_key is None:
+        return
+    host, gpu = process.gpu_key
+    records = recording.at.records("gpu_processes", host, "gpu", gpu)
+    samples = process.read_new(records, _ARRIVED.name).clip_window(begin_ns, recording.cursor_ns)
+    if not len(samples):
+        return
+    # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
+    own = [other.source.pid for other in group.processes_on(host)]
+    own += [event.pid for event in recording.events_of(GpuProcess) if event.of_job and event.writer.host == host]
+    is_own = np.isin(samples.rows["pid"], own)
+    reported: set[int] = process.get_state(set, _ARRIVED.name)
+    if not is_own.any() and not reported:
+        return
+    first = recording.at.records("gpu_processes", host).read_first()
+    before = first.rows["pid"].tolist() if len(first) else []
+    large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
+    _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)
+    for at in large[np.sort(first_of_pid)].tolist():
+        pid, is_left_over = int(samples.rows["pid"][at]), (host, int(samples.rows["pid"][at])) in earlier
+        if pid not in reported and (pid not in before or is_left_over):
+            reported.add(pid)
+            used = int(samples.rows["used_bytes"][at])
+            yield _Other(int(samples.times[at]), host, is_left_over, [pid], gpu, used, -1, process.rank)
+
+
+def _build_arrival(group: Group, others: list[_Other]) -> Finding:
+    time_ns, _, is_left_over, *_ = others[0]
+    evidence: dict[str, float] = {"used_bytes": max(other.used_bytes for other in others), "left_over": is_left_over}
+    is_one = len({pid for other in others for pid in other.pids}) == 1
+    return _build_finding(
+        _LEFT_OVER if is_left_over else _ARRIVED,
+        group,
+        others,
+        time_ns,
+        evidence,
+        noun="Process",
+        owner="Another process holds" if is_one else "Other processes hold up to",
+        verb="is" if is_one else "are",
+    )
+
+
+def _build_finding(
+    kind: FindingKind,
+    group: Group,
+    others: list[_Other],
+    end_ns: int,
+    evidence: dict[str, float],
+    noun: str = "process",
+    **values: Any,
+) -> Finding:
+    ranks, pids = sorted({other.rank for other in others}), sorted({pid for other in others for pid in other.pids})
+    return kind.at(
+        group,
+        min(other.time_ns for other in others),
+        end_ns,
+        evidence | {"processes": len(pids)},
+        ranks=ranks,
+        concerned=ranks,
+        gpus=format_ranks(sorted({other.gpu for other in others})).replace("rank", "GPU"),
+        have="has" if len(ranks) == 1 else "have",
+        pids=f"{pluralize(len(pids), noun)} {', '.join(map(str, pids))}" if pids else None,
+        pid_list=",".join(map(str, pids)) or None,
+        **values,
+    )

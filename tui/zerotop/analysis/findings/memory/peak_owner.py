@@ -1,0 +1,141 @@
+"""The phase with the highest allocation, where memory has to be saved. Reported again if the phase changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.failures.oom_advice import advise_keeping_less
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.line_findings import await_each
+from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
+from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
+from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
+from zerotop_probe.recording.event_values import PEAK
+from zerotop_probe.recording.events import EngineFacts
+
+_KIND = FindingKind(
+    name="peak_owner",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="In training, memory peaks{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    details=(
+        "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
+        " ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
+    ),
+    advice="To lower the peak, recompute activations or lower {batch_size}.",
+    fix="{recompute_fix}",
+)
+_SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already.", ""
+# Phases' peaks are equal within this share.
+PEAK_SHARE = 0.02
+# The share of the peak from which permanent states are its main part, and not the activations.
+_STATES_SHARE = 0.7
+
+
+@dataclass
+class _State:
+    has_real_step: bool = False
+    # The lead's last real steps in full detail,
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
+    owner: int = -1
+
+
+class _Owner(NamedTuple):
+    """The part with the highest peak in some steps."""
+
+    indices: Ints  # of the steps
+    peaks: Ints  # by part
+    owner: int
+    has_changed: bool
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report the first owner of each attempt, and each later one, after PLATEAU_STEPS real steps in full detail agree."""
+    for group in recording.groups:
+        for owner, found in await_each(group, _KIND.name, _find_changes(group), partial(_await_look, group.lead)):
+            yield _build_finding(group, owner, found)
+
+
+def _await_look(lead: Process, owner: _Owner) -> FoundLook | None:
+    rows = lead.phased_steps[owner.indices]
+    begin_ns = int(rows["begin_unix_ns"][0])
+    return await_look(lead, PEAK, lambda look: look.end_ns > begin_ns, int(rows["end_unix_ns"][-1]))
+
+
+def _find_changes(group: Group) -> Iterator[_Owner]:
+    state, lead = group.get_state(_State), group.lead
+    window = group.next_steps(len(lead.phased_steps), _KIND.name)
+    if window is None:
+        return
+    steps = lead.phased_steps[window]
+    real = np.flatnonzero(~steps["skipped"])
+    # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
+    fresh = real[0 if state.has_real_step else 1 :]
+    fresh = fresh[~steps["light"][fresh]]
+    state.has_real_step |= len(real) > 0
+    state.indices = np.concatenate([state.indices, window.start + fresh])
+    state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
+    yield from _check_owner(group, state)
+    state.indices, state.peaks = state.indices[1 - PLATEAU_STEPS :], state.peaks[1 - PLATEAU_STEPS :]
+
+
+def _check_owner(group: Group, state: _State) -> Iterator[_Owner]:
+    if len(state.indices) < PLATEAU_STEPS:
+        return
+    windows = np.lib.stride_tricks.sliding_window_view(_find_owners(state.peaks), PLATEAU_STEPS)
+    agreed = np.flatnonzero((windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0))
+    owners = windows[agreed, 0]
+    for at in np.flatnonzero(np.diff(owners, prepend=state.owner)).tolist():
+        window = slice(agreed[at], agreed[at] + PLATEAU_STEPS)
+        has_changed, state.owner = state.owner >= 0, int(owners[at])
+        if group.count_report(_KIND.name):
+            yield _Owner(state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
+
+
+def _find_owners(peaks: Ints) -> Ints:
+    """Return the index of the part with the highest peak in each step; -1 if two are equal or one is unknown."""
+    ordered = np.sort(peaks, axis=1)
+    is_clear = (ordered[:, 0] >= 0) & (ordered[:, -1] - ordered[:, -2] > PEAK_SHARE * ordered[:, -1])
+    return np.where(is_clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
+
+
+def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Finding:
+    lead, (indices, peaks, owner, has_changed) = group.lead, found
+    rows = lead.phased_steps[indices]
+    held = int(read_held_bytes(lead, rows).max())
+    second, third = (index for index in range(len(PARTS)) if index != owner)
+    is_kept = held > _STATES_SHARE * peaks[owner]
+    evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
+    advice, fix = "", ""
+    if group.is_memory_short(int(rows["end_unix_ns"][-1])):
+        advice, fix = _choose_advice(PARTS[owner], is_kept, lead.engine)
+    return _KIND.with_changes(advice=advice, fix=fix).at_steps(
+        group,
+        rows,
+        evidence | {"held_after_step_bytes": held},
+        known_ns=look.known_ns,
+        now=" now" if has_changed else "",
+        owner=PARTS[owner],
+        peak=peaks[owner],
+        device_bytes=lead.device_bytes,
+        second=PARTS[second].capitalize(),
+        second_peak=peaks[second],
+        third=PARTS[third],
+        third_peak=peaks[third],
+        share=held / peaks[owner],
+        lines=look.look.describe_lines() if look.look is not None else None,
+    )
+
+
+def _choose_advice(owner: str, is_kept: bool, engine: EngineFacts) -> tuple[str, str]:
+    less = advise_keeping_less(engine) if is_kept or owner == "step" else None
+    if less is not None:
+        return f"{less.text} A smaller batch hardly lowers the peak.", less.fix
+    return _SMALLER_BATCH if engine.activation_checkpointing else (_KIND.advice, _KIND.fix)

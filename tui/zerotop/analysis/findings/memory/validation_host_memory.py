@@ -1,0 +1,153 @@
+"""Evaluation needs more host memory than training did, and releases it: if memory is short, the kernel kills a rank then.
+
+Read from the sampled memory without pages of files. Memory that stays in use afterwards was loaded once, and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.host_load import read_memory
+from zerotop.analysis.findings.support.memory.evaluation_batches import (
+    BATCH_ADVICE,
+    BATCH_FIX,
+    BATCHES,
+    describe_batches,
+    is_batch_larger,
+    measure_batches,
+)
+from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
+from zerotop.recording.steps.step_memory import measure_held_bytes
+from zerotop_probe.recording.tables import FAILED
+
+_KIND = FindingKind(
+    name="validation_host_memory",
+    severity=Severity.INFO,
+    confidence=0.7,
+    host_bytes="added_bytes",
+    headline="Evaluation raised host memory by {added_bytes:bytes} to {resident_bytes:bytes} on {concerned:ranks}",
+    details=(
+        "It took {evaluation_s:seconds}"
+        f"{BATCHES}"
+        "; afterwards {released_bytes:bytes} were released[, and {free_bytes:bytes} were free on the node at the peak[, for"
+        " {node_ranks} ranks]]."
+    ),
+    advice="Keep fewer outputs in the evaluation, or evaluate in smaller batches.",
+)
+# Memory added to the rank's previous maximum, as a share of it or of the node's memory, beside HOST_GROWTH_BYTES.
+_OWN_SHARE, _NODE_SHARE = 0.5, 0.05
+# The part of it that is released again.
+_RELEASED_SHARE = 0.5
+# Number of samples after an evaluation that show the released memory: half a second.
+_AFTER = 5
+# A peak that is reported again.
+_HIGHER = 1.25
+
+
+class _Peak(NamedTuple):
+    """An evaluation of a rank, and its host memory in bytes."""
+
+    begin_ns: int
+    end_ns: int
+    known_ns: int
+    step: int
+    before: int  # at most, outside evaluations
+    highest: int
+    highest_ns: int  # when that was
+    left: int  # afterwards
+
+
+@dataclass
+class _State:
+    until_ns: int = 0  # samples were read up to here
+    before: int = 0  # the most outside evaluations so far
+    evaluations_read: int = 0
+    peaks: list[_Peak] = field(default_factory=list)  # of evaluations that needed more
+    reported: int = 0  # the highest one
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report an evaluation with larger batches, or the second one that needs more; again if a later one needs still more."""
+    for group in recording.groups:
+        state = group.get_state(_State)
+        for peak in _read_peaks(group.lead, state):
+            if not _is_notable(group.lead, peak):
+                continue
+            state.peaks.append(peak)
+            shapes = measure_batches(group.lead, peak.begin_ns, peak.end_ns)
+            is_cause = is_batch_larger(shapes) or len(state.peaks) > 1  # the first one may load what it needs
+            if is_cause and peak.highest >= _HIGHER * state.reported and group.count_report(_KIND.name):
+                state.reported = peak.highest
+                yield _build_finding(group, peak, shapes)
+
+
+def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
+    """Yield each new evaluation as soon as the memory left after it is known."""
+    spans = lead.read_rare_phases("eval").skip(state.evaluations_read)
+    for begin_ns, end_ns, span in zip(lead.compute_begins(spans).tolist(), spans.times.tolist(), spans.rows, strict=True):
+        after = lead.host_samples.read_window(end_ns, lead.at.cursor_ns)
+        if len(after) < _AFTER:
+            return
+        state.evaluations_read += 1
+        known_ns = int(after.times[_AFTER - 1])
+        state.before = max(state.before, _find_highest(lead, state.until_ns, begin_ns)[0])
+        highest, left = _find_highest(lead, begin_ns, end_ns), int(measure_held_bytes(after.rows)[:_AFTER].min())
+        state.until_ns = max(state.until_ns, known_ns)
+        if not span["flags"] & FAILED:
+            yield _Peak(begin_ns, end_ns, known_ns, int(span["step"]), state.before, *highest, left)
+
+
+def _find_highest(process: Process, begin_ns: int, end_ns: int) -> tuple[int, int]:
+    """Return the highest host memory in a time window, and its time."""
+    samples = process.host_samples.read_window(begin_ns, end_ns)
+    if not len(samples):
+        return 0, end_ns
+    held = measure_held_bytes(samples.rows)
+    at = int(held.argmax())
+    return int(held[at]), int(samples.times[at])
+
+
+def _is_notable(lead: Process, peak: _Peak) -> bool:
+    """Whether the evaluation needed notably more than training had in use before, and released it."""
+    memory = read_memory(lead.recording, lead.host, peak.highest_ns)
+    share = _OWN_SHARE * peak.before
+    least = max(HOST_GROWTH_BYTES, share if memory is None else min(share, _NODE_SHARE * memory.limit_bytes))
+    added = peak.highest - peak.before
+    return peak.before > 0 and added >= least and peak.highest - peak.left >= _RELEASED_SHARE * added
+
+
+def _build_finding(group: Group, peak: _Peak, shapes: dict[str, float]) -> Finding:
+    lead, kind = group.lead, _KIND
+    memory = read_memory(lead.recording, lead.host, peak.highest_ns)
+    node_ranks = len(group.processes_on(lead.host))
+    free = memory.limit_bytes - memory.used_bytes if memory is not None else None
+    if is_batch_larger(shapes):
+        kind = kind.with_changes(confidence=0.9, advice=BATCH_ADVICE, fix=BATCH_FIX)
+    if memory is not None and memory.used_bytes < USED_SHARE * memory.limit_bytes:
+        kind = kind.with_changes(advice="", fix="")
+    else:
+        kind = kind.with_changes(severity=Severity.WARNING)
+    evidence = {
+        "added_bytes": peak.highest - peak.before,
+        "resident_bytes": peak.highest,
+        "before_bytes": peak.before,
+        "released_bytes": peak.highest - peak.left,
+        "evaluation_s": (peak.end_ns - peak.begin_ns) / 1e9,
+        "free_bytes": free,
+        **shapes,
+    }
+    return kind.at(
+        lead,
+        peak.begin_ns,
+        peak.end_ns,
+        evidence,
+        known_ns=peak.known_ns,
+        step=peak.step,
+        concerned=(lead.rank,),
+        node_ranks=node_ranks if node_ranks > 1 else None,
+        **describe_batches(shapes),
+    )

@@ -1,0 +1,148 @@
+"""Evaluation holds more memory than training did, and part of it stays reserved.
+
+Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Samples
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.memory.evaluation_batches import (
+    BATCH_ADVICE,
+    BATCH_FIX,
+    BATCHES,
+    describe_batches,
+    is_batch_larger,
+    measure_batches,
+)
+from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
+from zerotop_probe.recording.tables import FAILED, PHASE_CODE
+
+_KIND = FindingKind(
+    name="validation_jump",
+    severity=Severity.INFO,
+    confidence=0.7,
+    gpu_bytes="added_bytes",
+    headline="Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes}",
+    details=(
+        "It took {evaluation_s:seconds}"
+        f"{BATCHES}"
+        "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
+        "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
+        "[, which leaves {unclaimed:bytes} of the device to training]."
+    ),
+    advice="{eval_outputs}",
+    fix="{eval_outputs_fix}",
+)
+_TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
+# Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
+JUMP_SHARE = 0.05
+# Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
+EDGE_SHARE = 0.95
+
+
+@dataclass
+class _State:
+    until_ns: int = 0  # the lead's allocator was read up to here
+    reserved_peak: int = -1
+    training_peak: int = -1
+    evaluations_read: int = 0
+
+    def read_samples(self, lead: Process, end_ns: int) -> Samples:
+        """Read on up to ``end_ns``."""
+        samples = lead.records("allocator").read_window(self.until_ns, end_ns)
+        self.until_ns = max(self.until_ns, end_ns)
+        if len(samples):
+            self.reserved_peak = max(self.reserved_peak, int(samples.rows["reserved_bytes"].max()))
+            training = samples.rows["allocated_peak_bytes"][samples.rows["phase"] != PHASE_CODE["eval"]]
+            self.training_peak = max([self.training_peak, *training.max(initial=-1, keepdims=True).tolist()])
+        return samples
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report each evaluation that reserves more memory than before; later ones use the same memory."""
+    for group in recording.groups:
+        state, lead = group.get_state(_State), group.lead
+        new = lead.read_rare_phases("eval").skip(state.evaluations_read)
+        state.evaluations_read += len(new)
+        for begin_ns, end_ns, span in zip(lead.compute_begins(new).tolist(), new.times.tolist(), new.rows, strict=True):
+            memory = _measure_memory(lead, begin_ns, end_ns, state)
+            if memory is not None and not span["flags"] & FAILED and group.count_report(_KIND.name):
+                yield _build_finding(group, begin_ns, end_ns, int(span["step"]), memory)
+        if len(lead.steps):
+            # During an evaluation no step finishes.
+            state.read_samples(lead, int(lead.steps["end_unix_ns"][-1]))
+
+
+def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) -> dict[str, float] | None:
+    """Return the allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
+    state.read_samples(lead, begin_ns)
+    before, reserved_before, training_peak = (
+        lead.records("allocator").read_last(begin_ns),
+        state.reserved_peak,
+        state.training_peak,
+    )
+    during = state.read_samples(lead, end_ns)
+    if before is None or not len(during):
+        return None
+    begin, peak = int(before["reserved_bytes"]), int(during.rows["reserved_bytes"].max())
+    if peak - reserved_before < max(JUMP_BYTES, JUMP_SHARE * reserved_before):
+        return None
+    sizes = {
+        "reserved_before_bytes": begin,
+        "reserved_bytes": peak,
+        "added_bytes": peak - begin,
+        "kept_bytes": max(0, int(during.rows["reserved_bytes"][-1]) - begin),
+        "left_allocated_bytes": _measure_left_bytes(lead, int(before["allocated_bytes"]), during),
+    }
+    if lead.has_exact_peaks:
+        sizes["training_peak_bytes"] = training_peak
+        sizes["evaluation_peak_bytes"] = int(during.rows["allocated_peak_bytes"].max())
+    if lead.device_bytes:
+        sizes["device_bytes"] = lead.device_bytes
+    return {name: float(size) for name, size in sizes.items()}
+
+
+def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
+    """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
+    left = int(during.rows["allocated_bytes"][-1]) - before
+    parameters = lead.engine.parameters
+    gathered = 2 * parameters if lead.engine.zero_stage == 3 and isinstance(parameters, int) else 0
+    return max(0, left - gathered)
+
+
+def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: dict[str, float]) -> Finding:
+    shapes = measure_batches(group.lead, begin_ns, end_ns)
+    is_larger = is_batch_larger(shapes)
+    left, kept, device = memory["left_allocated_bytes"], memory["kept_bytes"], memory.get("device_bytes")
+    own_peak, training_peak = memory.get("evaluation_peak_bytes"), memory.get("training_peak_bytes")
+    has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
+    held = memory["reserved_before_bytes"] + kept
+    is_near_edge = device is not None and held > EDGE_SHARE * device
+    kind = _KIND.with_changes(
+        severity=Severity.WARNING if is_near_edge else Severity.INFO,
+        confidence=0.95 if is_larger else 0.7,
+    )
+    if device is not None and held < USED_SHARE * device:
+        kind = kind.with_changes(advice="", fix="")
+    elif left > JUMP_BYTES:
+        kind = kind.with_changes(advice=_TENSORS_ADVICE, fix=_TENSORS_FIX)
+    elif is_larger:
+        kind = kind.with_changes(advice=BATCH_ADVICE, fix=BATCH_FIX)
+    return kind.at(
+        group,
+        begin_ns,
+        end_ns,
+        {**memory, **shapes, "evaluation_s": (end_ns - begin_ns) / 1e9},
+        step=step,
+        **describe_batches(shapes),
+        own_peak=own_peak if has_lower_peak else None,
+        training_peak=training_peak if has_lower_peak else None,
+        kept=kept or None,
+        released="" if kept else "; all of it was released",
+        left=left if left > JUMP_BYTES else None,
+        unclaimed=device - held if device is not None else None,
+    )

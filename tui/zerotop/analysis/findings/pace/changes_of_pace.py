@@ -1,0 +1,173 @@
+"""Where the pace of a job may have changed for good: in the level of its iterations, or only in a cause of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.causes.batch_causes import check_batch
+from zerotop.analysis.findings.support.causes.step_change import StepChange, get_batch_sizes
+from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
+from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
+from zerotop.analysis.findings.support.steps.step_values import StepValues
+from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, FAR_SHARE, SHORTEST_ITERATION_S
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, ShiftFinder, Values
+
+BETWEEN_PHASES, STEP_PHASE, SIZE = "between phases", "step phase", "size"
+"""Values that may show a change where the iterations do not."""
+# A part of an iteration that is notable, where its own change is searched.
+_NOTABLE_SHARE = 0.10
+# Changes that begin within this many steps of each other are the same.
+_SAME_STEPS = 3
+# The most steps after which iterations become shorter by themselves.
+_WARM_UP_STEPS = 10
+# Two steps in a row that each take this many times as long as those before, and this long (seconds), are a change as soon as
+# they have taken most of the job's time. If one of them takes far less than the other, that was a pause.
+_FAR_TIMES, _FAR_S, _ALIKE_SHARE = 10.0, 1.0, 0.25
+
+
+class KnownChange(NamedTuple):
+    """The first step of a change, and when the change was known."""
+
+    step: int
+    known_ns: int
+
+
+class PaceSearch:
+    """Searches the steps of a group's lead for changes, as they come."""
+
+    def __init__(self) -> None:
+        self._levels, self._between, self._updates, self._sizes = (ShiftFinder() for _ in range(4))
+        self._far_from = SETTLED_STEPS  # steps that were not yet examined for far outliers
+        self.known: list[KnownChange] = []
+        """Changes that the iterations themselves show."""
+
+    def list_changes(self, group: Group) -> Iterator[tuple[StepChange, str]]:
+        """Yield the new changes, each with what showed it where the iterations did not."""
+        for change in self._list_far(group):
+            yield change, ""
+        steps, levels = group.lead.steps, self._list_levels(group)
+        for change, known_ns in await_notable(group, "iteration_shift", steps, levels, _measure_level):
+            if not _is_warm_up(change):
+                yield replace(change, known_ns=known_ns), ""
+        yield from self._list_hidden(group)
+
+    def _list_far(self, group: Group) -> Iterator[StepChange]:
+        """Yield a change with the second of steps that take most of the job's time, whatever the median says."""
+        steps = group.lead.steps
+        seconds = steps["iteration_s"]
+        for index in range(self._far_from, len(steps) - 1):
+            self._far_from = index + 1
+            pair = seconds[index : index + 2]
+            if not pair.min() >= max(_FAR_S, _ALIKE_SHARE * pair.max()):
+                continue
+            before = seconds[max(0, index - LEVEL_STEPS) : index]
+            is_far = bool(pair.min() >= _FAR_TIMES * np.nanmedian(before))
+            if is_far and pair.sum() >= FAR_SHARE * np.nansum(seconds[: index + 2]):
+                after = steps[index : index + 2]
+                change = StepChange(group, steps[max(0, index - LEVEL_STEPS) : index], after, int(after["end_unix_ns"][-1]))
+                if not is_near(change, self.known, change.known_ns):
+                    self._note(change)
+                    yield change
+
+    def _list_levels(self, group: Group) -> Iterator[StepChange]:
+        rows = group.lead.steps
+        for change in _find_changes(group, self._levels, rows, rows["iteration_s"]):
+            is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
+            if is_long and not _is_by_probe(change):
+                is_new = not is_near(change, self.known, change.known_ns)
+                self._note(change)
+                if is_new:
+                    yield change
+
+    def _note(self, change: StepChange) -> None:
+        self.known.append(KnownChange(int(change.after["step"][0]), change.known_ns))
+
+    def _list_hidden(self, group: Group) -> Iterator[tuple[StepChange, str]]:
+        """Yield changes of a cause, such as the time between phases, that the iteration time itself does not show.
+
+        If the phases vary much, for example because other processes use the cores, a change may only show in its cause.
+        """
+        rows = group.lead.phased_steps
+        for change in _find_changes(group, self._between, rows, _list_notable(rows, measure_between)):
+            if _is_longer_between(change) and not is_near(change, self.known, change.known_ns):
+                yield change, BETWEEN_PHASES
+        for change in _find_changes(group, self._updates, rows, _list_notable(rows, lambda some: some["step_s"])):
+            wide = _widen_change(change)
+            if not is_near(wide, self.known, wide.known_ns):
+                yield wide, STEP_PHASE
+        for change in _find_changes(group, self._sizes, rows, StepValues(rows, get_batch_sizes)):
+            is_by_size = _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None
+            if is_by_size and not is_near(change, self.known, change.known_ns):
+                yield change, SIZE
+
+
+def _find_changes(group: Group, finder: ShiftFinder, steps: Rows, values: Values) -> Iterator[StepChange]:
+    for shift in finder.find_shifts(values):
+        after = steps[shift.first : shift.last + 1]
+        yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
+
+
+def is_near(change: StepChange, others: Iterable[KnownChange], known_ns: int) -> bool:
+    """Whether a change begins near one already known. It may have begun in a counted step before its first step."""
+    first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
+    return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
+
+
+def _is_by_probe(change: StepChange) -> bool:
+    """Whether short steps became shorter when the probe no longer recorded each of them in full."""
+    before, after = ((rows["counted"] | rows["light"]).mean() for rows in (change.before, change.after))
+    slower = np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"])
+    return bool(slower < 0 and before < 1 / 2 < after)
+
+
+def _is_warm_up(change: StepChange) -> bool:
+    """Whether iterations became shorter only after the first ones, which also allocate, compile and load."""
+    before, after = _compute_medians(change)
+    return after < before and int(change.after["step"][0]) <= _WARM_UP_STEPS
+
+
+def _measure_level(change: StepChange) -> Level:
+    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), *_compute_medians(change))
+
+
+def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
+    """Return the seconds of a part of each step, at least a notable part of the first iterations.
+
+    Smaller values are raised to that part, so that their noise is no change. Empty before there are enough steps.
+    """
+    if len(steps) < LEVEL_STEPS:
+        return np.empty(0)
+    iteration = float(np.median(steps["iteration_s"][:LEVEL_STEPS]))
+    least = (
+        _NOTABLE_SHARE * iteration if measure is not measure_between else max(BETWEEN_SECONDS, _NOTABLE_SHARE * iteration)
+    )
+    return StepValues(steps, lambda rows: np.maximum(measure(rows), least))
+
+
+def _widen_change(change: StepChange) -> StepChange:
+    """Return a change between steps with phases with all recorded steps around it."""
+    steps = change.process.steps_until(change.known_ns)
+    first = int(np.searchsorted(steps["step"], change.after["step"][0]))
+    before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first : first + LEVEL_STEPS]
+    return replace(change, before=before, after=after)
+
+
+def _is_longer_between(change: StepChange) -> bool:
+    """Whether the time between the phases grew by a notable part of the iteration."""
+    added = change.measure_parts().get("other_s", 0.0)
+    return added >= max(BETWEEN_SECONDS, _NOTABLE_SHARE * float(np.median(change.after["iteration_s"])))
+
+
+def _is_notable(change: StepChange) -> bool:
+    """Whether iterations take notably another time."""
+    before, after = _compute_medians(change)
+    return abs(after - before) >= _NOTABLE_SHARE * before and max(before, after) >= SHORTEST_ITERATION_S
+
+
+def _compute_medians(change: StepChange) -> tuple[float, float]:
+    return float(np.median(change.before["iteration_s"])), float(np.median(change.after["iteration_s"]))

@@ -1,0 +1,192 @@
+"""The CPU sets the pace: the GPU waits for launches. And iterations whose level goes up and down while nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.engine import LOOP
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, offloads
+from zerotop.analysis.findings.support.host_load import measure_load
+from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.analysis.stats.wander import compute_levels, find_split, measure_order
+
+_LAUNCHES = FindingKind(
+    name="launch_bound",
+    severity=Severity.INFO,
+    confidence=0.85,
+    headline="The GPU waits for launches in {share:percent} of each {iteration_s:seconds} iteration",
+    details=(
+        "Kernels run in {use:percent} of the time, and {cores:.1f} cores are busy to launch them: each takes less time than"
+        " its launch.[ Iterations wander from {low_s:seconds} to {high_s:seconds} with the pace of those cores.]"
+    ),
+    advice="{help}",
+    fix="{help_fix}",
+)
+_ENDED = _LAUNCHES.with_changes(
+    headline="The GPU waited for launches in {share:percent} of the iterations to step {until_step:.0f}"
+)
+_WANDERS = FindingKind(
+    name="pace_wanders",
+    severity=Severity.INFO,
+    confidence=0.8,
+    headline="Iterations wander from {low_s:seconds} to {high_s:seconds} while nothing changes",
+    details="The median of {steps:.0f} steps is {iteration_s:seconds}; changes of pace within this range are not told.",
+)
+# The first steps load and allocate, and are recorded in full.
+_FIRST_STEPS = 20
+# Steps and seconds after these with which the pace is judged first; then with each doubling of the steps.
+_LEAST_STEPS, _LEAST_S = 60, 3.0
+# The GPU waits for at least this share of the iteration.
+_WAIT_SHARE = 0.2
+# Shares of the iteration that other reasons take, and the cores that launch.
+_MOST_DATA, _MOST_BETWEEN, _LEAST_CORES = 0.1, 0.25, 0.6
+# If the mean is larger than the median by this factor, pauses leave the GPU idle, too.
+_PAUSING_TIMES = 1.2
+# Levels that wander: their range, as a share of the median, and how often they cross it: a change that ends does so twice.
+_WANDER_SHARE, _CROSSINGS = 0.25, 3
+# Levels on each side of a change for good, and the share of their pairs that are in the same order.
+_LEAST_LEVELS, _CHANGED_SHARE = 3, 0.95
+# Memory that is left over: a larger micro-batch may fit.
+_ROOM_SHARE = 0.6
+
+
+class _Pace(NamedTuple):
+    """The pace of recent steps."""
+
+    rows: Rows
+    use: float  # of the GPUs, a share of the time
+    cores: float
+    low_s: float
+    high_s: float
+    wanders: bool
+
+
+class _Verdict(NamedTuple):
+    """The pace of the first steps, judged each time that there are twice as many."""
+
+    steps: int
+    finding: Finding | None
+    is_launching: bool  # whether a finding says so
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+    """Report both once for each attempt, with the numbers of the latest steps, and the end of the first."""
+    for verdict in window.extend(partial(_judge_next, window.subject), 0):
+        yield verdict.finding
+
+
+def _judge_next(group: Group, before: _Verdict | None) -> _Verdict | None:
+    steps = group.lead.steps
+    due = 2 * before.steps if before is not None else _FIRST_STEPS + _LEAST_STEPS
+    while len(steps) >= due:
+        if int(steps["end_unix_ns"][due - 1]) - int(steps["end_unix_ns"][_FIRST_STEPS]) >= _LEAST_S * 1e9:
+            finding, is_launching = _judge_pace(group, steps[:due], was_launching=before is not None and before.is_launching)
+            return _Verdict(due, finding, is_launching)
+        due += _LEAST_STEPS
+    return None
+
+
+def _judge_pace(group: Group, steps: Rows, *, was_launching: bool) -> tuple[Finding | None, bool]:
+    pace = _measure_pace(group, steps[max(_FIRST_STEPS, len(steps) // 2) :])
+    begin, known_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
+    iteration = compute_known_median(pace.rows["iteration_s"])
+    evidence: dict[str, float] = {"iteration_s": iteration, "steps": len(pace.rows)}
+    if pace.wanders:
+        evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
+    is_launching = _is_launch_bound(group, pace)
+    if is_launching or (was_launching and 1 - pace.use < _WAIT_SHARE):
+        evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
+        if not is_launching:
+            evidence["until_step"] = float(pace.rows["step"][0])
+        kind = _LAUNCHES if is_launching else _ENDED
+        values: dict[str, Any] = {"low_s": None, "high_s": None, **evidence, **_advise(group, pace)}
+        cost = 1 - pace.use if is_launching else 0.0
+        return kind.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **values), is_launching
+    wanders = pace.wanders and not _is_disturbed(group, pace.rows)
+    return _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, was_launching
+
+
+def _is_disturbed(group: Group, rows: Rows) -> bool:
+    """Whether other processes take cores from the ranks, which is told already."""
+    window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    loads = (measure_load(group.lead.recording, host, *window) for host in group.hosts)
+    return any(load is not None and load.is_disturbed for load in loads)
+
+
+def _measure_pace(group: Group, rows: Rows) -> _Pace:
+    begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    uses = [measure_gpu_use(one, begin_ns, end_ns) for one in group.processes]
+    cores = [_measure_cores(one, begin_ns, end_ns) for one in group.processes]
+    levels = _select_unchanged(compute_levels(np.asarray(rows["iteration_s"], np.float64)))
+    low, middle, high = np.percentile(levels, (5, 50, 95)).tolist()
+    is_above = levels[np.abs(levels - middle) >= _WANDER_SHARE / 4 * middle] > middle
+    crossings = int(np.count_nonzero(np.diff(is_above)))
+    wanders = high - low >= _WANDER_SHARE * middle and crossings >= _CROSSINGS
+    return _Pace(rows, float(np.mean(uses)), float(np.mean(cores)), low, high, wanders)
+
+
+def _select_unchanged(levels: Floats) -> Floats:
+    """Return the levels since the pace changed for good; all if it did not."""
+    if len(levels) < 2 * _LEAST_LEVELS:
+        return levels
+    split = find_split(levels, _LEAST_LEVELS)
+    order = measure_order(levels[:split], levels[split:])
+    return levels[split:] if max(order, 1 - order) >= _CHANGED_SHARE else levels
+
+
+def _measure_cores(process: Process, begin_ns: int, end_ns: int) -> float:
+    rows = process.host_samples.read_window(begin_ns, end_ns).rows
+    return compute_known_median(rows["cores_used"]) if len(rows) else float("nan")
+
+
+def _is_launch_bound(group: Group, pace: _Pace) -> bool:
+    """Whether the GPUs are idle because the ranks compute what to launch; comparisons with NaN, for unknown, are false."""
+    if not (1 - pace.use >= _WAIT_SHARE and pace.cores >= _LEAST_CORES) or any(map(offloads, group.processes)):
+        return False
+    seconds = pace.rows["iteration_s"]
+    has_pauses = float(np.nanmean(seconds)) >= _PAUSING_TIMES * compute_known_median(seconds)
+    return not has_pauses and all(_is_launching(one, pace.rows) for one in group.processes)
+
+
+def _is_launching(process: Process, steps: Rows) -> bool:
+    """Whether a rank's time goes into its phases, and its GPU finishes each as soon as the host does."""
+    rows = process.phased_steps_until(int(steps["end_unix_ns"][-1]))
+    rows = rows[rows["step"] >= steps["step"][0]]
+    rows = rows if len(rows) else process.phased_steps_until(int(steps["end_unix_ns"][-1]))[-_FIRST_STEPS:]
+    iteration = compute_known_median(rows["iteration_s"])
+    data, between = compute_known_median(rows["data_s"]), compute_known_median(measure_between(rows))
+    return data <= _MOST_DATA * iteration and between <= _MOST_BETWEEN * iteration
+
+
+def _advise(group: Group, pace: _Pace) -> dict[str, str]:
+    """Return what helps this job, and the line for the first of it."""
+    engine, helps = group.engine, []
+    fix = ""
+    is_sharded = (engine.parallelism or "").startswith("FSDP")  # whose collectives CUDA graphs do not capture
+    if engine.kind == LOOP and engine.compiled is False and not is_sharded:
+        helps.append("capture the launches of a step as one, with CUDA graphs")
+        fix = 'model = torch.compile(model, mode="reduce-overhead")'
+    settings = [one.settings or {} for one in engine.optimizers or []]
+    if any(one.get("foreach") is False and not one.get("fused") for one in settings):
+        helps.append("let the optimizer update all tensors at once, with fused=True")
+        fix = fix or "fused=True"
+    known = group.lead.phased_steps_until(int(pace.rows["end_unix_ns"][-1]))["rows"]
+    rows, held = int(known[-1]) if len(known) else 0, int(pace.rows["reserved_peak_bytes"].max(initial=0))
+    if rows > 0 and group.lead.device_bytes and 0 < held <= _ROOM_SHARE * group.lead.device_bytes:
+        used = f"{{held:bytes}} of {{room:bytes}} were reserved up to step {pace.rows['step'][-1]}"
+        helps.append(f"train on more than {rows} rows at once, for which there is room ({used})")
+        fix = fix or f"batch_size={2 * rows}"
+    helps.append("use fewer, larger operations")
+    sentence = "; or ".join(helps)
+    sizes = {"held": held, "room": group.lead.device_bytes}
+    return {"help": Text(f"{sentence[0].upper()}{sentence[1:]}.", sizes), "help_fix": fix}

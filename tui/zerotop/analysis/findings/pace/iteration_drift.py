@@ -1,0 +1,203 @@
+"""Iterations slowly become longer: by how much, in which phase, and what else grew at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.causes.batch_causes import find_batch_step
+from zerotop.analysis.findings.support.causes.causes import find_drift_cause
+from zerotop.analysis.findings.support.causes.host_causes import is_by_others
+from zerotop.analysis.findings.support.causes.pace_shift import HOST_TIMES, PaceShift
+from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
+from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
+from zerotop.analysis.findings.support.lines.line_findings import (
+    PLACES,
+    await_lines,
+    is_cause,
+    line_values,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine
+from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
+from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.knee import fit_knee, is_gradual
+from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
+from zerotop.analysis.stats.wander import compute_levels
+
+_KIND = FindingKind(
+    name="iteration_drift",
+    severity=Severity.WARNING,
+    confidence=0.6,
+    headline="Iterations grow by {pace} a step: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
+    details=(
+        "{growth:change} from about step {step} on[, {carried:seconds} of it {part}][, most of that at {line}][; {cause}]."
+    ),
+    advice="{breakdown}",
+    fix="{breakdown_fix}",
+)
+# Advice and fix by the phase that takes longer.
+_BY_PHASE = {
+    "data_s": ("Check what the dataset keeps or reads again and again.", "py-spy dump --pid {pid}"),
+    "other_s": (
+        "Look for a list that grows between the steps, of logged values or kept outputs.",
+        "py-spy dump --pid {pid}",
+    ),
+}
+# A rise is visible from this share on, as with a shift.
+DRIFT_SHARE = 0.15
+# By chance, six blocks are in order once in 720 times. Each is higher by at least this share of an even rise.
+DRIFT_BLOCKS = 6
+DRIFT_EVENNESS = 0.2
+
+_new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report each rise by DRIFT_SHARE, with newer numbers if it continues for long."""
+    for group in recording.groups:
+        values = group.lead.steps["iteration_s"]
+        rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
+        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
+        costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
+        measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
+        fresh = [drift for drift in measured if _is_drift(drift, values)]
+        for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
+            told = group.get_state(_Told, _KIND.name)
+            if drift.rise.begin > told.end:  # it is another one
+                told.begin, told.low_s = drift.rise.begin + _find_onset(drift), drift.rise.low
+            told.end = drift.rise.end
+            yield _build_finding(drift, found, told)
+
+
+class _Told:
+    """The rise that was reported last, as indices of steps."""
+
+    begin, end, low_s = 0, -1, 0.0
+
+
+def _is_drift(drift: _Drift, values: Floats) -> bool:
+    """Whether a rise is neither a change of level, nor the load of other processes, nor the run's own wandering."""
+    cause = find_drift_cause(drift.change)
+    if cause is not None and find_batch_step(drift.change, cause) is not None:
+        return True
+    if not _is_gradual(values, drift.rise) or (cause is None and is_by_others(drift.change)):
+        return False
+    return cause is not None or not _is_wandering(drift, values)
+
+
+def _is_wandering(drift: _Drift, values: Floats) -> bool:
+    """Whether the run had been as slow before, or its pace is that of the host, which wanders by this much."""
+    rise, shift = drift.rise, PaceShift(drift.change, None, "")
+    earlier = compute_levels(np.asarray(values[SETTLED_STEPS : rise.begin], np.float64))
+    if len(earlier) and rise.high <= earlier.max():
+        return True
+    first, last = drift.change.before, drift.change.after
+    is_host = is_paced_by_host(drift.change.group.processes, int(first["begin_unix_ns"][0]), int(last["end_unix_ns"][-1]))
+    return is_host and rise.high < HOST_TIMES * rise.low and not shift.has_own_part
+
+
+def _is_gradual(values: Floats, rise: Rise) -> bool:
+    return is_gradual(_compute_points(values[rise.begin : rise.end], rise.block_length))
+
+
+def _compute_points(values: Floats, block_length: int) -> Floats:
+    """Return medians of groups of steps: no single step counts, and a long rise is only a few points."""
+    return np.asarray(np.median(values.reshape(-1, _count_steps(block_length)), axis=1))
+
+
+def _count_steps(block_length: int) -> int:
+    """Return the steps of each point."""
+    return max(1, block_length // TREND_BLOCK)
+
+
+def _measure_level(group: Group, rise: Rise) -> Level:
+    steps = group.lead.steps["step"]
+    return Level(int(steps[rise.begin]), int(steps[rise.end - 1]), rise.low, rise.high)
+
+
+class _Drift(NamedTuple):
+    """A rise, the steps in its first and last block, and the phase that carries it."""
+
+    rise: Rise
+    rows: Rows
+    change: StepChange
+    changes: dict[str, float]  # of the phases, in seconds
+    carrier: str  # empty where the phases are unknown
+
+    @classmethod
+    def measure(cls, group: Group, rise: Rise, known_ns: int) -> _Drift:
+        """Measure a rise of a group's iterations."""
+        rows = group.lead.steps[rise.begin : rise.end]
+        change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :], known_ns)
+        changes = change.measure_parts()
+        return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name], default=""))
+
+    def find_delay(self) -> Delay:
+        """Return where the time is lost."""
+        last = self.change.after
+        end_ns = int(last["end_unix_ns"][-1])
+        where = PLACES[self.carrier] if self.carrier else ""
+        return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
+
+
+def _find_batch_step(drift: _Drift) -> int | None:
+    """Return the step at which a rank's batches changed, if they are the cause."""
+    cause = find_drift_cause(drift.change)
+    return find_batch_step(drift.change, cause) if cause is not None else None
+
+
+def _find_onset(drift: _Drift) -> int:
+    """Return the index of the step with which the rise begins, as iterations may have been even before it."""
+    rows, length = drift.rows, drift.rise.block_length
+    most = len(rows) - 2 * length
+    sized = _find_batch_step(drift)
+    if sized is not None:
+        return min(most, int(np.searchsorted(rows["step"], sized)))
+    each, points = _count_steps(length), _compute_points(rows["iteration_s"], length)
+    fit = fit_knee(np.asarray(np.arange(len(points)) + 0.5, np.float64) * each, points)
+    return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
+
+
+def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Finding:
+    rise, _, change, changes, carrier = drift
+    cause, kind, rows = find_drift_cause(change), _KIND, change.group.lead.steps[told.begin : told.end]
+    # To the middle of the last block; from the onset, or from the middle of the first block.
+    first = rise.block_length / 2 if told.begin == rise.begin else 0.0
+    slope, growth = (rise.high - told.low_s) / (len(rows) - first - rise.block_length / 2), rise.high / told.low_s - 1
+    if cause is not None:
+        kind = _KIND.with_changes(
+            confidence=cause.confidence, advice=cause.advice, fix=cause.fix, measured_cause=cause.finding
+        )
+    elif carrier in _BY_PHASE:
+        advice, fix = _BY_PHASE[carrier]
+        kind = _KIND.with_changes(advice=advice, fix=fix)
+    line = found.line if cause is None else None
+    is_named = line is not None and is_cause(line, drift.find_delay())
+    if line is not None and is_named:
+        kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
+        note_named_line(change.group, line, found.known_ns)
+    unexplained = None if is_named else "no other change was recorded"
+    evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}
+    return kind.at_steps(
+        change.group,
+        rows,
+        evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
+        pace=f"{slope * 1e3:.2g} ms" if slope >= 1e-4 else f"{slope * 1e6:.2g} us",
+        cost=1 - told.low_s / rise.high,
+        growth=growth,
+        known_ns=found.known_ns,
+        pid=change.process.source.pid,
+        carried=changes[carrier] if carrier else None,
+        part=name_part(carrier) if carrier else None,
+        cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,
+        **line_values(line),
+    )

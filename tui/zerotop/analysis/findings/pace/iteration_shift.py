@@ -1,0 +1,361 @@
+"""Iteration time changes permanently: the phase that changed, and what else changed at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
+from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
+from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
+from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
+from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
+from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
+from zerotop.analysis.findings.support.causes.training_causes import check_training
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.line_findings import (
+    await_lines,
+    is_cause,
+    line_values,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.formatting import Text, format_seconds
+from zerotop.analysis.stats.change_points import SHIFT_STEPS
+from zerotop.analysis.stats.wander import BLOCK
+from zerotop_probe.recording.events import TrainingChanged
+
+_KIND = FindingKind(
+    name="iteration_shift",
+    severity=Severity.WARNING,
+    confidence=0.5,
+    headline="Iterations {take} {after_s:seconds} instead of {before_s:seconds} ({change_share:change})"
+    " from step {step} {until}",
+    details="{carried:seconds} of it {part}[, most of that at {line}][; {cause}[: {cause_line}]].",
+    advice="{breakdown}",
+    fix="{breakdown_fix}",
+)
+_LINE_HEADLINE = "Iterations {take} {after_s:seconds} instead of {before_s:seconds} from step {step} {until}"
+_UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."
+_SPREAD_DETAILS = "No single phase carries most of it[; {cause}[: {cause_line}]]."
+_BUSY_DETAILS = "The GPU is busy in {busy_after:percent} of the time instead of {busy_before:percent}[; {cause}]."
+_BETWEEN = _KIND.with_changes(
+    advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
+    fix="py-spy dump --pid {pid}",
+)
+_BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")
+# A level that is as near to the one before a change is the same.
+_BACK_SHARE = 0.1
+# Lasting changes are searched again after this part of more steps, from that many on: the first are recorded in full.
+_MORE_STEPS, _FIRST_STEPS = 16, 20
+# A change that was found in one way within so many steps of one found in another is the same.
+_NEAR_STEPS = 3 * BLOCK
+# Blocks of steps in a row that are nearer to the level before: the change has passed.
+_PASSED_BLOCKS = 10
+# A part of the GPU's work is named from this share of the change on.
+_PART_SHARE = 0.2
+
+
+class _Pending(NamedTuple):
+    """A change that is told if it lasts, and the number of its steps with which it was judged last."""
+
+    shift: PaceShift
+    judged: int
+
+
+class _State:
+    def __init__(self) -> None:
+        self.search = PaceSearch()
+        self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
+        self.pending: list[_Pending] = []
+        self.real: list[tuple[KnownChange, PaceShift]] = []  # explained changes: levels before them do not count any more
+        self.told: list[KnownChange] = []  # real changes of the iterations themselves
+        self.lasting_steps = _FIRST_STEPS  # with which lasting changes are searched next
+        self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
+        self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
+        self.blocks_seen: dict[int, int] = {}  # by the first step of a change: blocks of steps since then without its end
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
+    for group in recording.groups:
+        state = group.get_state(_State, _KIND.name)
+        known = await_lines(group, _KIND.name, _list_real(group, state), PaceShift.find_delay)
+        for shift, found in sorted(known, key=lambda one: one[1].known_ns):
+            yield from _end_passed(group, state, found.known_ns)
+            if not shift.found_in:
+                if not is_near(shift.change, state.by_cause, found.known_ns):
+                    yield from _report(group, state, shift, found)
+            elif is_near(shift.change, state.search.known, found.known_ns):
+                continue  # the iterations showed it while its line was searched
+            elif _is_explained(shift, found.line):
+                state.by_cause.append(KnownChange(shift.step, found.known_ns))
+                yield from _report(group, state, shift, found)
+        yield from _explain_again(group, state)
+        yield from _end_far(group, state)
+        yield from _end_passed(group, state, group.lead.at.cursor_ns)
+
+
+def _end_passed(group: Group, state: _State, until_ns: int) -> Iterator[Finding]:
+    """Yield the ends of slowdowns after which _PASSED_BLOCKS of steps in a row were nearer to the level before."""
+    steps = group.lead.steps_until(until_ns)
+    for one in [one for one in state.open if one[0].is_worse and len(one[0].change.after) >= SHIFT_STEPS]:
+        shift, found = one
+        later = steps[np.searchsorted(steps["step"], shift.step) :]
+        count = len(later) // BLOCK
+        begin = max(0, state.blocks_seen.get(shift.step, 0) - _PASSED_BLOCKS)
+        seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
+        is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
+        runs = np.convolve(is_back, np.ones(_PASSED_BLOCKS), "valid") if len(is_back) >= _PASSED_BLOCKS else np.zeros(0)
+        passed = np.flatnonzero(runs == _PASSED_BLOCKS)
+        state.blocks_seen[shift.step] = count
+        if len(passed):
+            state.open.remove(one)
+            first = (begin + int(passed[0])) * BLOCK
+            known_ns = max(int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1]), found.known_ns)
+            yield _build_finding(shift, found, ended=(int(later["step"][max(first - 1, 0)]), known_ns))
+
+
+def _explain_again(group: Group, state: _State) -> Iterator[Finding]:
+    """Yield changes again for which a change of the training is known by now: the probe looks for these now and then."""
+    for event in group.lead.read_new_items(group.lead.events_of(TrainingChanged), _KIND.name):
+        for number, (shift, found) in enumerate(state.open):
+            told = _explain_by_training(shift, event.unix_ns)
+            if told is not shift:
+                state.open[number] = told, found._replace(known_ns=max(found.known_ns, event.unix_ns))
+                yield _build_finding(*state.open[number])
+
+
+def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
+    """Return the change with a change of the training as its cause, if it had none that is certain."""
+    if shift.cause is not None and shift.cause.confidence >= CERTAIN:
+        return shift
+    change = replace(shift.change, known_ns=known_ns)
+    cause = check_training(change)
+    return shift if cause is None else replace(shift, change=change, cause=cause)
+
+
+def _end_far(group: Group, state: _State) -> Iterator[Finding]:
+    """Yield the ends of changes that were told with two far outliers, if the next BLOCK of steps are none."""
+    steps = group.lead.steps
+    for one in [one for one in state.open if len(one[0].change.after) < SHIFT_STEPS]:
+        shift, last = one[0], one[0].change.after[-1]
+        later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
+        if len(later) == BLOCK:
+            known_ns = max(int(later["end_unix_ns"][-1]), one[1].known_ns)
+            if known_ns > group.lead.at.cursor_ns:
+                continue
+            state.open.remove(one)
+            if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
+                yield _build_finding(*one, ended=(int(last["step"]), known_ns))
+
+
+def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
+    """Yield the change, or the end of the earlier one that it takes back."""
+    for earlier in reversed(state.open):
+        if _is_back(earlier[0], shift):
+            state.open.remove(earlier)
+            yield _build_finding(*earlier, ended=(shift.step - 1, found.known_ns))
+            return
+    if group.count_report(_KIND.name):
+        shift = _explain_by_training(shift, found.known_ns)
+        state.open.append((shift, found))
+        yield _build_finding(shift, found)
+
+
+def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
+    """Whether a change leads back to the level before an earlier one."""
+    is_alike = abs(later.after_s - earlier.before_s) < _BACK_SHARE * max(abs(earlier.added_s), earlier.before_s)
+    return is_alike and later.step > earlier.step and later.added_s * earlier.added_s < 0
+
+
+def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
+    """Yield the changes that are more than the run's own wandering, once that is known."""
+    lead = group.lead
+    for change, found_in in _list_ready(group, state):
+        yield from _follow_up(group, state, change.known_ns)
+        shift = explain_change(change, found_in)
+        if shift is None:
+            continue
+        # What follows two far outliers does not count against them.
+        until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
+        steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
+        if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
+            if shift.has_own_part or shift.has_recorded_cause(None):
+                state.real.append((KnownChange(shift.step, change.known_ns), shift))
+            if not found_in:
+                state.told.append(KnownChange(shift.step, change.known_ns))
+            yield shift
+        else:
+            state.pending.append(_Pending(shift, len(change.after)))
+    yield from _follow_up(group, state, lead.at.cursor_ns)
+
+
+def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
+    """Yield changes that have stayed, up to a time and in its order: of a wandering pace, and those that are pending."""
+    steps = group.lead.steps_until(until_ns)
+    while len(steps) >= state.lasting_steps:
+        known = steps[: state.lasting_steps]
+        state.lasting_steps += max(2 * BLOCK, len(known) // _MORE_STEPS)
+        known_ns = int(known["end_unix_ns"][-1])
+        yield from _judge_pending(group, state, known)
+        told = [one.step for one in state.told if one.known_ns <= known_ns]
+        since = max([int(known["step"][0]) + _FIRST_STEPS, *told])
+        shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
+        if shift is None or not shift.is_worse:
+            continue
+        state.pending = [one for one in state.pending if one.shift.step < shift.step - _NEAR_STEPS]
+        state.told.append(KnownChange(shift.step, known_ns))
+        state.real.append((state.told[-1], shift))
+        yield shift
+    yield from _judge_pending(group, state, steps)
+
+
+def _judge_pending(group: Group, state: _State, steps: Rows) -> Iterator[PaceShift]:
+    pending, state.pending = state.pending, []
+    for one in pending:
+        yield from _judge_again(state, one, steps)
+
+
+def _judge_again(state: _State, pending: _Pending, steps: Rows) -> Iterator[PaceShift]:
+    """Yield a change that has lasted; it is judged after each BLOCK of steps, and dropped once another one is real."""
+    shift = pending.shift
+    first = int(np.searchsorted(steps["step"], shift.step))
+    for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
+        pending = _Pending(shift, count)
+        known_ns = int(steps["end_unix_ns"][first + count - 1])
+        if any(other.step > shift.step and other.known_ns <= known_ns for other, _ in state.real):
+            return
+        if known_ns < shift.change.known_ns:
+            continue
+        shift = _explain_by_training(shift, known_ns)
+        history, earlier = _select_history(steps[: first + count], state, shift)
+        if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True):
+            state.told.append(KnownChange(shift.step, known_ns))
+            yield replace(shift, change=replace(shift.change, known_ns=known_ns))
+            return
+    state.pending.append(pending)
+
+
+def _select_history(steps: Rows, state: _State, shift: PaceShift) -> tuple[Rows, PaceShift | None]:
+    """Return the steps since the last real change before this one, without the very first step, and that change."""
+    before = [(one.step, real) for one, real in state.real if one.step < shift.step]
+    since, earlier = max(before, key=lambda one: one[0], default=(int(steps["step"][0]) + 1, None))
+    return steps[np.searchsorted(steps["step"], since) :], earlier
+
+
+def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
+    """Return the changes for which all records that may explain them have come, by the time when they were known."""
+    ready: list[tuple[StepChange, str]] = []
+    held, state.waiting = state.waiting, []
+    for change, found_in in state.search.list_changes(group):
+        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases
+        (held if waits else ready).append((change, found_in))
+    for change, found_in in held:
+        known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
+        if known_ns <= group.lead.at.cursor_ns:
+            ready.append((replace(change, known_ns=known_ns), found_in))
+        else:
+            state.waiting.append((change, found_in))
+    return sorted(ready, key=lambda one: one[0].known_ns)
+
+
+def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
+    """Return the steps from the one with which the change began: counted steps may precede the first one that shows it."""
+    before, after = shift.change.before, shift.change.after
+    if not shift.found_in:
+        return after
+    steps = shift.change.process.steps_until(known_ns)
+    onset = find_onset(steps, int(before["step"][-1]), int(after["step"][0]))
+    return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
+
+
+def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
+    """Whether a line explains the change."""
+    if line is None or (shift.is_uncertain and line.known_call is None):
+        return False
+    return is_cause(line, shift.find_delay())
+
+
+def _is_waiting(line: StackLine | None) -> bool:
+    """Whether a line only waits for the GPU's work."""
+    return line is not None and line.known_call is not None and line.known_call.waits_for_gpu
+
+
+def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
+    """Whether a cause is known for a change that the iteration times do not show."""
+    has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
+    if shift.found_in == STEP_PHASE:
+        return shift.is_worse and shift.carrier == "step_s" and shift.is_far("step_s")
+    return shift.found_in == SIZE or has_certain_cause or _is_line_named(shift, line)
+
+
+def _choose_kind(shift: PaceShift) -> FindingKind:
+    cause = shift.cause
+    kind = _BY_GPU if shift.is_by_gpu else _BETWEEN if shift.carrier in ("data_s", "other_s") else _KIND
+    if shift.is_by_gpu and not shift.device_parts:
+        kind = kind.with_changes(details=_BUSY_DETAILS)
+    elif not shift.carrier:
+        kind = kind.with_changes(details=_SPREAD_DETAILS if shift.parts else _UNPHASED_DETAILS)
+    if cause is not None:
+        kind = kind.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+    if cause is not None and cause.line is not None:
+        kind = kind.with_changes(headline=f"{_LINE_HEADLINE}: {{place}}")
+    return kind
+
+
+def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | None = None) -> Finding:
+    """Return the finding. ``ended``: the last step with the change, and when that was known."""
+    change, cause, kind = shift.change, shift.cause, _choose_kind(shift)
+    is_named = _is_line_named(shift, found.line)
+    line = found.line if is_named or not (shift.is_uncertain or _is_waiting(found.line)) else None
+    if line is not None and is_named:
+        kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
+        note_named_line(change.group, line, found.known_ns)
+    if not shift.is_worse:
+        kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
+    elif cause is not None:
+        kind = kind.with_changes(measured_cause=cause.finding)
+    values: dict[str, Any] = line_values(line)
+    if cause is not None and cause.where:
+        values |= {"line": None, "cause_line": values["line"]}
+    if cause is not None and cause.line is not None:
+        values["place"] = cause.line.place
+    unexplained = None if is_named else "no other change was recorded"
+    until_step, known_ns = ended or (None, found.known_ns)
+    evidence = {"before_s": shift.before_s, "after_s": shift.after_s, "change_share": shift.after_s / shift.before_s - 1}
+    evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in shift.parts.items()}
+    return kind.at_steps(
+        change.group,
+        _find_begin(shift, found.known_ns),
+        {**evidence, "until_step": until_step},
+        known_ns=known_ns,
+        take="take" if ended is None else "took",
+        until="on" if ended is None else f"to {until_step}",
+        carried=shift.carried_s if shift.carrier else None,
+        busy_before=shift.gpu_uses[0] if shift.is_by_gpu else None,
+        busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
+        longer="longer" if shift.is_worse else "shorter",
+        part=_describe_part(shift),
+        cost=shift.cost,
+        pid=change.process.source.pid,
+        cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
+        **values,
+    )
+
+
+def _describe_part(shift: PaceShift) -> str | None:
+    if not shift.is_by_gpu:
+        return name_part(shift.carrier) if shift.carrier else None
+    parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))
+    return ", ".join(
+        f"{format_seconds(abs(part))} {name_part(name)}"
+        for name, part in parts
+        if part * shift.added_s > 0 and abs(part) >= _PART_SHARE * abs(shift.added_s)
+    )

@@ -1,0 +1,231 @@
+"""A single pause that costs as much as many iterations: in one step, or in one evaluation or generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
+from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.line_findings import (
+    PLACES,
+    await_lines,
+    is_cause,
+    is_named,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, UNSEEN, Delay, FoundLine, read_new_stacks
+from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
+from zerotop.recording.events.event_files import select_events
+from zerotop.recording.reader import Event
+from zerotop_probe.recording.event_values import SILENT
+from zerotop_probe.recording.events import Tensors
+
+_KIND = FindingKind(
+    name="long_pause",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    lost_once="pause_s",
+    headline="Step {step} took {pause_s:seconds} longer than the others",
+    details=(
+        "{pause_s:seconds} are as long as {iterations:.0f} iterations[, spent {part}][, most of it at {line}][; {cause}]."
+    ),
+    advice="Trace that step with torch.profiler, to see what it does.",
+    fix="with torch.profiler.profile() as profile:",
+)
+_EVALUATION = _KIND.with_changes(
+    severity=Severity.INFO,
+    headline="An evaluation took {pause_s:seconds}, as long as {iterations:.0f} iterations",
+    details="Training stood still for it before step {step}[, most of the time at {line}].",
+    advice="",
+    fix="",
+)
+_UNFINISHED = _KIND.with_changes(
+    headline="Step {step} has taken {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
+    details="It is as long as {iterations:.0f} iterations, and has not ended[; {cause}].",
+    advice="See what the rank does: its stacks are on the Ranks screen.",
+    fix="py-spy dump --pid {pid}",
+)
+_BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
+# A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
+# than all steps before together; then again with this many times as long.
+_UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
+_PLACES = ("data", "forward", "backward", "step", BETWEEN, UNSEEN)
+# A pause is told if it takes these seconds, this many iterations, and this share of the training so far or half a minute.
+_LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
+_LEAST_SHARE, _MOST_S = 0.02, 30.0
+# An evaluation is expected to take a while: it takes this share of the training so far.
+_EVALUATION_SHARE = 0.1
+
+
+class _State:
+    steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
+    longest_s = 0.0
+    longest_evaluation_s = 0.0
+    unfinished: tuple[int, float] = -1, 0.0  # the step that was told last, and with how many seconds
+
+
+class _Pause(NamedTuple):
+    """Steps that took long, up to the first one that did not."""
+
+    group: Group
+    rows: Rows
+    seconds: float  # in all, beyond the usual time
+    usual_s: float
+    known_ns: int
+    is_evaluation: bool
+    process: Process
+    column: str  # of the phase that took the time; empty if it is unknown
+
+    def find_delay(self) -> Delay:
+        """Return where the time is lost."""
+        where = "eval" if self.is_evaluation else PLACES[self.column] if self.column else BETWEEN
+        begin_ns, end_ns = int(self.rows["begin_unix_ns"][0]), int(self.rows["end_unix_ns"][-1])
+        return Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
+
+    @property
+    def is_by_probe(self) -> bool:
+        """Whether an older probe took most of it, to search for the holders of tensors."""
+        delay = self.find_delay()
+        counts = select_events(self.process.events_of(Tensors), delay.begin_ns, delay.end_ns)
+        return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report the first pause of each attempt, and later ones that are notably longer."""
+    for group in recording.groups:
+        for pause, found in await_lines(group, _KIND.name, _find_pauses(group), _Pause.find_delay):
+            is_new = found.line is None or not is_named(group, found.line, found.known_ns)
+            if is_new and not pause.is_by_probe:
+                yield _build_finding(pause, found)
+        yield from _find_unfinished(group)
+
+
+def _find_unfinished(group: Group) -> Iterator[Finding]:
+    """Report a step that takes longer than all before it, while it lasts."""
+    state, lead = group.get_state(_State, _KIND.name), group.lead
+    for event in read_new_stacks(lead, _KIND.name, _PLACES, SILENT):
+        steps = lead.steps_until(event.unix_ns)
+        if len(steps) <= SETTLED_STEPS:
+            continue
+        begin_ns, step = int(steps["end_unix_ns"][-1]), int(steps["step"][-1]) + 1
+        lasted, usual = (event.unix_ns - begin_ns) / 1e9, float(np.nanmedian(steps["iteration_s"][-LEVEL_STEPS:]))
+        told_step, told_s = state.unfinished
+        is_longer = step != told_step or lasted >= _LONGER_TIMES * told_s
+        trained = float(np.nansum(steps["iteration_s"]))
+        if is_longer and lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained):
+            state.unfinished = step, lasted
+            evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
+            yield _build_unfinished(group, event, begin_ns, step, evidence)
+
+
+def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
+    threads = find_busy_threads(group.lead, begin_ns, event.unix_ns)
+    kind, values = _UNFINISHED, dict(line_values(None))
+    if threads and threads[0].line is not None:
+        line = threads[0].line
+        values = {"place": line.place, "line": line.text, "location": line.location}
+        kind = kind.with_changes(advice=_BY_THREAD, fix="{location}")
+    cores = sum(thread.cores for thread in threads)
+    cause = threads[0].describe("", len(threads) - 1, cores) if threads else None
+    evidence["iterations"] = evidence["pause_s"] / evidence["iteration_s"]
+    pid = group.lead.source.pid
+    values |= {"step": step, "cause": cause, "pid": pid}
+    return kind.at(group, begin_ns, event.unix_ns, evidence, cost=evidence["share"], **values)
+
+
+def _find_pauses(group: Group) -> Iterator[_Pause]:
+    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
+    seconds, evaluated = steps["iteration_s"], steps["eval_s"]
+    begin = state.steps_read
+    if len(steps) <= begin:
+        return
+    long = (begin + np.flatnonzero((seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S))).tolist()
+    trained_s = np.nancumsum(seconds if long else seconds[:0])  # only when needed: there may be a million steps
+    for index in long:
+        if index < state.steps_read:
+            continue
+        usual = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index]))
+        trained = float(trained_s[index - 1])
+        if evaluated[index] >= _LEAST_S:
+            state.steps_read = index + 1
+            pause = float(evaluated[index])
+            if _is_notable(pause, usual, _EVALUATION_SHARE * trained, state.longest_evaluation_s):
+                state.longest_evaluation_s = pause
+                known_ns = int(steps["end_unix_ns"][index])
+                yield _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
+            continue
+        end = index + 1
+        # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
+        while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
+            end += 1
+        if end == len(steps) and end - index < SHIFT_STEPS:  # the next step shows whether it was a pause
+            state.steps_read = index
+            return
+        state.steps_read = end
+        pause = float(seconds[index:end].sum()) - (end - index) * usual
+        least = min(_LEAST_SHARE * trained, _MOST_S)
+        is_change = end - index >= SHIFT_STEPS or (
+            end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
+        )
+        if not is_change and _is_notable(pause, usual, least, state.longest_s):
+            state.longest_s = pause
+            known_ns = int(steps["end_unix_ns"][end])
+            process, column = _find_place(group, steps[index], known_ns)
+            yield _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
+    state.steps_read = max(state.steps_read, len(steps))
+
+
+def _is_notable(pause_s: float, usual_s: float, least_s: float, longest_s: float) -> bool:
+    is_long = pause_s >= max(_LEAST_S, _LEAST_ITERATIONS * usual_s, least_s)
+    return is_long and pause_s > longest_s * (1 + SPIKE_SIMILAR_SHARE)
+
+
+def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
+    """Return the rank that spent most time of its own in a step, and in which phase; without phases the lead and ""."""
+    found: list[tuple[bool, float, Process, str]] = []
+    for process in group.processes:
+        rows = process.phased_steps_until(known_ns)
+        rows = rows[rows["step"] == step["step"]]
+        if len(rows):
+            parts = {name: float(rows[name][0]) for name in PLACES if name != "other_s"}
+            parts["other_s"] = float(measure_between(rows)[0])
+            column = max(parts, key=lambda name: parts[name])
+            # The other ranks wait for this one where they communicate.
+            is_own = column in ("data_s", "other_s")
+            found.append((is_own, parts[column], process, column))
+    if not found:
+        return group.lead, ""
+    return max(found, key=lambda one: one[:2])[2:]
+
+
+def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
+    kind, line = _EVALUATION if pause.is_evaluation else _KIND, found.line
+    compiled = measure_compiling(pause.group.lead, pause.rows)
+    if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
+        kind = name_line(kind, line)
+        note_named_line(pause.group, line, found.known_ns)
+    elif pause.is_evaluation and line is not None:
+        kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
+    is_compiling = compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
+    if is_compiling:
+        kind = kind.with_changes(severity=Severity.INFO)
+    evidence = {"pause_s": pause.seconds, "iteration_s": pause.usual_s, "iterations": pause.seconds / pause.usual_s}
+    return kind.at_steps(
+        pause.group,
+        pause.rows,
+        evidence,
+        known_ns=found.known_ns,
+        part=name_part(pause.column) if pause.column else None,
+        cause=Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None,
+        **line_values(line),
+    )

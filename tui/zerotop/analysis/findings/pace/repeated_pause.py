@@ -1,0 +1,208 @@
+"""Training pauses every few iterations, at the same line of the job's code or to wait for data: a cleanup, a log."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.host_load import count_workers, measure_load
+from zerotop.analysis.findings.support.lines.known_calls import COMPILE
+from zerotop.analysis.findings.support.lines.line_findings import (
+    is_cause,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import (
+    BETWEEN,
+    SLOW,
+    UNSEEN,
+    Delay,
+    StackLine,
+    find_line,
+    read_new_stacks,
+)
+from zerotop_probe.recording.events import Stacks
+
+_KIND = FindingKind(
+    name="repeated_pause",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="A {pause_s:seconds} pause every {period:.0f} iterations ({share:percent} of the time)",
+    details=(
+        "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
+        " {iteration_s:seconds}."
+    ),
+)
+# In a data loader, no line of the job's own code takes the time.
+_LOADING = _KIND.with_changes(
+    headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds} ({share:percent} of the time)",
+    details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
+    advice="See what those iterations read that the others do not; workers that prefetch more batches hide it.",
+    fix="{prefetch_fix}",
+)
+_STARTING = _LOADING.with_changes(
+    advice="A new DataLoader starts new workers: create it once, and let it keep them.",
+    fix="persistent_workers=True",
+)
+_LOADER = "", 0  # in place of a line
+# Pauses that show a line, and their share of the time since the first one.
+_FEWEST_PAUSES = 3
+PAUSE_SHARE = 0.05
+# How much longer a pause is than the usual time of its place: in seconds, as a share of an iteration, as a factor.
+_LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
+# The pauses at a line are measured again after this share of more ones, so that the work grows linearly.
+_MORE_PAUSES = 1 / 8
+# Steps since the first pause, if some are counted: before that it may be a change for good.
+_FEWEST_COUNTED = 20
+# Steps that show how long phases usually are.
+_USUAL_STEPS = 50
+# This many pauses in exactly every n-th iteration are no coincidence, whatever else runs on the machine.
+_REGULAR_PAUSES = 4
+# The share of the slow steps' stacks that show the line, if what other steps did is not known.
+_NAMED_SHARE = 0.5
+# Pauses at one line are alike: each has at least this share of the longest one.
+_REGULAR_ALIKE, _ALIKE = 1 / 2, 1 / 8
+# If a larger share of the iterations is this long, they are slower and do not pause.
+_MOST_ITERATIONS = 0.4
+
+
+# The column of each place; empty for the gaps between phases.
+_COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
+
+
+class _Pauses:
+    """Pauses at a line that has not been reported."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns  # of the first one
+        self.count = 0
+        self.due_count = _FEWEST_PAUSES  # with which they are measured
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report each line of each rank, and again with more pauses."""
+    for group in recording.groups:
+        for process in group.processes:
+            for event in read_new_stacks(process, _KIND.name, _COLUMNS, SLOW):
+                yield from _check_event(group, process, event)
+
+
+def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Finding]:
+    known_ns, where = event.unix_ns, event.where
+    begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
+    line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
+    if line is None and where != "data":
+        return
+    if line is not None and not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
+        return
+    if where == "forward" and line is not None and line.known_call is not COMPILE:
+        return  # what a model computes is another detector's
+    key = (line.file, line.line) if line is not None else _LOADER
+    lines: dict[tuple[str, int], _Pauses] = process.get_state(dict, _KIND.name)
+    pauses = lines.setdefault(key, _Pauses(begin_ns))
+    pauses.count += 1
+    if pauses.count < pauses.due_count:
+        return
+    pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
+    rows = process.steps_until(known_ns)
+    rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
+    is_one_of_several = len(group.processes) > 1
+    slow = [one for one in process.events_of(Stacks) if one.why == SLOW and pauses.begin_ns < one.unix_ns <= known_ns]
+    is_usual = pauses.count >= _NAMED_SHARE * len(slow)
+    finding = _measure_pauses(
+        process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, is_one_of_several=is_one_of_several
+    )
+    if finding is not None:
+        if line is not None:
+            note_named_line(group, line, known_ns)
+        yield finding
+
+
+def _measure_pauses(
+    process: Process,
+    rows: Rows,
+    line: StackLine | None,
+    known_ns: int,
+    column: str,
+    *,
+    is_usual: bool,
+    is_one_of_several: bool,
+) -> Finding | None:
+    """Return a finding about the pauses in ``rows``; None if they are too few or too short.
+
+    ``column``: the seconds of the phase with the pauses, or "" for the gaps between phases. Without a line, or in counted
+    steps where most stacks show another place than this one (``is_usual``), they must be regular.
+    """
+    between = _estimate_seconds(process, rows, known_ns, column)
+    if len(rows) < (_FEWEST_COUNTED if rows["counted"].any() else _FEWEST_PAUSES) or between is None:
+        return None
+    iteration = float(np.median(rows["iteration_s"]))
+    usual = float(np.median(between))
+    longer = between - usual
+    is_pause = longer >= max(_LONGER_SECONDS, _LONGER_SHARE * iteration, _LONGER_TIMES * usual)
+    regular = np.flatnonzero(longer >= longer.max() * _REGULAR_ALIKE)
+    is_regular = len(regular) >= _REGULAR_PAUSES and len(set(np.diff(regular))) == 1
+    # What else takes longer is chance, or another pause.
+    is_pause &= longer >= longer.max() * (_REGULAR_ALIKE if is_regular else _ALIKE)
+    pauses = int(is_pause.sum())
+    if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
+        return None
+    share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
+    is_elsewhere = bool(rows["counted"].any()) and not is_usual
+    if share < PAUSE_SHARE or (not is_regular and (line is None or is_elsewhere or _may_be_load(process, rows, line))):
+        return None
+    period = float(np.median(np.diff(np.flatnonzero(is_pause))))
+    evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
+    evidence |= {"pauses": pauses}
+    concerned = (process.rank,) if is_one_of_several else None
+    values = line_values(line)
+    kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
+    if line is not None and line.known_call is None and _is_as_ever(process, rows, period, evidence["pause_s"]):
+        kind = kind.with_changes(severity=Severity.INFO)
+    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+
+
+def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> bool:
+    """Whether iterations before ``rows`` paused as often: the loop is made so, as one that collects what it learns from."""
+    before = process.steps[1 : np.searchsorted(process.steps["step"], rows["step"][0])]
+    expected = len(before) / period
+    paused = before["iteration_s"] >= np.median(rows["iteration_s"]) + pause_s / 2
+    return expected < _FEWEST_PAUSES or int(paused.sum()) >= expected / 2
+
+
+def _choose_loading(process: Process, rows: Rows) -> FindingKind:
+    has_workers = count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) > 0
+    return _STARTING if has_workers else _LOADING
+
+
+def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:
+    """Return the seconds of each step in a phase, or outside all phases.
+
+    For a counted step, the other phases are assumed to take their usual time.
+    """
+    seconds = _read_seconds(rows, column)
+    counted = np.isnan(seconds)
+    if counted.any():
+        phased = process.phased_steps_until(known_ns)[-_USUAL_STEPS:]
+        if not len(phased):
+            return None
+        seconds[counted] = rows["iteration_s"][counted] - np.median(phased["iteration_s"] - _read_seconds(phased, column))
+    return seconds
+
+
+def _read_seconds(rows: Rows, column: str) -> Floats:
+    return rows[column].astype(np.float64) if column else measure_between(rows)
+
+
+def _may_be_load(process: Process, rows: Rows, line: StackLine) -> bool:
+    """Whether other processes use the cores, which delays any line and the unknown phases of counted steps."""
+    load = measure_load(process.recording, process.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    if load is None:
+        return False
+    return (line.known_call is None and load.is_starved) or (bool(rows["counted"].any()) and load.is_disturbed)

@@ -1,0 +1,166 @@
+"""fp16 skips steps until the loss scale fits; time and memory change when skipping ends.
+
+Three findings: nothing has been updated yet; the changes when skipping ended; and all later steps are skipped, which no loss
+scale explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Group, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.steps.fp16_warmup import (
+    SKIPPED_STEPS,
+    count_skipped_first,
+    estimate_state_bytes,
+    find_inventory,
+    read_loss_scales,
+    read_state_bytes,
+)
+from zerotop.analysis.findings.support.steps.runs import find_first_run
+from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.stats.medians import compute_known_median
+
+_SKIPPING = FindingKind(
+    name="steps_skipped",
+    severity=Severity.WARNING,
+    confidence=0.99,
+    headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing has been trained yet",
+    details=(
+        "Gradients overflowed[ (loss scale {loss_scale_first:.0f}, now {loss_scale_now:.0f})]. Time and memory will change"
+        "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
+    ),
+    advice="Train in bf16, which needs no loss scale, or {lower_scale}.",
+    fix="{bf16_fix}",
+)
+_STUCK = _SKIPPING.with_changes(
+    headline="fp16 has skipped all steps since step {step}: nothing is trained any more",
+    details=(
+        "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {loss_scale_first:.0f} to"
+        " {loss_scale_now:.0f}], after steps that did not."
+    ),
+    advice="A loss or gradient is infinite or NaN, which no loss scale cures: look for it in the first of these steps.",
+    fix="torch.autograd.set_detect_anomaly(True)",
+)
+_ENDED = FindingKind(
+    name="skipping_ended",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="Iterations take {iteration_real_s:seconds}, not {iteration_skipped_s:seconds}, since fp16 stopped skipping",
+    details=(
+        "[step() takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. ]Step {step} was the first real one"
+        " ({iteration_first_real_s:seconds}), after {skipped_steps:count skipped step}[ in which the loss scale fell from"
+        " {first_scale:.0f} to {last_scale:.0f}][; the allocated peak grew from {allocated_before:bytes} to"
+        " {allocated_after:bytes}][; each rank's host memory grew from {host_held_before:bytes} to {host_held_after:bytes}]"
+        "[; {state_bytes:bytes} of it is optimizer state]. Nothing went wrong: these are the true time and memory."
+    ),
+    advice=_SKIPPING.advice,
+    fix=_SKIPPING.fix,
+)
+# Real steps that show the time after skipping has ended. The first real one is not typical, and is left out.
+REAL_STEPS = 2
+# Number of steps from the first real one on, of which enough others have to be real too.
+_SEARCH_STEPS = 1000
+# A loss scale that grew makes one or a few steps overflow. This many skipped steps divide it by a thousand.
+_STUCK_STEPS = 10
+
+
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+    """Report each once for each attempt of the job."""
+    group, steps, skipped = window.subject, window.subject.lead.steps, count_skipped_first(window.subject.lead)
+    yield window.find_once(partial(_find_stuck, window), _STUCK)
+    if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
+        return
+    yield window.find_once(partial(_build_skipping_finding, group, steps[:SKIPPED_STEPS]), _SKIPPING)
+    # A few of the steps after the first real one may be skipped too.
+    real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
+    if len(real) > REAL_STEPS:
+        yield window.find_once(partial(_build_end_finding, group, skipped, steps[real[: REAL_STEPS + 1]]), _ENDED)
+
+
+def _find_stuck(window: SearchWindow[Group]) -> Finding | None:
+    """Return the finding that all steps are skipped although earlier ones were not."""
+    group, steps = window.subject, window.subject.lead.steps
+    fresh = window.steps(steps, _STUCK_STEPS - 1)
+    first = find_first_run(steps["skipped"][fresh], _STUCK_STEPS)
+    if first is None or fresh.start + first <= count_skipped_first(group.lead):
+        return None
+    rows = steps[fresh.start + first : fresh.start + first + _STUCK_STEPS]
+    scales = read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
+    evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
+    if scales:
+        evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
+    return _STUCK.at_steps(group, rows, evidence)
+
+
+def _build_skipping_finding(group: Group, rows: Rows) -> Finding:
+    engine, scales = group.lead.engine, read_loss_scales(group.lead, rows)
+    evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
+    if scales:
+        evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
+    evidence["expected_state_bytes"] = estimate_state_bytes(engine) or None
+    place = "host memory" if engine.offload_optimizer in ("cpu", "nvme") else "GPU memory"
+    return _with_advice(_SKIPPING, engine.config, None).at_steps(group, rows, evidence, place=place)
+
+
+def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
+    """Add advice with a power for DeepSpeed's loss scale; a fitting one is known only after a step that was not skipped."""
+    fp16 = config.get("fp16") if isinstance(config, dict) else None
+    power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
+    if not isinstance(power, int):
+        return kind
+    fitting_power = int(np.log2(fitting)) if fitting is not None and fitting >= 1 else power
+    target = f"to {fitting_power} or less" if fitting_power < power else "lower"
+    lower = f'set "fp16.initial_scale_power" {target} (now {power})'
+    return kind.with_changes(advice=kind.advice.replace("{lower_scale}", lower))
+
+
+def _measure_update(skipped: Rows, real: Rows) -> dict[str, float]:
+    """Return the seconds of step() in skipped and in real steps; empty where they are unknown."""
+    seconds = [compute_known_median(rows["step_s"]) for rows in (skipped, real)]
+    return {} if np.isnan(seconds).any() else dict(zip(("step_skipped_s", "step_real_s"), seconds, strict=True))
+
+
+def _build_end_finding(group: Group, steps: int, real: Rows) -> Finding:
+    """``real``: the first real step and those after it that count."""
+    lead = group.lead
+    skipped = lead.steps[:steps]
+    scales = read_loss_scales(lead, skipped)
+    # The first step of all warms up; it counts only if there is no other.
+    usual = skipped[1:] if len(skipped) > 1 else skipped
+    evidence = {
+        "skipped_steps": float(steps),
+        "iteration_skipped_s": float(np.median(usual["iteration_s"])),
+        "iteration_first_real_s": float(real["iteration_s"][0]),
+        "iteration_real_s": float(np.median(real["iteration_s"][1:])),
+        **_measure_update(usual, real[1:]),
+    }
+    growth: dict[str, int] = {}
+    for column in ("allocated_peak_bytes", "host_held_bytes", "nvml_process_bytes"):
+        before, after = int(usual[column].max()), int(real[column][1:].max())
+        if before > 0 and after > 0:
+            name = column.removesuffix("_bytes").removesuffix("_peak")
+            evidence |= {f"{name}_skipped_bytes": float(before), f"{name}_real_bytes": float(after)}
+            if after - before >= JUMP_BYTES:
+                growth |= {f"{name}_before": before, f"{name}_after": after}
+    for index, scale in enumerate(scales):
+        evidence[f"loss_scale_{index}" if index < steps else "loss_scale_real"] = scale
+    state = read_state_bytes(find_inventory(lead, "after_update"))
+    evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
+    is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
+    kind = _with_advice(_ENDED, lead.engine.config, scales[-1] if scales else None)
+    return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
+        group,
+        real,
+        evidence,
+        first_scale=scales[0] if scales else None,
+        last_scale=scales[-1] if scales else None,
+        state_bytes=sum(state.values()) or None,
+        **growth,
+    )

@@ -1,0 +1,233 @@
+"""Each iteration spends a notable time in a line of the job's code between the phases: from the first steps on, or later.
+
+From some step on, most iterations lose time there, however much they vary for other reasons. Iterations that vary, because
+other processes use the cores or because only some are slow, show no change of level. The stack samples do: they are taken
+whenever a place lasts clearly longer than usual, and name the same line each time.
+
+Findings that already name the line are not repeated. Their detectors run before this one, because detectors run in the order
+of their names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
+from zerotop.analysis.findings.support.lines.line_findings import (
+    is_cause,
+    is_named,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import (
+    BETWEEN,
+    SHARE,
+    SLOW,
+    UNSEEN,
+    Delay,
+    StackLine,
+    find_line,
+    is_training,
+    read_new_stacks,
+    select_stacks,
+)
+from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
+from zerotop.recording.reader import Source
+from zerotop_probe.recording.events import Stacks
+
+_ALWAYS = FindingKind(
+    name="time_between_phases",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
+    details=(
+        "{between_s:seconds} of it between the phases (data, forward, backward, step), most of that at {line}, since the"
+        " first steps."
+    ),
+)
+_LATER = FindingKind(
+    name="time_lost_in_line",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    headline="{added_s:seconds} of each {iteration_s:seconds} iteration are lost from step {step} on",
+    details=(
+        "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} on average instead of"
+        " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
+    ),
+)
+# From the first steps on: the share of each iteration that is worth a finding.
+BETWEEN_SHARE = 0.15
+# The first steps, without the very first one.
+_FIRST = slice(1, 21)
+# Samples that show a line.
+_FEWEST_SAMPLES = 10
+# A GPU that is busy in more of the time does not wait for the host.
+_BUSY_SHARE = 0.9
+# Later: samples that show a line: the seconds that they stand for, and the steps from the first to the last of them.
+_SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
+# The line's share of the samples between the phases since then.
+_LINE_SHARE = 0.6
+# Steps with phases before it and after it that are compared.
+_FEWEST_STEPS = 8
+_MOST_STEPS = 50
+# The first steps load and allocate.
+_FIRST_STEPS = 5
+# The time lost on average: seconds, and as a share of an iteration. If only few steps lose it, it is a pause.
+_LOST_S, _LOST_SHARE = 0.01, 0.10
+_LEAST_STEPS_SHARE = 0.4
+# The time between the phases grows by at least this many times the growth within them. Otherwise everything is slower, for
+# example because other processes use the cores.
+_TIMES_AS_LONG = 2.0
+_LEAST_BETWEEN_S = 0.002
+# Samples are examined again after this share of more ones, so that the work grows linearly with the recording.
+_MORE_SAMPLES, _MORE_SECONDS = 1 / 8, 1 / 4
+
+
+class _State:
+    samples = 0  # between the phases of the lead
+    due_samples = _FEWEST_SAMPLES
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[Source, str, int], _Sampled] = {}
+
+
+class _Sampled:
+    """Samples of a line that has not been reported."""
+
+    def __init__(self, begin_ns: int, step: int) -> None:
+        self.begin_ns, self.step = begin_ns, step  # of the first one
+        self.seconds, self.due_s = 0.0, _SAMPLED_S
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report once for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
+
+    If only one rank spends time there from the first steps on, it is a straggler.
+    """
+    for group in recording.groups:
+        lead, state = group.lead, group.get_state(_State, _LATER.name)
+        for event in read_new_stacks(lead, _LATER.name, (BETWEEN, UNSEEN), SHARE):
+            if _ALWAYS.name not in group.reported and not group.has_stages:
+                state.samples += _count_samples(event)
+                if state.samples >= state.due_samples:
+                    state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
+                    yield from _check_whole_training(group, event)
+        for process in group.processes:
+            for event in read_new_stacks(process, _LATER.name, (BETWEEN, UNSEEN), SLOW):
+                yield from _check_change(group, process, state, event)
+
+
+def _count_samples(event: Stacks) -> int:
+    """Return the number of samples between the phases."""
+    if event.where == BETWEEN:
+        return event.samples or 0
+    return sum(stack.count or 0 for stack, _ in select_stacks(event, BETWEEN))
+
+
+def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
+    lead, known_ns = group.lead, event.unix_ns
+    rows = lead.phased_steps_until(known_ns)
+    if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
+        return
+    begin_ns = int(rows["begin_unix_ns"][0])
+    delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
+    line = find_line(delay, why=SHARE)
+    if line is None or is_training(line.callees) or not is_cause(line, delay):
+        return
+    if measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns) >= _BUSY_SHARE or is_named(group, line, known_ns):
+        return
+    group.reported.add(_ALWAYS.name)
+    between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
+    evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
+    kind, share = name_line(_ALWAYS, line), between / iteration
+    note_named_line(group, line, known_ns)
+    yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
+
+
+def _spends_time(process: Process, known_ns: int) -> bool:
+    rows = process.phased_steps_until(known_ns)
+    return all(
+        len(part) > 0
+        and float(np.median(measure_between(part))) >= BETWEEN_SECONDS
+        and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
+        for part in (rows[_FIRST], rows[1:])
+    )
+
+
+def _check_change(group: Group, process: Process, state: _State, event: Stacks) -> Iterator[Finding]:
+    for stack, own in select_stacks(event, BETWEEN):
+        if own is None or is_training(own.callees, BETWEEN):
+            continue
+        key = own.file, own.line
+        new = _Sampled(event.begin_ns + process.source.offset_ns, event.step or 0)
+        sampled = state.lines.setdefault((process.source, *key), new)
+        sampled.seconds += stack.seconds or 0.0
+        last_step = event.last_step or event.step or 0
+        if sampled.seconds < sampled.due_s or last_step - sampled.step < _SAMPLED_STEPS:
+            continue
+        sampled.due_s = sampled.seconds + math.ceil(_MORE_SECONDS * sampled.seconds)
+        if (_LATER.name, key) in group.reported:
+            continue
+        line = find_line(Delay(process, BETWEEN, sampled.begin_ns, event.unix_ns, event.unix_ns), why=SLOW)
+        if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
+            finding = _measure_loss(group, process, sampled, line, event.unix_ns)
+            if finding is not None:
+                group.reported.add((_LATER.name, key))
+                if not is_named(group, line, event.unix_ns):
+                    yield finding
+
+
+def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, known_ns: int) -> Finding | None:
+    """Return a finding about the time lost at a line since its first sample, if it is notable."""
+    if not is_cause(line, Delay(process, BETWEEN, sampled.begin_ns, known_ns, known_ns)):
+        return None
+    before, after = _split_steps(process, sampled.step, known_ns)
+    if min(len(before), len(after)) < _FEWEST_STEPS:
+        return None
+    usual, now = (float(measure_between(part).mean()) for part in (before, after))
+    iteration, added = float(after["iteration_s"].mean()), now - usual
+    longer = measure_between(after) >= usual + max(added / 2, _LOST_S)
+    times_as_long = max(now, _LEAST_BETWEEN_S) / max(usual, _LEAST_BETWEEN_S)
+    is_notable = added >= max(_LOST_S, _LOST_SHARE * iteration) and longer.mean() >= _LEAST_STEPS_SHARE
+    if not is_notable or times_as_long < _TIMES_AS_LONG * _measure_computing(after) / _measure_computing(before):
+        return None
+    is_alone = len(group.processes) > 1 and not any(
+        _measure_added(other, sampled.step, known_ns) >= added / 2 for other in group.processes if other is not process
+    )
+    evidence = {"added_s": added, "iteration_s": iteration, "between_s": now, "before_s": usual}
+    return name_line(_LATER, line).at_steps(
+        process,
+        after,
+        evidence | {"steps_share": float(longer.mean())},
+        known_ns=known_ns,
+        cost=added / iteration,
+        concerned=(process.rank,) if is_alone else None,
+        **line_values(line),
+    )
+
+
+def _split_steps(process: Process, step: int, known_ns: int) -> tuple[Rows, Rows]:
+    """Return the steps with phases before a step, and those from it on."""
+    rows = process.phased_steps_until(known_ns)
+    first = int(np.searchsorted(rows["step"], step))
+    return rows[_FIRST_STEPS:first][-_MOST_STEPS:], rows[first:][:_MOST_STEPS]
+
+
+def _measure_added(process: Process, step: int, known_ns: int) -> float:
+    """Return the seconds by which a rank's time between the phases rose, per step, from a step on."""
+    before, after = _split_steps(process, step, known_ns)
+    if not len(before) or not len(after):
+        return 0.0
+    return float(measure_between(after).mean() - measure_between(before).mean())
+
+
+def _measure_computing(rows: Rows) -> float:
+    """Return the mean seconds of the phases that compute."""
+    return max(1e-6, float((rows["forward_s"] + rows["backward_s"] + rows["step_s"]).mean()))

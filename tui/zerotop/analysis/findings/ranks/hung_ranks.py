@@ -1,0 +1,283 @@
+"""No phase begins or ends on any rank for far longer than an iteration takes: one rank hangs, and the others wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_faults import change_by_fault
+from zerotop.analysis.findings.support.thresholds import BUSY_CORES
+from zerotop.analysis.hangs.reader import StandstillReader
+from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
+from zerotop.analysis.hangs.standstill import StackGroup, Standstill
+from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
+from zerotop.recording.events.event_files import select_events
+from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost
+from zerotop_probe.recording.tables import COUNTED, PHASES
+
+_KIND = FindingKind(
+    name="hung_ranks",
+    severity=Severity.ERROR,
+    confidence=0.6,
+    headline="No progress for {silent_s:seconds}[: rank {hung_rank} is behind, in {phase}]",
+    details=(
+        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is in"
+        " {phase}, {others}]."
+    ),
+    advice="Find the line at which {hung} is stuck.",
+    fix="py-spy dump --pid {pid}",
+)
+_SEEN = _KIND.with_changes(
+    confidence=0.9,
+    headline="No progress for {silent_s:seconds}: {odd}",
+    details=(
+        "[{groups} ][{collectives} ]No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}."
+    ),
+    advice="{advice} The Ranks screen shows all stacks.",
+    fix="[{line}]",
+)
+# A silence is a hang after this many times the longest of the last iterations, and at least these seconds: if the stacks of
+# all ranks show that they wait, and without stacks.
+HANG_ITERATIONS = 10.0
+SEEN_SECONDS = 10.0
+HANG_SECONDS = 30.0
+# A GPU hangs if it works for this long and nothing is allocated on it.
+DEVICE_SECONDS = 15.0
+# Saving, loading, compiling and computing count as a hang after this long.
+LONGEST_WORK_SECONDS = 600.0
+# Longest text in the headline beside the duration.
+_ODD_WIDTH = 80 - len("No progress for 600 s: ")
+
+# Phases that may take long without a sign of life.
+_SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
+# In a counted step phases are not recorded.
+_UNKNOWN_PHASE = "an unknown phase"
+# Events of a rank that ends, and of one whose probe is removed.
+_LAST_EVENTS = (Goodbye, Left)
+# Records of other ranks and nodes may be read this much later.
+_LATE_NS = 3 * 10**9
+# A phase in progress began at most this long before the last sign of life.
+_LOOK_BACK_NS = 3600 * 10**9
+
+
+class _Last(NamedTuple):
+    """The last phase that a process has begun, and when (unix nanoseconds)."""
+
+    begin_ns: int
+    phase: str
+
+
+class _State:
+    last_heard_ns = 0  # when a phase began or ended last
+    reported_ns = 0  # begin of the last silence that was reported
+    is_unseen = False  # it was reported without stacks
+    checked_ns = 0  # until when silences have been examined
+
+
+@dataclass(frozen=True)
+class _Silence:
+    """A period in which no phase began or ended on any rank of an attempt."""
+
+    since_ns: int
+    until_ns: int  # the next sign of life, or the cursor
+    usual_s: float  # of the iterations before
+    longest_s: float
+
+    def limit_ns(self, seconds: float) -> int:
+        """Return when the silence has lasted ``seconds``, or longer if iterations are long."""
+        return self.since_ns + int(max(seconds, HANG_ITERATIONS * self.longest_s) * 1e9)
+
+
+def detect(recording: Evidence) -> Iterator[Finding | None]:
+    """Report each silence of an attempt when it has lasted long enough, even if it ends later.
+
+    One that was reported without stacks is told again with them.
+    """
+    for group in recording.groups:
+        if len(group.lead.steps):
+            state = group.get_state(_State)
+            for silence in _find_silences(recording, group, state):
+                if silence.since_ns != state.reported_ns or state.is_unseen:
+                    yield from _check_silence(recording, group, silence, state)
+
+
+def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator[_Silence]:
+    state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
+    times = []
+    for process in group.processes:
+        times += [
+            process.read_new(records, _KIND.name).times for records in (process.records("begins"), process.records("spans"))
+        ]
+    fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
+    heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
+    state.last_heard_ns = int(heard[-1])
+    ends = np.append(heard[1:], recording.cursor_ns)
+    for index in np.flatnonzero(ends - heard >= SEEN_SECONDS * 1e9).tolist():
+        since_ns = int(heard[index])
+        before = group.lead.steps_until(since_ns)["iteration_s"][-20:]
+        if len(before):
+            yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
+
+
+def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Iterator[Finding]:
+    """Find a silence at the first time, of those at which ranks have written stacks, that shows it."""
+    last = [_find_last(process, silence.since_ns) for process in group.processes]
+    if any(one.phase in _SILENT_PHASES for one in last):
+        return
+    end_ns = min(silence.until_ns, _find_end(recording, group))
+    sources = [process.source for process in group.processes]
+    reader = StandstillReader(recording.recording, sources, silence.since_ns, end_ns)
+    for known_ns in _list_times(silence, reader.written_ns, end_ns):
+        if known_ns <= state.checked_ns:
+            continue
+        if known_ns < recording.cursor_ns - _LATE_NS:
+            state.checked_ns = known_ns
+        if _is_explained(recording, group, silence.since_ns, known_ns):
+            return
+        is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
+        standstill = reader.read_at(known_ns, confirmed=not is_long)
+        if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
+            state.reported_ns, state.is_unseen = silence.since_ns, False
+            yield _build_seen(recording, group, silence, known_ns, standstill)
+            return
+        if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
+            if silence.since_ns != state.reported_ns:
+                yield _build_unseen(recording, group, last, silence, known_ns)
+            state.reported_ns, state.is_unseen = silence.since_ns, True
+
+
+def _find_last(process: Process, since_ns: int) -> _Last:
+    """Return the phase that a process has begun last."""
+    begins = process.records("begins").read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    spans = process.records("spans").read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    begin_ns = int(begins.times[-1]) if len(begins) else 0
+    if len(spans) and spans.rows["flags"][-1] & COUNTED and spans.times[-1] >= begin_ns:
+        return _Last(int(spans.times[-1]), _UNKNOWN_PHASE)
+    return _Last(begin_ns, _name_phase(begins))
+
+
+def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[int]:
+    """Return the times at which a silence is examined: when ranks wrote stacks, at the limits, and after long work."""
+    first_ns = silence.limit_ns(SEEN_SECONDS)
+    limits = first_ns, silence.limit_ns(HANG_SECONDS), silence.limit_ns(LONGEST_WORK_SECONDS)
+    return sorted(time_ns for time_ns in {*limits, *written_ns} if first_ns <= time_ns <= end_ns)
+
+
+def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
+    """Whether the ranks wait in different collectives, or those that others wait for are stuck, not doing long work."""
+    groups = standstill.groups
+    if standstill.difference is not None:
+        return True
+    late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
+    if not late and all(one.awaits_device for one in groups):
+        late = list(groups)
+    return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
+
+
+def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
+    if stacks.wait is None:
+        return False
+    if stacks.awaits_device:  # a thread that waits for its GPU may use a core for that
+        return not (stacks.is_device_still and time_ns >= since_ns + DEVICE_SECONDS * 1e9)
+    if stacks.wait.kind is WaitKind.DEVICE and stacks.pending is not None:  # on its GPU a collective waits for other ranks
+        return False
+    return stacks.wait.kind in LONG_WORK or any(
+        _is_busy(process, since_ns, time_ns) for process in group.processes if process.rank in stacks.ranks
+    )
+
+
+def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
+    rows = process.host_samples.read_window(since_ns, time_ns).rows
+    # If others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
+    wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
+    return len(rows) > 0 and float(wanted.mean()) >= BUSY_CORES
+
+
+def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
+    """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
+    keys = {process.key for process in group.processes}
+    stopped = select_events(recording.events_of(RankStopped), since_ns, until_ns)
+    return any(event.process_key in keys for event in stopped) or any(
+        select_events(process.events_of(RecordsLost), since_ns, until_ns) for process in group.processes
+    )
+
+
+def _find_end(recording: Evidence, group: Group) -> int:
+    """Return when the first rank ended normally, or the last rank or the job ended or stopped reporting."""
+    created_ns = group.lead.source.created_ns
+    ends = [event.unix_ns for event in recording.events_of(JobEnded) if event.unix_ns > created_ns]
+    gone_ns = {event.process_key: event.unix_ns for event in recording.events_of(RankGone)}
+    if all(process.key in gone_ns for process in group.processes):
+        ends.append(max(gone_ns[process.key] for process in group.processes))
+    ends += [
+        event.unix_ns
+        for process in group.processes
+        for kind in _LAST_EVENTS
+        for event in process.events_of(kind)
+        if event.unix_ns > process.source.created_ns
+    ]
+    return min(ends, default=int(np.iinfo(np.int64).max))
+
+
+def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Finding:
+    odd = standstill.odd
+    shown = odd if odd is not None else standstill.groups[0]
+    difference = standstill.difference
+    place = shown.place if difference is None else difference.calls[0][1].place or shown.place
+    line = place.partition(" in ")[0]
+    said = describe_odd(standstill, _ODD_WIDTH)
+    # For a single group the headline says everything, unless it is too long.
+    is_only = len(standstill.groups) == 1
+    told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
+    ranks = list(odd.ranks) if odd is not None else None
+    kind = change_by_fault(recording, group, _SEEN, ranks or [], (silence.since_ns, known_ns))
+    return kind.at(
+        group,
+        silence.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
+        ranks=ranks,
+        odd=said,
+        groups=" ".join(f"{describe_group(one)}." for one in told) or None,
+        collectives=describe_collectives(standstill) or None,
+        advice=write_advice(standstill),
+        line=line or None,
+        cost=1.0,
+    )
+
+
+def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Finding:
+    """Build a finding without stacks. ``last``: the phase of each process that is in progress."""
+    reached: Ints = np.array([one.begin_ns for one in last])
+    slowest = int(np.argmin(reached))
+    behind_s = float(np.median(reached) - reached[slowest]) / 1e9
+    is_behind = len(reached) > 1 and behind_s > 0
+    rank = group.processes[slowest].rank
+    phases = sorted({one.phase for index, one in enumerate(last) if index != slowest})
+    others = f"{'the other one' if len(last) == 2 else 'the others'} in {' and '.join(phases)}"
+    ranks = [rank] if is_behind else None
+    usual = _KIND.with_changes(confidence=0.8 if is_behind else 0.6)
+    kind = change_by_fault(recording, group, usual, ranks or [], (silence.since_ns, known_ns))
+    return kind.at(
+        group,
+        silence.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s, "behind_s": behind_s},
+        ranks=ranks,
+        hung_rank=rank if is_behind else None,
+        phase=last[slowest].phase,
+        others=others if is_behind else None,
+        hung="the rank that is behind" if is_behind else "each rank",
+        pid=group.processes[slowest].source.pid,
+        cost=1.0,
+    )
+
+
+def _name_phase(part: Samples) -> str:
+    code = int(part.rows["phase"][-1]) if len(part) else 0
+    return PHASES[code] if code < len(PHASES) else "a phase"

@@ -1,0 +1,135 @@
+"""One rank's own work takes longer, and the others wait for it where ranks synchronize.
+
+Own work is data and the time between phases, not the phases in which ranks wait for each other. It is known for steps whose
+phases all ranks have recorded; counted steps between these are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, measure_distance
+from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.line_findings import (
+    is_cause,
+    line_values,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
+from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
+
+_KIND = FindingKind(
+    name="straggler",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
+    details=(
+        "Its own work between the phases takes that much longer[, most of it at {line}], and the other ranks wait for it"
+        " where they synchronize. An iteration takes {iteration_s:seconds}."
+    ),
+    advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
+    fix="py-spy dump --pid {pid}",
+)
+_DATA = _KIND.with_changes(
+    details=_KIND.details.replace(
+        "Its own work between the phases takes that much longer", "It waits that much longer for data"
+    ),
+    advice="Raise {worker_count}, and give each rank the same amount of data, of similar length.",
+    fix="{workers_fix}",
+)
+
+
+_Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
+
+
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+    """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
+    late = window.find_once(partial(_find_late, window))
+    found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
+    if late is not None and found is not None:
+        window.is_closed = True
+        # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
+        if found.line is None or is_cause(found.line, delay):
+            yield _build_finding(window.subject, *late, found)
+
+
+def _find_late(window: SearchWindow[Group]) -> _Late | None:
+    group = window.subject
+    if len(group.processes) < 2 or group.has_stages:
+        return None
+    fresh = window.steps(min((process.aligned_steps for process in group.processes), key=len))
+    # Steps that no rank has only counted.
+    indices = np.array(
+        window.results((fresh.start + np.flatnonzero(~_find_counted(group, fresh))).tolist(), SETTLED_STEPS - 1), int
+    )
+    slowest, late = _measure_lateness(group, indices)
+    found = find_slow_rounds(slowest, SETTLED_STEPS)
+    return (int(slowest[found.start]), indices[found], float(np.median(late[found]))) if found is not None else None
+
+
+def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
+    counted: NDArray[np.bool_] = np.any([process.aligned_steps["counted"][window] for process in group.processes], axis=0)
+    return counted
+
+
+def _measure_lateness(group: Group, indices: Ints) -> tuple[Ints, Floats]:
+    """Return the index of the process that the others waited for in each step (-1: none), and the seconds."""
+    own = np.stack([compute_own_seconds(process.aligned_steps[indices]) for process in group.processes])
+    late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
+    is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, indices))
+    return np.where(is_late, np.argmax(own, axis=0), -1), late
+
+
+def _measure_iterations(group: Group, indices: Ints) -> Floats:
+    longest: Floats = np.max([process.aligned_steps["iteration_s"][indices] for process in group.processes], axis=0)
+    return longest
+
+
+def _find_delay(group: Group, late: _Late) -> Delay:
+    index, steps, delay = late
+    process = group.processes[index]
+    rows = process.aligned_steps[steps]
+    known_ns = max(int(other.aligned_steps["end_unix_ns"][steps][-1]) for other in group.processes)
+    where = "data" if float(np.median(rows["data_s"])) >= delay / 2 else BETWEEN
+    return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
+
+
+def _build_finding(group: Group, index: int, steps: Ints, late: float, found: FoundLine) -> Finding:
+    process = group.processes[index]
+    rows = process.aligned_steps[steps]
+    usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
+    kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
+    evidence |= measure_distance(rows)
+    if found.line is not None:
+        kind = name_line(kind, found.line)
+        note_named_line(group, found.line, found.known_ns)
+    return kind.at_steps(
+        process,
+        _find_begin(group, process, steps, found.known_ns),
+        evidence,
+        known_ns=found.known_ns,
+        cost=late / usual,
+        share=late / usual,
+        pid=process.source.pid,
+        **line_values(found.line),
+    )
+
+
+def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
+    """Return a process's steps from the begin of the delay, some of which ranks may only have counted."""
+    first, last = (int(process.aligned_steps["step"][index]) for index in indices[[0, -1]])
+    known = np.flatnonzero(~_find_counted(group, slice(0, int(indices[0]))))
+    before = int(process.aligned_steps["step"][known[-1]]) if len(known) else first - 1
+    steps = process.steps_until(known_ns)
+    return steps[find_onset(steps, before, first) : np.searchsorted(steps["step"], last) + 1]

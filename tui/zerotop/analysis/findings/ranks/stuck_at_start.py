@@ -1,0 +1,175 @@
+"""A job stands still before its first step: a rank is missing, a lock is held, or a loader delivers no data."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Evidence
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.thresholds import BUSY_CORES
+from zerotop.analysis.formatting import format_percent, format_ranks
+from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
+from zerotop.analysis.hangs.stacks import SILENT
+from zerotop.analysis.hangs.standstill import StackGroup
+from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
+from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
+from zerotop.recording.keys import RankProcess
+from zerotop.recording.samples import read_column
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="stuck_at_start",
+    severity=Severity.ERROR,
+    confidence=0.8,
+    lost_once="silent_s",
+    headline="Stuck at the start for {silent_s:seconds}: {odd}",
+    details="[{groups} ]No rank has moved on since then.",
+    advice="{advice} The Ranks screen shows all stacks.",
+    fix="[{line}]",
+)
+_ATTACHED = _KIND.with_changes(
+    headline="No rank has moved for {silent_s:seconds}: {odd}",
+    details="[{groups} ][{use}. ]The job was like this when zerotop attached.",
+)
+_AWAITED = _ATTACHED.with_changes(
+    headline="Others have waited {silent_s:seconds} for {odd}",
+    details="[{groups} ]{use}.",
+    advice="See what keeps that line busy: the others wait until it is done. The Ranks screen shows all stacks.",
+    severity=Severity.WARNING,
+)
+# Events from before the first step are read at most this much later (ns).
+_LATE_NS = 10 * 10**9
+_MOST_USES = 8
+# Longest text in the headline beside the duration.
+_ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report once if all ranks stood still before the first step, unless one of them does work that merely takes long."""
+    state = recording.get_state(_State, _KIND.name)
+    if state.is_over:
+        return
+    ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
+    first_ns = min(ends, default=recording.cursor_ns + 1)
+    state.is_over = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
+    silent = [event for event in recording.events_of(events.Stacks) if event.why == SILENT]
+    times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
+    for time_ns in times[bisect_right(times, state.checked_ns) :]:
+        state.checked_ns = time_ns
+        start = find_standstill(recording.at.at(time_ns))
+        if start is not None and _is_stuck(recording, start, time_ns):
+            state.is_over = True
+            yield _build_finding(recording, start, time_ns)
+            return
+        awaited = find_awaited(recording.at.at(time_ns))
+        if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
+            state.is_over = True
+            yield _build_awaited(awaited, time_ns, use)
+            return
+
+
+class _State:
+    checked_ns = 0  # of the last stacks that were looked at
+    is_over = False  # it was reported, or training began long ago
+
+
+def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
+    """Whether no rank does work that merely takes long, as far as stacks show.
+
+    Ranks that wait for others may do so in a busy loop. If all of them are in the same collective, they may be copying a
+    model.
+    """
+    groups = start.standstill.groups
+    late = [group for group in groups if not group.awaits_others]
+    if not late and any(group.wait is None or group.wait.kind is not WaitKind.COLLECTIVE for group in groups):
+        return False  # a first backward may take any time
+    may_train = bool(recording.events_of(events.Attached)) or bool(recording.events_of(events.ProbeMissing))
+    if may_train and any(one.idle_s == 0 for group in late or groups for one in group.stacks):
+        return False  # a rank that is well may be seen in the same line twice
+    checked = late if late or len(groups) > 1 else groups
+    return not any(_is_working(recording, group, start, time_ns) for group in checked)
+
+
+def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: int) -> bool:
+    """Whether a rank loads, compiles, waits for a server or computes."""
+    if group.wait is not None and group.wait.kind in LONG_WORK:
+        return True
+    for process in group.processes:
+        records = recording.at.records("processes", process.host, "pid", process.pid)
+        rows = records.read_window(start.since_ns, time_ns).rows
+        wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
+        if len(rows) and float(np.nan_to_num(wanted).mean()) >= BUSY_CORES:
+            return True
+    return False
+
+
+def _describe_use(recording: Evidence, start: Start, time_ns: int) -> str:
+    """Return the processor use of each rank since the job was attached to."""
+    cores, gpus = [], []
+    for group in start.standstill.groups:
+        for process in group.processes[:_MOST_USES]:
+            used = _read_mean(recording, start, time_ns, process, "processes", "cores_used")
+            computing = _read_mean(recording, start, time_ns, process, "gpu_processes", "sm_percent")
+            cores += [(process.rank, f"{used:.1f}")] if used is not None else []
+            gpus += [(process.rank, format_percent(computing / 100))] if computing is not None else []
+    said = [
+        f"{name} used: {', '.join(f'rank {rank} {use}' for rank, use in sorted(uses)[:_MOST_USES])}"
+        for name, uses in (("Cores", cores), ("GPU", gpus))
+        if uses
+    ]
+    return ". ".join(said)
+
+
+def _read_mean(
+    recording: Evidence, start: Start, time_ns: int, process: RankProcess, table: str, column: str
+) -> float | None:
+    """Return the mean of a column of a process's samples since it was attached to; None if nothing was measured."""
+    rows = recording.at.records(table, process.host, "pid", process.pid).read_window(start.since_ns, time_ns).rows
+    values = read_column(rows, column) if len(rows) else np.empty(0)
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _build_awaited(start: Start, known_ns: int, use: str) -> Finding:
+    late = [group for group in start.standstill.groups if not group.awaits_others]
+    shown = late[0]
+    place = shown.place.partition(" in ")[0]
+    return _AWAITED.at(
+        None,
+        start.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - start.since_ns) / 1e9},
+        ranks=sorted(rank for group in late for rank in group.ranks),
+        odd=f"{format_ranks(shown.ranks)} at {place}" if len(late) == 1 else f"{len(late)} groups of ranks",
+        groups=" ".join(f"{describe_group(group)}." for group in start.standstill.groups),
+        use=use,
+        line=place or None,
+        cost=1.0,
+    )
+
+
+def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Finding:
+    odd, groups = start.standstill.odd, start.standstill.groups
+    shown = odd if odd is not None else groups[0]
+    ranks = sorted(rank for group in groups for rank in group.ranks)
+    said = describe_odd(start.standstill, _ODD_WIDTH)
+    others = [group for group in groups if (group is not odd and len(groups) > 1) or group.place not in said]
+    is_awaited = any(group.awaits_others for group in groups)
+    is_attached = bool(recording.events_of(events.Attached))
+    kind = (_ATTACHED if is_attached else _KIND).with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING)
+    return kind.at(
+        None,
+        start.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - start.since_ns) / 1e9},
+        ranks=list(odd.ranks) if odd is not None else ranks,
+        odd=said,
+        use=_describe_use(recording, start, known_ns) or None,
+        groups=" ".join(f"{describe_group(one)}." for one in others) or None,
+        advice=write_advice(start.standstill),
+        line=shown.place.partition(" in ")[0] or None,
+        cost=1.0,
+    )

@@ -1,0 +1,101 @@
+"""Batches whose size changed when the iteration time did, on the lead rank or on another one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.findings.support.causes.step_change import (
+    Advice,
+    Cause,
+    StepChange,
+    get_batch_sizes,
+    match_steps,
+)
+from zerotop.analysis.findings.support.evidence import Rows
+from zerotop.analysis.script_terms import set_accumulation
+
+_LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
+_MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
+# A micro-batch counts as unchanged if its rows change by less.
+_SAME_SHARE = 0.1
+# A change of the iterations is found at most one step early.
+_LATE_STEPS = 2
+
+
+def check_batch(change: StepChange) -> Cause | None:
+    """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
+    cause = _compare_batches(change, change.phased, "a rank")
+    # The larger batches are another change, with a finding of its own.
+    return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
+
+
+def check_other_batches(change: StepChange) -> Cause | None:
+    """Return the cause that another rank's batch size changed, and the lead waits for it."""
+    for process in change.group.processes:
+        if process is not change.process:
+            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
+            if cause is not None:
+                # All wait for the rank with the most work.
+                return cause._replace(is_expected=False, culprit=process)
+    return None
+
+
+def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -> Cause | None:
+    tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
+    growth = tokens or rows
+    if growth is None:
+        return None
+    slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    larger = np.log(growth[1] / growth[0])
+    if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
+        return None
+    is_expected = bool(larger >= slower)
+    count = _compute_growth(parts, "micro_steps")
+    if count is not None and count[0] != count[1] and _is_same_size(growth, count):
+        text = f"{owner}'s steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
+        fix = set_accumulation(change.process.engine, round(count[0]))
+        return Cause(text, _MICRO_STEPS, fix, 0.9, is_expected=is_expected)
+    if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
+        text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
+    text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
+    return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
+
+
+def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
+    """Whether each micro-batch is as large as before."""
+    before, after = (size / number for size, number in zip(growth, count, strict=True))
+    return abs(after - before) <= _SAME_SHARE * before
+
+
+def _changes_later(before: Rows, after: Rows) -> bool:
+    """Whether the first steps after a change still have the batch size of those before, and all others the new one."""
+    old, sizes = get_batch_sizes(before), get_batch_sizes(after)
+    new = float(np.median(sizes))
+    is_old = np.abs(sizes - np.median(old)) < np.abs(sizes - new)
+    first = int(np.argmin(is_old))
+    varies = np.ptp(old) > _SAME_SHARE * abs(new - np.median(old))
+    return first >= _LATE_STEPS and not varies and not is_old[first:].any()
+
+
+def find_batch_step(change: StepChange, cause: Cause) -> int | None:
+    """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
+    process = cause.culprit or change.process
+    parts = change.phased if process is change.process else change.read_phased(process)
+    if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
+        return None
+    rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]
+    before, after = (float(np.median(get_batch_sizes(part))) for part in parts)
+    is_new = np.abs(get_batch_sizes(rows) - after) < np.abs(get_batch_sizes(rows) - before)
+    first = len(rows) - int(np.argmin(is_new[::-1])) if not is_new.all() else 0
+    if not 0 < first < len(rows) or is_new[:first].any():
+        return None
+    return int(rows["step"][first])
+
+
+def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
+    """Return a figure of the batches before and after; None if it is unknown."""
+    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
+    return (before, after) if before > 0 and after > 0 else None

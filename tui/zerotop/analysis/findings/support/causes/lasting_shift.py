@@ -1,0 +1,112 @@
+"""Changes in a run whose pace wanders: too small or noisy to be told at once, but they stay, and one part carries them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.findings.support.causes.host_causes import find_shortage
+from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
+from zerotop.analysis.findings.support.causes.step_change import StepChange
+from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
+from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.stats.knee import is_gradual
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.analysis.stats.wander import BLOCK, compute_levels, find_split, measure_order, refine_split
+
+# Blocks of steps on each side of the change, the most that are searched, and how long (seconds) the sides last.
+_LEAST_BLOCKS, _MOST_BLOCKS, _BEFORE_S, _AFTER_S = 5, 400, 3.0, 6.0
+# In at least this share of all pairs of a block before and a block after, the later block takes longer.
+_ORDERED_SHARE = 0.85
+# The last blocks, which still show it.
+_LAST_BLOCKS = 3
+# How much longer iterations are, the share of it in the part that carries it, and the most that all others may take.
+_CHANGED_SHARE, _CARRIED_SHARE, _REST_SHARE = 0.1, 0.5, 0.5
+# How many times as long that part takes. Backward runs in a thread of its own: its core alone may be slow.
+_PART_TIMES, _BACKWARD_TIMES = 1.4, 2.0
+# Steps with phases on each side, and standard errors by which their means differ.
+_FEWEST_PHASED, _ERRORS = 5, 4.0
+_PARTS = ("data_s", "forward_s", "backward_s", "step_s", "other_s")
+# A pause in a step counts as that many times the usual time.
+_MOST_TIMES = 5.0
+
+
+def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
+    """Return the change after which these steps stay at another level, if one part of them, or a cause, explains it."""
+    known_ns, steps = int(steps["end_unix_ns"].max(initial=0)), steps[-_MOST_BLOCKS * BLOCK :]
+    steps = steps[: len(steps) // BLOCK * BLOCK]
+    levels = compute_levels(np.asarray(steps["iteration_s"], np.float64))
+    if len(levels) * BLOCK != len(steps) or len(levels) < 2 * _LEAST_BLOCKS:
+        return None  # times of some steps are unknown
+    split = find_split(levels, _LEAST_BLOCKS)
+    if not _is_new_level(levels[:split], levels[split:]) or is_gradual(levels):
+        return None
+    split = refine_split(levels, split, _LEAST_BLOCKS)
+    before, after = steps[: split * BLOCK], steps[split * BLOCK :]
+    is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= _AFTER_S
+    shift = explain_change(StepChange(group, before, after, known_ns)) if is_long else None
+    if shift is None or abs(shift.added_s) < _CHANGED_SHARE * min(shift.before_s, shift.after_s):
+        return None
+    is_short = find_shortage(shift.change) > 1
+    if shift.cause is not None and shift.cause.is_host:
+        return shift if is_short else None
+    is_own = not is_short and (_is_by_gpu(shift) or bool(find_carrier(shift)))
+    return shift if shift.has_recorded_cause(None) or is_own else None
+
+
+def _measure_seconds(steps: Rows) -> float:
+    return int(steps["end_unix_ns"][-1] - steps["begin_unix_ns"][0]) / 1e9
+
+
+def _is_new_level(before: Floats, after: Floats) -> bool:
+    """Whether almost all levels after a time are on the same side of those before, to the last of them."""
+    order, middle = measure_order(before, after), float(np.median(before) + np.median(after)) / 2
+    last = float(np.median(after[-_LAST_BLOCKS:]))
+    return (order >= _ORDERED_SHARE and last > middle) or (1 - order >= _ORDERED_SHARE and last < middle)
+
+
+def _is_by_gpu(shift: PaceShift) -> bool:
+    """Whether the GPU's own times explain the change, and NVML saw it busy for as much longer in each iteration.
+
+    A GPU that waits in a collective is busy, too.
+    """
+    before, after = shift.gpu_uses
+    is_alone = len(shift.change.group.processes) == 1
+    return (
+        is_alone and shift.is_by_gpu and (after * shift.after_s - before * shift.before_s) / shift.added_s >= _CARRIED_SHARE
+    )
+
+
+def find_carrier(shift: PaceShift) -> str:
+    """Return the part that takes another time in the steps with phases, by more than a slower core explains; else ""."""
+    before, after = shift.change.phased
+    if min(len(before), len(after)) < _FEWEST_PHASED:
+        return ""
+    return next((name for name in _PARTS if _carries(shift, name)), "")
+
+
+def _carries(shift: PaceShift, name: str) -> bool:
+    early, late = (_read_part(rows, name) for rows in shift.change.phased)
+    rests = [compute_known_median(rows["iteration_s"] - _read_part(rows, name)) for rows in shift.change.phased]
+    factor, sign = rests[1] / rests[0] if rests[0] > 0 else 1.0, float(np.sign(shift.added_s))
+    early = early * (max(1.0, factor) if sign > 0 else min(1.0, factor))
+    low, high = (early, late) if sign > 0 else (late, early)
+    least = _CARRIED_SHARE * abs(shift.added_s)
+    is_in_most = np.median(high) - np.median(low) >= least and measure_order(low, high) >= _ORDERED_SHARE
+    is_in_some = _differ(low, high) and np.mean(high) - np.mean(low) >= least
+    average = np.median if is_in_most else np.mean
+    times = float(average(high)) / max(float(average(low)), 1e-9)
+    is_alone = sign * (rests[1] - rests[0]) <= _REST_SHARE * abs(shift.added_s)
+    needed = _BACKWARD_TIMES if name == "backward_s" else _PART_TIMES
+    return bool((is_in_most or is_in_some) and is_alone and times >= needed)
+
+
+def _differ(low: Floats, high: Floats) -> bool:
+    """Whether the means differ by more than chance explains: a part may take longer in every n-th step only."""
+    most = _MOST_TIMES * max(np.median(low), np.median(high))
+    low, high = np.minimum(low, most), np.minimum(high, most)
+    error = np.sqrt(low.var(ddof=1) / len(low) + high.var(ddof=1) / len(high))
+    return bool(high.mean() - low.mean() >= _ERRORS * error > 0)
+
+
+def _read_part(rows: Rows, name: str) -> Floats:
+    return np.asarray(measure_between(rows) if name == "other_s" else rows[name], np.float64)

@@ -1,0 +1,114 @@
+"""Why a rank waits for its data: the activity of its DataLoader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
+from zerotop.analysis.findings.support.causes.step_change import Advice
+from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.formatting import Text, pluralize
+from zerotop.recording.samples import read_column
+from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
+
+# Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
+_BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
+# Below this share of computing and waiting for a core, workers hardly run.
+_AWAKE_SHARE = 0.5
+
+_DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
+_CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
+_MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
+_ASLEEP: Advice = (
+    "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
+    " for one lock.",
+    "py-spy dump --pid $(pgrep -P {pid} | head -1)",
+)
+_ASLEEP_AT: Advice = (
+    "See what the workers wait for at {location}. More workers help if each waits for its own file or server, but not if"
+    " all wait for one lock.",
+    "{location}",
+)
+_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "{location}")
+_LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+
+
+class LoaderCause(NamedTuple):
+    """The activity of the workers, as a clause, and advice; empty if more workers help."""
+
+    text: Text
+    advice: Advice | None = None
+
+
+def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
+    """Return the line of the job's code at which most workers were seen in a time window; None if it is unknown."""
+    found = [
+        (own, event.pid == process.source.pid)
+        for event in process.recording.events_of(LoaderStacks)
+        if event.writer.host == process.host and begin_ns <= event.unix_ns <= end_ns
+        for stack in event.stacks
+        if (own := _find_worker_frame(event.frames, stack)) is not None
+    ]
+    # Only one rank of a node is examined each minute.
+    lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
+    return max(lines, key=lines.count, default=None)
+
+
+def _find_worker_frame(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
+    """Return the job's own frame inside the worker's loop. Frames further out are those of the rank that forked it."""
+    inner = stack.frames
+    for index, number in enumerate(inner):
+        if 0 <= number < len(frames) and frames[number].file.endswith(_WORKER_LOOP):
+            # Of C code only the innermost function counts, which is the stack's call.
+            python = [inside for inside in inner[:index] if 0 <= inside < len(frames) and frames[inside].line]
+            return find_own(frames, SampledStack({**stack.facts, "frames": python}))
+    return None
+
+
+def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
+    """Return the activity of a rank's workers in a time window; None if it is unknown."""
+    cause = _measure_workers(process, begin_ns, end_ns)
+    line = find_worker_line(process, begin_ns, end_ns) if cause is not None else None
+    if cause is None or line is None:
+        return cause
+    text = Text("{cause}; py-spy shows {line}", {"cause": cause.text, "line": line.text})
+    is_locked = line.callees[-1:] in _LOCKS
+    advice = _LOCKED if is_locked else _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
+    if advice is not None:
+        advice = advice[0].replace("{location}", line.location), advice[1].replace("{location}", line.location)
+    return LoaderCause(text, advice)
+
+
+def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
+    rows = process.host_samples.read_window(begin_ns, end_ns).rows
+    workers = read_column(rows, "loader_workers") if len(rows) else np.empty(0)
+    rows, workers = rows[workers >= 0], workers[workers >= 0]
+    if not len(rows):
+        return None
+    count = float(np.median(workers))
+    if not count:
+        return LoaderCause(Text("it has no loader worker", {}))
+    names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
+    used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
+    is_one = round(count) == 1
+    verbs = {"use": "uses", "wait": "waits", "run": "runs"} if is_one else {"use": "use", "wait": "wait", "run": "run"}
+    values = {"count": count, "workers": pluralize(round(count), "loader worker"), **verbs, "used": used, "blocked": blocked}
+    # Those that compute may do so for what they have read.
+    if blocked >= _BLOCKED_SHARE * max(count - used, _BLOCKED_SHARE * count):
+        return LoaderCause(Text("{blocked:.1f} of {count:.0f} {workers} wait for the disk", values), _DISK)
+    # One that lacks a core is always runnable; one that sleeps or waits for something else is not.
+    if waiting >= _WAITING_SHARE * count and used + waiting >= _BUSY_SHARE * count:
+        return LoaderCause(
+            Text("{count:.0f} {workers} {use} {used:.1f} cores and {wait} for more", values),
+            _CORES if count > 1 else _MORE_CORES,
+        )
+    if used >= _BUSY_SHARE * count:
+        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values))
+    text = "{count:.0f} {workers} {use} {used:.1f} cores"
+    if used + waiting < _AWAKE_SHARE * count:
+        return LoaderCause(Text(f"{text}, and hardly {{run}}", values), _ASLEEP)
+    return LoaderCause(Text(text, values))

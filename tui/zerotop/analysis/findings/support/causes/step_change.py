@@ -1,0 +1,221 @@
+"""A change in the duration of iterations, and its possible cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
+from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.events.event_files import select_events
+from zerotop.recording.steps.step_dtype import has_phases
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import PHASE_CODE
+
+T = TypeVar("T", events.Garbage, events.Compiled)
+
+_PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
+_COMPUTING_COLUMNS = ("forward_s", "backward_s", "step_s")
+
+_BETWEEN = "between the phases (data, forward, backward, step)"
+
+# The least and the most steps with phases that show the parts of a change.
+_ENOUGH_STEPS, _MOST_STEPS = 3, 5
+# Steps after a change in which others with phases show its parts.
+_NEAR_STEPS = 64
+
+# Advice and fix: templates of Text.
+Advice = tuple[str, str]
+
+
+class Cause(NamedTuple):
+    """A change, as the end of a sentence, and advice."""
+
+    text: str
+    advice: str
+    fix: str
+    confidence: float
+    is_expected: bool = False  # whether the change is right: larger batches take longer
+    has_own_finding: bool = False  # whether another detector reports it, and the change needs no finding
+    finding: str = ""  # the kind of findings that report it too, see FindingKind.measured_cause
+    culprit: Process | None = None  # the rank that the others wait for
+    where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
+    callee: str = ""  # the function that this line must call
+    line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
+    is_host: bool = False  # whether ranks lacked cores, perhaps for a while only
+
+
+@dataclass(frozen=True, eq=False)
+class StepChange:
+    """Steps of a group's lead before and after a change.
+
+    If steps are short, most may only be counted. The parts of the change are then read from the nearest steps with phases.
+    """
+
+    group: Group
+    before: Rows
+    after: Rows
+    known_ns: int  # until when samples may be read that say why: unix nanoseconds
+    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
+
+    @property
+    def process(self) -> Process:
+        """The lead process, which made these steps."""
+        return self.group.lead
+
+    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
+        """Return the records before and after; None if either is empty. They are read once."""
+        if records not in self._samples:
+            before, after = (
+                records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+                for rows in (self.before, self.after)
+            )
+            self._samples[records] = (before, after) if len(before) and len(after) else None
+        return self._samples[records]
+
+    @cached_property
+    def phased(self) -> tuple[Rows, Rows]:
+        """The steps with phases before and after; empty if there are none."""
+        before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
+        if len(before) < _ENOUGH_STEPS:
+            before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
+            before = before if self._are_like_before(before) else before[:0]  # they may be before another change
+        if len(after) < _ENOUGH_STEPS:
+            known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
+            after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
+            after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
+        return before, after
+
+    def _are_like_before(self, rows: Rows) -> bool:
+        """Whether earlier steps took about as long as those before the change: they differ by less than half of it."""
+        early, before, after = (compute_known_median(some["iteration_s"]) for some in (rows, self.before, self.after))
+        return abs(early - before) < abs(after - before) / 2
+
+    def read_phased(self, process: Process) -> tuple[Rows, Rows]:
+        """Return the steps with phases of another rank before and after; empty if there are none."""
+        rows = process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
+        limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
+        begin, middle, again, end = np.searchsorted(rows["step"], limits)
+        before = rows[begin:middle] if middle - begin >= _ENOUGH_STEPS else rows[max(0, middle - _MOST_STEPS) : middle]
+        after = rows[again:end] if end - again >= _ENOUGH_STEPS else rows[again : again + _MOST_STEPS]
+        return before, after
+
+    @property
+    def lacks_phases(self) -> bool:
+        """Whether more steps with phases after the change would help to explain it."""
+        return len(self.phased[1]) < _ENOUGH_STEPS
+
+    def measure_levels(self) -> dict[str, tuple[float, float]]:
+        """Return the seconds of each phase before and after, and those between phases as ``other_s``.
+
+        They are medians, and do not add up: if single steps vary much, a remainder would be noise. Empty if unknown.
+        """
+        before, after = self.phased
+        if not len(before) or not len(after) or (before["forward_s"] > 0).any() != (after["forward_s"] > 0).any():
+            return {}  # forwards that began or ceased to be seen would count as time between phases
+        levels = {name: (float(np.median(before[name])), float(np.median(after[name]))) for name in _PHASE_COLUMNS}
+        return {**levels, "other_s": (float(np.median(measure_between(before))), float(np.median(measure_between(after))))}
+
+    def measure_parts(self) -> dict[str, float]:
+        """Return the change of each phase in seconds, and that of the time between phases; empty if they are unknown."""
+        return {name: after - before for name, (before, after) in self.measure_levels().items()}
+
+    def measure_device_parts(self) -> dict[str, float]:
+        """Return the change of the GPU's own time for each phase that computes, in seconds; empty if it is unknown."""
+        before, after = (self._measure_device(rows) for rows in self.phased)
+        return {name: after[name] - before[name] for name in before if name in after}
+
+    def _measure_device(self, rows: Rows) -> dict[str, float]:
+        steps = rows["step"][~rows["light"]]
+        if not len(steps):
+            return {}
+        known_ns = max(self.known_ns, int(self.after["end_unix_ns"][-1]))
+        read = self.process.records("device_times").read_window(int(rows["begin_unix_ns"][0]), known_ns)
+        if not len(read):
+            return {}
+        timed = read.rows[(read.rows["depth"] == 0) & (read.rows["engine"] == 0) & np.isin(read.rows["step"], steps)]
+        seconds = {}
+        for column in _COMPUTING_COLUMNS:
+            of_phase = timed[timed["phase"] == PHASE_CODE[column.removesuffix("_s")]]
+            numbers, index = np.unique(of_phase["step"], return_inverse=True)
+            if len(numbers):
+                seconds[column] = float(np.median(np.bincount(index, of_phase["device_ns"]))) / 1e9
+        return seconds
+
+    def measure_own(self) -> tuple[float, float]:
+        """Return the median of :func:`compute_own_seconds` before and after; NaN if it is unknown."""
+        before, after = (compute_known_median(compute_own_seconds(rows)) for rows in self.phased)
+        return before, after
+
+
+def name_part(column: str) -> str:
+    """Name where a change of measure_parts() happened: ``in the step phase``."""
+    return _BETWEEN if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
+
+
+def count_iterations(rows: Rows) -> int:
+    """Return the number of iterations from the first to the last of these steps, omitted ones included."""
+    return int(rows["step"][-1]) - int(rows["step"][0]) + int(rows["steps"][0])
+
+
+def match_steps(rows: Rows, steps: Rows) -> slice:
+    """Return the slice of ``rows`` from the first to the last of ``steps``."""
+    low, high = np.searchsorted(rows["step"], (steps["step"][0], steps["step"][-1] + 1))
+    return slice(int(low), int(high))
+
+
+def measure_distance(rows: Rows) -> dict[str, float]:
+    """Return ``steps_apart``, the usual distance between steps if others between them were only counted; else nothing."""
+    distance = float(np.median(np.diff(rows["step"]))) if len(rows) > 1 else 1.0
+    return {"steps_apart": distance} if distance > 1 else {}
+
+
+def compute_own_seconds(rows: Rows) -> Floats:
+    """Return the seconds of each step in which ranks do not wait for each other: data, and between phases."""
+    shared = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - shared, np.float64)
+
+
+def measure_collecting(process: Process, steps: Rows) -> float:
+    """Return the seconds per iteration of Python's garbage collector, for consecutive steps."""
+    return _spread_over(process, events.Garbage, lambda event: event.seconds, steps) / count_iterations(steps)
+
+
+class CompilingWork(NamedTuple):
+    """The work of torch.compile in some steps."""
+
+    graphs: int
+    seconds: float  # for each iteration
+
+
+def measure_compiling(process: Process, steps: Rows) -> CompilingWork:
+    """Return the compilations in consecutive steps."""
+    graphs = _spread_over(process, events.Compiled, lambda event: event.graphs, steps)
+    seconds = _spread_over(process, events.Compiled, lambda event: event.seconds or 0.0, steps)
+    return CompilingWork(round(graphs), seconds / count_iterations(steps))
+
+
+def _spread_over(process: Process, kind: type[T], read_total: Callable[[T], float], steps: Rows) -> float:
+    """Return the part of events' totals that falls into steps; each total is spread evenly over its time."""
+    begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
+    offset_ns, total = process.source.offset_ns, 0.0
+    for event in select_events(process.events_of(kind), begin_ns, process.at.cursor_ns):
+        first_ns, last_ns = event.begin_ns + offset_ns, event.unix_ns
+        if first_ns > end_ns:
+            break
+        shared_ns = min(last_ns, end_ns) - max(first_ns, begin_ns)
+        if shared_ns >= 0:
+            total += read_total(event) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
+    return total
+
+
+def get_batch_sizes(rows: Rows) -> Ints:
+    """Return the tokens of each step, or its rows if the model takes no tokens; 0 if neither is known."""
+    sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
+    return sizes

@@ -1,0 +1,138 @@
+"""Another Python thread of a rank that began to compute when iterations became longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.code_line import CodeLine, find_own
+from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
+from zerotop.analysis.findings.support.evidence import Process
+from zerotop_probe.recording import events
+
+# Python hands over its lock after 5 ms. A thread that waits longer than this on average (seconds) often finds it taken.
+_LOCK_WAIT_S = 0.0002
+# The training thread waits at most while the other one runs: that must be this part of the time that was lost. A thread that
+# waits for a core may hold the lock meanwhile.
+_EXPLAINED_SHARE = 1 / 3
+# Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
+_UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
+
+_BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
+
+_ADVICE = (
+    "Python runs one thread at a time: move the work of {thread} to a separate process, or do it less often while the"
+    " training thread needs the lock."
+)
+
+
+class ThreadCause(NamedTuple):
+    """A thread that began to compute, in unix nanoseconds; ``line`` is where it spent the most time."""
+
+    name: str
+    begin_ns: int
+    busy_ns: int
+    cores: float
+    line: CodeLine | None
+    target: str  # the job's own function that the thread runs, if it is one of a module
+
+    def describe(self, whose: str, others: int, cores: float) -> str:
+        """Return the end of a sentence about the thread, and about so many others that use ``cores`` together with it."""
+        place = f" at {self.line.text}" if self.line is not None else ""
+        began = f"thread {self.name}{whose}{f' and {others} more' if others else ''} began to use {cores:.1f} cores{place}"
+        return f"{began}, and {'hold' if others else 'holds'} Python's lock meanwhile"
+
+
+def awaits_threads(change: StepChange) -> bool:
+    """Whether the probe may still be searching for the thread that began to compute."""
+    is_slower = np.median(change.after["iteration_s"]) > np.median(change.before["iteration_s"])
+    return bool(is_slower) and any(
+        event.watches_threads for process in change.group.processes for event in process.events_of(events.Hello)
+    )
+
+
+def check_threads(change: StepChange) -> Cause | None:
+    """Return the cause that a thread began to compute in the iterations that became longer."""
+    # Steps in between may only have been counted.
+    earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
+    off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
+    return _find_cause(change, earliest_ns - off_ns, latest_ns + off_ns)
+
+
+def check_drift_threads(change: StepChange) -> Cause | None:
+    """Return the cause that a thread began to compute while iterations became longer and longer."""
+    return _find_cause(change, int(change.before["begin_unix_ns"][0]), int(change.after["begin_unix_ns"][0]))
+
+
+def find_busy_threads(process: Process, since_ns: int, known_ns: int) -> list[ThreadCause]:
+    """Return the threads that were seen to hold Python's lock from ``since_ns`` on, the busiest first."""
+    found = [thread for thread in _list_threads(process, known_ns) if thread.busy_ns >= since_ns]
+    return sorted(found, key=lambda thread: -thread.cores)
+
+
+def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause | None:
+    before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
+    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
+    found = [
+        (thread, process)
+        for process in change.group.processes
+        for thread in _list_threads(process, known_ns)
+        if thread.begin_ns <= latest_ns and thread.busy_ns >= earliest_ns
+    ]
+    cores = sum(thread.cores for thread, _ in found)
+    if not found or not cores >= _EXPLAINED_SHARE * (1 - before / after) > 0:
+        return None
+    thread, process = max(found, key=lambda one: one[0].cores)
+    whose = f" of rank {process.rank}" if len(change.group.processes) > 1 else ""
+    fix = thread.line.location if thread.line is not None else "py-spy dump --pid {pid}"
+    if thread.target:
+        fix = f"multiprocessing.Process(target={thread.target}, daemon=True).start()"
+    text = thread.describe(whose, len(found) - 1, cores)
+    return Cause(text, _ADVICE.format(thread=thread.name), fix, 0.85, line=thread.line)
+
+
+def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
+    """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
+    offset_ns = process.source.offset_ns
+    for event in process.events_of(events.BusyThread):
+        name, is_holding = event.thread, (event.lock_wait_s or 0.0) >= _LOCK_WAIT_S
+        # A template of the advice must not take a part of the name for a value.
+        is_plain = name.isprintable() and not set(name) & set("{}[]")
+        if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(event):
+            times = event.begin_ns + offset_ns, event.busy_ns + offset_ns
+            yield ThreadCause(name, *times, event.cores, _find_line(event), _find_target(event))
+
+
+def _is_training(event: events.BusyThread) -> bool:
+    """Whether the thread runs the backward: PyTorch recomputes the forward of checkpointed layers in another thread."""
+    return any(frame.file in _BACKWARD_FILES for frame in event.frames)
+
+
+def _find_line(event: events.BusyThread) -> CodeLine | None:
+    """Return the line of the function in the job's own code that has the most samples."""
+    seconds: dict[CodeLine, float] = {}
+    for stack in event.stacks:
+        own = find_own(event.frames, stack)
+        if own is not None:
+            line = CodeLine(own.file, own.line, own.function, ())
+            seconds[line] = seconds.get(line, 0.0) + (stack.seconds or 0.0)
+    by_function: dict[tuple[str, str], float] = {}
+    for line, weight in seconds.items():
+        key = line.file, line.function
+        by_function[key] = by_function.get(key, 0.0) + weight
+    if not by_function:
+        return None
+    most = max(by_function, key=lambda key: by_function[key])
+    return max((line for line in seconds if (line.file, line.function) == most), key=lambda line: seconds[line])
+
+
+def _find_target(event: events.BusyThread) -> str:
+    """Return the name of the outermost function in the job's own code, or "" if it is no plain name."""
+    frames = event.frames
+    for stack in event.stacks:
+        own = [frames[number] for number in stack.frames if 0 <= number < len(frames) and frames[number].own]
+        if own and own[-1].function.isidentifier():
+            return own[-1].function
+    return ""

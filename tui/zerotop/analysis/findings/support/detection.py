@@ -1,0 +1,76 @@
+"""Runs the detectors on a recording that may still grow, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from zerotop.analysis.findings.support.evidence import Evidence
+from zerotop.analysis.findings.support.finding import Finding
+from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, settle_attempts
+from zerotop.recording.reader import Recording
+
+Detector = Callable[[Evidence], Iterable[Finding | None]]
+
+# Number of phases, of all ranks, that are examined at once: a few milliseconds of work.
+_PIECE = 16384
+
+_FindingKey = tuple[str, int, int, int | None, tuple[int, ...]]
+
+
+class Detection:
+    """Collects the findings of some detectors in a recording."""
+
+    def __init__(self, recording: Recording, detectors: Iterable[Detector]) -> None:
+        self._recording = recording
+        self._evidence = Evidence(recording)
+        self._detectors = list(detectors)
+        self._findings: dict[_FindingKey, Finding] = {}
+        self._ordered_findings: tuple[Finding, ...] = ()
+        self._settled: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()  # those known at a cursor, and shown
+        self._attempt_begins: tuple[int, ...] = ()
+        self._until_ns = -1
+        self.is_behind = True
+        """Whether there is more to search than the last search did."""
+
+    def update(self, until_ns: int | None = None) -> bool:
+        """Search up to a cursor or the last record. Returns whether there is a new finding."""
+        end_ns = self._recording.last_written_ns if until_ns is None else until_ns
+        has_new = False
+        while self._until_ns < end_ns:
+            has_new |= self.search_piece(end_ns)
+        return has_new
+
+    def search_piece(self, end_ns: int) -> bool:
+        """Search a piece further towards ``end_ns``. Returns whether there is a new finding."""
+        before = len(self._findings)
+        if self._until_ns < end_ns:
+            self._until_ns = self._evidence.find_next_cursor(_PIECE, end_ns)
+            self._evidence.advance_cursor(self._until_ns)
+            for finding in (finding for detect in self._detectors for finding in detect(self._evidence)):
+                if finding is not None:
+                    key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
+                    self._findings[key] = finding
+        self.is_behind = self._until_ns < end_ns
+        if len(self._findings) == before:
+            return False
+        self._attempt_begins = tuple(group.lead.source.created_ns for group in self._evidence.groups)
+        self._ordered_findings = drop_repeats(
+            sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
+        )
+        return True
+
+    def findings_at(self, cursor_ns: int) -> tuple[Finding, ...]:
+        """Return the findings known at the cursor, in the order in which they became known. Any thread may ask.
+
+        Of findings about the same event only the latest counts: its numbers are those of the cursor.
+        """
+        latest = {}
+        for finding in self._ordered_findings:
+            if finding.known_ns > cursor_ns:
+                break
+            latest[finding.event] = finding
+        findings, (known, settled) = tuple(latest.values()), self._settled
+        if findings != known:
+            settled = drop_superseded(settle_attempts(findings, self._attempt_begins))
+            self._settled = findings, settled
+        return settled

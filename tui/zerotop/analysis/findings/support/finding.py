@@ -1,0 +1,143 @@
+"""A finding, and the kind of finding that a detector declares."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from zerotop.analysis.findings.support.next_run import advise_next_run
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.script_terms import read_terms
+from zerotop_probe.recording.events import EngineFacts
+
+
+class Severity(str, Enum):
+    """The urgency of a finding."""
+
+    INFO = "info"  # an explanation; nothing needs to be done
+    WARNING = "warning"  # costs time or memory, or may end the job
+    ERROR = "error"  # the job, a rank or an allocation has failed
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. It never changes: facts that become known later make another finding, which may be of the same event.
+
+    Times are unix nanoseconds. Its four texts are Text if a FindingKind made it, and can then be rendered in other units.
+    """
+
+    name: str  # for example "double_spike"
+    begin_ns: int
+    end_ns: int
+    known_ns: int  # a live viewer could have shown it from then on: everything it rests on was recorded
+    step: int | None  # the optimizer step in which it begins
+    ranks: tuple[int, ...]  # concerned, in order; empty for example for the host
+    severity: Severity
+    confidence: float  # 0 to 1: how sure the cause is; the measured numbers are not in doubt
+    headline: str  # at most 80 characters, with the number and the effect, without a full stop
+    details: str = ""  # the numbers behind it, in sentences
+    advice: str = ""  # what to do, in a sentence; empty where nothing needs to be done
+    fix: str = ""  # the setting, command or line to copy; empty where there is none
+    evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
+    cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
+    kind: FindingKind | None = None
+
+    @property
+    def event(self) -> tuple[str, int, int | None, tuple[int, ...]]:
+        """What it is about. A later finding about the same event takes its place, with newer numbers or with its end."""
+        return self.name, self.begin_ns, self.step, self.ranks
+
+    @cached_property
+    def for_next_run(self) -> Finding:
+        """Return the finding for a job that has ended: without a fix that needs a live process."""
+        advice, fix = advise_next_run(self.name, self.advice, self.fix)
+        if (advice, fix) == (self.advice, self.fix):
+            return self
+        values = self.fix.values if isinstance(self.fix, Text) else {}
+        return dataclasses.replace(self, advice=advice, fix=Text(fix, values))
+
+
+class Subject(Protocol):
+    """A process, or the processes of an attempt."""
+
+    @property
+    def engine(self) -> EngineFacts: ...
+
+    def ranks_at(self, known_ns: int) -> tuple[int, ...]: ...
+
+    def step_at(self, time_ns: int) -> int | None: ...
+
+
+@dataclass(frozen=True)
+class FindingKind:
+    """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Finding`.
+
+    ``lost_once`` (seconds), ``gpu_bytes`` and ``host_bytes`` name the evidence with what a finding costs, or ``a - b``.
+    """
+
+    name: str
+    severity: Severity
+    confidence: float
+    headline: str
+    details: str = ""
+    advice: str = ""
+    fix: str = ""
+    measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
+    lost_once: str = ""
+    gpu_bytes: str = ""
+    host_bytes: str = ""
+
+    def with_changes(self, **changes: Any) -> FindingKind:
+        """Return the kind with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def at_steps(
+        self,
+        subject: Subject,
+        rows: NDArray[Any],
+        evidence: Mapping[str, float | None],
+        *,
+        known_ns: int | None = None,
+        **values: Any,
+    ) -> Finding:
+        """Return a finding about steps (STEP_DTYPE), known at the end of the last of them by default."""
+        end_ns = int(rows["end_unix_ns"][-1]) if known_ns is None else known_ns
+        return self.at(subject, int(rows["begin_unix_ns"][0]), end_ns, evidence, step=int(rows["step"][0]), **values)
+
+    def at(
+        self,
+        subject: Subject | None,
+        begin_ns: int,
+        end_ns: int,
+        evidence: Mapping[str, float | None],
+        *,
+        known_ns: int | None = None,
+        ranks: Sequence[int] | None = None,
+        cost: float = 0.0,
+        **values: Any,
+    ) -> Finding:
+        """Return a finding. By default it is known at its end; ranks, and ``step`` among the values, are the subject's.
+
+        The templates get ``evidence``, ``rank`` (the first one), ``values`` and the terms of the script at hand
+        (:mod:`zerotop.analysis.script_terms`). Evidence that is None is left out.
+        """
+        known_ns = end_ns if known_ns is None else known_ns
+        step = values.pop("step", ...)
+        if step is ...:
+            step = subject.step_at(begin_ns) if subject is not None else None
+        if ranks is None:
+            ranks = subject.ranks_at(known_ns) if subject is not None else ()
+        numbers = {name: float(value) for name, value in evidence.items() if value is not None}
+        terms = read_terms(subject.engine if subject is not None else EngineFacts({}))
+        values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
+        headline, details, advice, fix = (
+            Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
+        )
+        head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
+        return Finding(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), self)

@@ -1,0 +1,46 @@
+"""How busy the ranks' GPUs are, and whether the CPU sets the pace of a job because it launches kernels too slowly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zerotop.analysis.findings.support.rank_process import Process
+from zerotop_probe.recording.events import GpuProcess
+
+# A GPU that is busy for a larger share of the time sets the pace itself.
+BUSY_SHARE = 0.85
+# Samples of the GPU that show its use.
+_FEWEST_SAMPLES = 3
+
+
+def measure_gpu_use(process: Process, begin_ns: int, end_ns: int) -> float:
+    """Return the median share of the time in which a kernel ran on a rank's GPU, from NVML; NaN if it is unknown."""
+    if not process.is_on_gpu or process.gpu_key is None:
+        return float("nan")
+    rows = process.gpu_samples.read_window(begin_ns, end_ns).rows
+    used = rows["utilization_percent"] if len(rows) else np.empty(0)
+    used = used[~np.isnan(used)]
+    return float(np.median(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
+
+
+def offloads(process: Process) -> bool:
+    """Whether the rank keeps parameters or the optimizer on the host, where the optimizer computes."""
+    devices = (process.engine.offload_optimizer, process.engine.offload_parameters)
+    return any((device or "none") != "none" for device in devices)
+
+
+def is_paced_by_host(processes: Sequence[Process], begin_ns: int, end_ns: int) -> bool:
+    """Whether a rank's GPU waits for the host for a notable share of the time, and its optimizer is not there.
+
+    The pace of such a job is that of one thread, and wanders with the clock and the neighbours of its core: loops that
+    launched kernels of 27 ms took 26 to 48 ms, where loops that kept the GPU busy took 71.9 to 73.9.
+    """
+    uses = [measure_gpu_use(one, begin_ns, end_ns) for one in processes]
+    return any(use < BUSY_SHARE for use in uses) and not any(map(offloads, processes))
+
+
+def name_process(event: GpuProcess) -> str:
+    """Return ``process 300 (vllm)``."""
+    return f"process {event.pid}{f' ({event.program})' if event.program else ''}"

@@ -1,0 +1,92 @@
+"""Add to findings the line that takes the time, if it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zerotop.analysis.findings.support.detector_state import DetectorState
+from zerotop.analysis.findings.support.finding import FindingKind
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line
+from zerotop.recording.samples import Floats, Rows
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
+"""The place of stacks for each column of steps, and for the rest of the iteration."""
+
+_ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
+_COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
+
+_NAMED_LINES = "named lines"
+
+
+def await_lines(
+    state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
+) -> Iterator[tuple[T, FoundLine]]:
+    """Yield findings with the line of their delay, as soon as the line is known or will remain unknown."""
+    return await_each(state, key, fresh, lambda one: await_line(find_delay(one)))
+
+
+def await_each(
+    state: DetectorState, key: str, fresh: Iterable[T], find_more: Callable[[T], M | None]
+) -> Iterator[tuple[T, M]]:
+    """Yield findings with the result of ``find_more``, as soon as that is not None."""
+    held: list[T] = state.get_state(list, f"{key} held")
+    waiting: list[T] = []
+    for one in [*held, *fresh]:
+        more = find_more(one)
+        if more is None:
+            waiting.append(one)
+        else:
+            yield one, more
+    held[:] = waiting
+
+
+def is_cause(line: StackLine, delay: Delay) -> bool:
+    """Whether the line itself takes the time, instead of waiting for a GPU that computes."""
+    known = line.known_call
+    if not delay.process.is_on_gpu:
+        return True
+    if known is None:
+        return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
+    return not known.waits_for_gpu or delay.is_gpu_idle
+
+
+def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
+    """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
+    known = line.known_call
+    advice = known.advice if known is not None else _ADVICE
+    return kind.with_changes(
+        headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
+        advice=_COPY_ADVICE if known is not None and known.waits_for_gpu and line.is_gpu_idle else advice,
+        fix=known.fix if known is not None else "{location}",
+    )
+
+
+def note_named_line(group: DetectorState, line: StackLine, known_ns: int) -> None:
+    """Note that a finding names a line from ``known_ns`` on (unix nanoseconds), so that no other finding repeats it."""
+    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
+    named[line.location] = min(known_ns, named.get(line.location, known_ns))
+
+
+def is_named(group: DetectorState, line: StackLine, known_ns: int) -> bool:
+    """Whether a finding known at that time names the line."""
+    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
+    return line.location in named and named[line.location] <= known_ns
+
+
+def line_values(line: StackLine | None) -> dict[str, Any]:
+    """Return the template values of a line: ``place`` for a headline, ``line`` and ``location`` for sentences."""
+    if line is None:
+        return {"place": None, "line": None, "location": None}
+    return {"place": line.place, "line": line.text, "location": line.location}
+
+
+def measure_between(rows: Rows) -> Floats:
+    """Return the seconds of each step outside all phases."""
+    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - phases, np.float64)

@@ -1,0 +1,281 @@
+"""The line of the job's own code at which a rank spent its time, from the stacks that its probe sampled."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import re
+import sys
+import zlib
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
+from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
+from zerotop.analysis.findings.support.rank_process import Process
+from zerotop.recording.events.event_files import select_events
+from zerotop_probe.recording import event_values, events
+from zerotop_probe.recording.directory import STACKS_SETTING
+from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
+
+BETWEEN, UNSEEN = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE
+"""The places of stacks that are in no phase, and of those in counted steps."""
+
+SLOW, SHARE = event_values.SLOW, event_values.SHARE
+"""Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
+
+# A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
+_LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
+# What scripts call themselves, besides training: reading and gathering parameters, gradients and states.
+_ACCESS = ("deepspeed.utils.", "deepspeed.runtime.zero.partition_parameters.")
+_COMPUTING = ("forward", "backward", "step", UNSEEN)
+# A method, of which only the name is known, is no tensor's within these libraries, or if only these types have it.
+_HOST_LIBRARIES = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "PIL", "sklearn", "skimage", "librosa", "nltk"}
+_HOST_TYPES = (str, bytes, list, dict, set, io.BytesIO, type(re.compile("")), type(zlib.compressobj()), np.ndarray)
+_TENSOR_METHODS = {
+    *("add", "all", "any", "argmax", "argmin", "argsort", "clip", "conj", "cumprod", "cumsum", "diagonal", "dot", "flatten"),
+    *(
+        "index",
+        "item",
+        "max",
+        "mean",
+        "min",
+        "nonzero",
+        "prod",
+        "put",
+        "ravel",
+        "repeat",
+        "reshape",
+        "resize",
+        "round",
+        "size",
+    ),
+    *("sort", "split", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "values", "var", "view"),
+}
+_HOST_METHODS = frozenset(name for kind in _HOST_TYPES for name in dir(kind)) - _TENSOR_METHODS
+_LOADERS = "torch.utils.data."
+# Files of libraries whose functions run phases: a stack with one of them is in a phase.
+_PHASE_FILES = (
+    "torch/nn/modules/module.py",
+    "torch/nn/parallel/",
+    "torch/_tensor.py",
+    "torch/autograd/",
+    "torch/optim/",
+    "torch/utils/data/",
+    "deepspeed/runtime/engine.py",
+    "deepspeed/runtime/pipe/",
+)
+
+# The smallest share of the samples with which a line explains a delay.
+_LINE_SHARE = 0.3
+# How long a finding waits for samples (ns), which are written a moment after they were taken.
+PATIENCE_NS = 3_000_000_000
+_LAST_EVENTS = (events.Goodbye, events.Left)
+
+
+@dataclass(frozen=True, slots=True)
+class StackLine(CodeLine):
+    """A line at which samples were taken."""
+
+    seconds: float  # that its samples stand for
+    share: float  # of all samples of the place
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
+
+    @property
+    def known_call(self) -> KnownCall | None:
+        """The known call in the line, if there is one."""
+        return find_known_call(self.callees)
+
+    @property
+    def called(self) -> str:
+        """The function called from the line that takes the time, and the function through which it is called."""
+        known, first = self.known_call, super(StackLine, self).called
+        if known is None or known.title:
+            return first if known is None else known.title
+        if known.waits_for_gpu:
+            return self.callees[-1] if self.is_gpu_idle else f"{self.callees[-1]}, which waits for the GPU"
+        called = next(name for name in self.callees if find_known_call([name]) is known)
+        return called if called == first else f"{first}, which calls {called}"
+
+
+class FoundLine(NamedTuple):
+    """A line, or None, and when that is known (unix nanoseconds)."""
+
+    line: StackLine | None
+    known_ns: int
+
+
+class Delay(NamedTuple):
+    """A rank's lost time: the place of its stacks, "" if that does not matter, and a time window in unix nanoseconds."""
+
+    process: Process
+    where: str  # an outermost phase or ``BETWEEN``
+    begin_ns: int
+    end_ns: int
+    known_ns: int  # when the finding is known without the line
+    callee: str = ""  # a function that the line must call
+    patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
+    slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
+    is_all_work: bool = False  # an evaluation: lines that compute count, too, and those that call the model
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
+
+
+def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> StackLine | None:
+    """Return the line at which a rank was sampled most in a delay.
+
+    ``why`` is a reason for samples, by default any. Events count if written until ``known_ns``, by default the delay's.
+    """
+    known_ns = delay.known_ns if known_ns is None else known_ns
+    process, where, callee = delay.process, delay.where, delay.callee
+    total = 0.0
+    seconds: dict[tuple[str, int, str], float] = {}
+    callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
+    for event in _select_events(delay, known_ns):
+        if why and event.why != why:
+            continue
+        for stack, found in select_stacks(event, where, outside_model=delay.is_all_work):
+            if callee and (found is None or callee not in found.callees):
+                continue
+            weight = stack.seconds or 0.0
+            total += weight
+            if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
+                key, beneath = found[:3], found.callees
+                seconds[key] = seconds.get(key, 0.0) + weight
+                each = callees.setdefault(key, {})
+                each[beneath] = each.get(beneath, 0.0) + weight
+    if not seconds or total <= 0:
+        return None
+    key, weight = _choose_line(seconds, total)
+    beneath = max(callees[key], key=lambda names: callees[key][names])
+    return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
+
+
+def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
+    """Whether the line does extra work: it is neither part of the training nor a wait for it."""
+    is_beside = found.is_hook or not is_training(found.callees, where)
+    return is_beside and not _awaits_no_gpu(process, found.callees)
+
+
+def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
+    """Whether the functions wait for a GPU, but there is none. They then only show because they release Python's lock."""
+    known = find_known_call(callees)
+    return known is not None and known.waits_for_gpu and not process.is_on_gpu
+
+
+def read_new_stacks(process: Process, key: str, places: Container[str], why: str) -> list[Stacks]:
+    """Return the events with stacks of these places that have not been returned before for ``key``."""
+    fresh = process.read_new_items(process.events_of(Stacks), f"{key} {why}")
+    return [event for event in fresh if event.where in places and event.why == why]
+
+
+def select_stacks(
+    event: Stacks, where: str, *, outside_model: bool = False
+) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
+    """Yield an event's stacks in a place, with their frame of the job's own code, or that which calls the model.
+
+    For a counted step, the functions of a stack show whether it is between the phases.
+    """
+    frames = event.frames
+    for stack in event.stacks:
+        found = find_own(frames, stack, outside_model=outside_model)
+        if event.where == where or (
+            found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)
+        ):
+            yield stack, found
+
+
+def _is_in_phase(frames: Sequence[SampledFrame], stack: SampledStack) -> bool:
+    files = (frames[number].file for number in stack.frames if 0 <= number < len(frames))
+    return any(file.startswith(_PHASE_FILES) for file in files)
+
+
+def await_line(delay: Delay) -> FoundLine | None:
+    """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
+
+    Without a place no line is searched.
+    """
+    process, where, known_ns = delay.process, delay.where, delay.known_ns
+    line = find_line(delay) if where else None
+    if line is not None or not where or process.at.recording.info.get(STACKS_SETTING) is not True:
+        return FoundLine(line, known_ns)
+    deadline_ns = find_deadline(process, known_ns, delay.patience_ns)
+    for event in _select_events(delay, deadline_ns):
+        if event.unix_ns > known_ns:
+            line = find_line(delay, known_ns=event.unix_ns)
+            if line is not None:
+                return FoundLine(line, event.unix_ns)
+    if process.at.cursor_ns < deadline_ns:
+        return None
+    return FoundLine(find_line(delay, known_ns=deadline_ns), deadline_ns)  # a step of the samples may have ended since
+
+
+def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
+    """Yield the events with samples from a delay, written until ``until_ns``.
+
+    Samples of counted steps may be between the phases too, see :func:`select_stacks`. Those after the last step are in none:
+    what a script does after its training slows no step down.
+    """
+    process, where, begin_ns = delay.process, delay.where, delay.begin_ns
+    offset_ns = process.source.offset_ns
+    slow_until_ns = delay.slow_until_ns
+    if slow_until_ns:
+        slow_until_ns = min(slow_until_ns, int(process.steps_until(until_ns)["end_unix_ns"].max(initial=0)))
+    for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
+        is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
+        if is_there and event.why != event_values.SILENT:
+            last_ns = max(delay.end_ns, slow_until_ns) if event.why == SLOW else delay.end_ns
+            # Samples of usual slowness say nothing about a window that began later.
+            shown_ns = event.begin_ns if event.why == SHARE else event.end_ns
+            is_before, is_after = shown_ns + offset_ns <= begin_ns, event.begin_ns + offset_ns >= last_ns
+            if not (is_before or is_after):
+                yield event
+
+
+def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
+    """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
+    ends = [event.unix_ns for kind in _LAST_EVENTS for event in process.events_of(kind)]
+    for event in process.recording.events_of(events.RankGone):
+        if event.process_key == process.key:
+            ends.append(event.unix_ns)
+    recording = process.at.recording
+    if not recording.is_live:
+        ends.append(recording.last_written_ns)
+    return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])
+
+
+def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
+    """Whether functions called from a line are part of the training, whose time needs no explanation."""
+    if find_known_call(callees) is not None or (callees and callees[0].startswith(_ACCESS)):
+        return False
+    is_computing = where in _COMPUTING
+    return any(
+        name.startswith(_LIBRARIES)
+        or (is_computing and name.startswith("torch."))
+        or (is_computing and _is_by_tensor(name, before))
+        or (where in ("data", UNSEEN) and name.startswith(_LOADERS))
+        for before, name in zip(("", *callees), callees, strict=False)
+    )
+
+
+def _is_by_tensor(name: str, caller: str) -> bool:
+    """Whether a function called by another one may be a method of a tensor."""
+    is_method = "." not in name and name not in vars(builtins) and name not in _HOST_METHODS
+    return is_method and caller.partition(".")[0] not in _HOST_LIBRARIES
+
+
+def _choose_line(seconds: dict[tuple[str, int, str], float], total: float) -> tuple[tuple[str, int, str], float]:
+    """Return the line that took the most time, and its seconds.
+
+    If no single line took much, it is the first line of the function that took most, with the seconds of that function.
+    """
+    line = max(seconds, key=lambda key: seconds[key])
+    if seconds[line] >= _LINE_SHARE * total:
+        return line, seconds[line]
+    functions: dict[tuple[str, str], float] = {}
+    for (file, _, function), weight in seconds.items():
+        functions[file, function] = functions.get((file, function), 0.0) + weight
+    most = max(functions, key=lambda key: functions[key])
+    return max((key for key in seconds if (key[0], key[2]) == most), key=lambda key: seconds[key]), functions[most]

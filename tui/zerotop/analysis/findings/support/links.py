@@ -1,0 +1,341 @@
+"""Links between findings, where one explains another: a rank delays the others because it waits for its data.
+
+A finding is linked to another only if their ranks agree, and their steps or numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from zerotop.analysis.findings.support.finding import Finding, Severity
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
+
+# Changes that begin within this many steps of each other are one change.
+_SAME_CHANGE_STEPS = 3
+# Within this time, the end of a rank makes the others fail.
+_TOGETHER_NS = 60 * 10**9
+# Findings about a state that continues. If it is a cause, it was measured again later.
+_LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
+# A number of a headline, with its unit. The number of a line is none: it follows a colon.
+_NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
+
+
+class LinkedFinding(NamedTuple):
+    """A finding, the finding that explains it, and the number of explanations above it."""
+
+    finding: Finding
+    cause: Finding | None = None
+    depth: int = 0
+
+
+class _Link(NamedTuple):
+    """One kind of finding explains another where ``agrees(effect, cause)``."""
+
+    effect: str
+    cause: str
+    agrees: Callable[[Finding, Finding], bool]
+    shares_ranks: bool = True
+
+
+def drop_repeats(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, in order, without those that repeat an earlier one about the same steps."""
+    by_name = _index_by_name(findings)
+    return tuple(
+        effect
+        for effect in findings
+        if not any(
+            findings[at].known_ns <= effect.known_ns
+            for link in _REPEATS
+            if link.effect == effect.name
+            for at in _select_agreeing(effect, link, findings, by_name)
+        )
+    )
+
+
+def settle_attempts(findings: Sequence[Finding], attempt_begins: Sequence[int]) -> tuple[Finding, ...]:
+    """Return the findings without those that only repeat, for another attempt of the job, what is said already.
+
+    Once a job was started again, its restarts tell how the attempts before failed; errors in these are no longer the job's.
+
+    Args:
+        findings: known at a moment, in order.
+        attempt_begins: when the processes of each attempt began to train (unix nanoseconds), in order.
+    """
+    restarts = [finding for finding in findings if finding.name == "restarted"]
+    begin_ns = restarts[-1].begin_ns if restarts else 0
+    settled: list[Finding] = []
+    seen: dict[tuple[str, tuple[int, ...], str], int] = {}  # the attempt of a finding, by what it says without its numbers
+    for finding in findings:
+        attempt = bisect_right(attempt_begins, finding.begin_ns)
+        subject = finding.name, finding.ranks, _NUMBER.sub("", str(finding.headline))
+        is_over = finding.begin_ns < begin_ns
+        is_older = finding.name == "restarted" and finding is not restarts[-1]
+        if is_older or (is_over and finding.name == "dead_rank"):
+            continue
+        if finding.severity is Severity.ERROR:
+            settled.append(replace(finding, severity=Severity.WARNING) if is_over else finding)
+        elif seen.setdefault(subject, attempt) == attempt:
+            settled.append(finding)
+    return tuple(settled)
+
+
+def drop_superseded(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings, in order, without those of which another one says more."""
+    by_name = _index_by_name(findings)
+    return tuple(
+        one
+        for one in findings
+        if not any(tuple(_select_agreeing(one, link, findings, by_name)) for link in _SUPERSEDED if link.effect == one.name)
+    )
+
+
+def find_causes(findings: Sequence[Finding]) -> dict[int, int]:
+    """Map the index of each explained finding to the index of its explanation, the latest of several."""
+    by_name, causes = _index_by_name(findings), {}
+    for index, effect in enumerate(findings):
+        candidates = (at for link in _list_links(effect) for at in _select_agreeing(effect, link, findings, by_name))
+        if (cause := next(candidates, None)) is not None:
+            causes[index] = cause
+    return causes
+
+
+def _index_by_name(findings: Sequence[Finding]) -> dict[str, list[int]]:
+    by_name: dict[str, list[int]] = {}
+    for index, finding in enumerate(findings):
+        by_name.setdefault(finding.name, []).append(index)
+    return by_name
+
+
+def link_findings(findings: Sequence[Finding]) -> tuple[LinkedFinding, ...]:
+    """Return the findings, in order, each with the finding that explains it."""
+    causes = find_causes(findings)
+
+    def find_path(index: int) -> list[int]:
+        return [index, *find_path(causes[index])] if index in causes else [index]
+
+    return tuple(
+        LinkedFinding(finding, findings[causes[index]] if index in causes else None, len(find_path(index)) - 1)
+        for index, finding in enumerate(findings)
+    )
+
+
+def order_by_cause(findings: Sequence[Finding]) -> tuple[LinkedFinding, ...]:
+    """Return the findings with each one after its explanation, otherwise in their order."""
+    causes, linked = find_causes(findings), link_findings(findings)
+    effects: dict[int, list[int]] = {}
+    for effect, cause in causes.items():
+        effects.setdefault(cause, []).append(effect)
+
+    def list_from(index: int) -> list[int]:
+        return [index, *(below for effect in effects.get(index, ()) for below in list_from(effect))]
+
+    # Findings that explain each other are placed where the first of them would be.
+    groups = sorted((list_from(index) for index in range(len(findings)) if index not in causes), key=min)
+    return tuple(linked[index] for group in groups for index in group)
+
+
+def _list_links(effect: Finding) -> Iterator[_Link]:
+    if effect.kind is not None and effect.kind.measured_cause:
+        yield _Link(effect.name, effect.kind.measured_cause, _is_simultaneous)
+    yield from (link for link in _LINKS if link.effect == effect.name)
+
+
+def _select_agreeing(
+    effect: Finding, link: _Link, findings: Sequence[Finding], by_name: dict[str, list[int]]
+) -> Iterator[int]:
+    for index in reversed(by_name.get(link.cause, ())):
+        cause = findings[index]
+        if bool(set(cause.ranks) & set(effect.ranks)) is link.shares_ranks and link.agrees(effect, cause):
+            yield index
+
+
+def _is_simultaneous(effect: Finding, cause: Finding) -> bool:
+    """Whether both findings hold at the same time."""
+    return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
+
+
+def _is_one_of_pauses(effect: Finding, cause: Finding) -> bool:
+    """Whether another finding already counts this pause."""
+    most = 2 * cause.evidence.get("pause_s", 0.0)
+    return _is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
+
+
+def _is_told_again(effect: Finding, cause: Finding) -> bool:
+    return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
+
+
+def _begins_before(effect: Finding, cause: Finding) -> bool:
+    return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
+
+
+def _begins_together(effect: Finding, cause: Finding) -> bool:
+    if effect.step is None or cause.step is None:
+        return False
+    apart = max(finding.evidence.get("steps_apart", 1.0) for finding in (effect, cause))
+    return abs(effect.step - cause.step) < _SAME_CHANGE_STEPS + apart
+
+
+def _waits_for_data(effect: Finding, cause: Finding) -> bool:
+    """Whether a straggler is late because it waits for its data."""
+    is_data = effect.evidence.get("data_s", 0.0) >= effect.evidence["late_s"] / 2
+    return is_data and set(effect.ranks) <= set(cause.ranks) and _begins_together(effect, cause)
+
+
+def _explains_shift(effect: Finding, cause: Finding) -> bool:
+    """Whether a finding about the same steps explains why iterations became slower."""
+    is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
+    return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
+
+
+def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
+    """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding."""
+    grown, told = effect.evidence["after_s"] - effect.evidence["before_s"], cause.evidence
+    if "data_s" in told:
+        jump, grown = told["data_s"], max(effect.evidence.get("data_change_s", 0.0), grown / 2)
+    else:
+        jump = told["added_s"] if "added_s" in told else told.get("after_s", 0.0) - told.get("before_s", 0.0)
+    return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
+
+
+def _waits_as_long(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer by about what the others wait for a rank, which is measured rarely."""
+    grown = effect.evidence["after_s"] - effect.evidence["before_s"]
+    return cause.begin_ns >= effect.begin_ns and 0.5 * grown <= cause.evidence["wait_s"] <= 2 * grown
+
+
+def _names_same_line(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations became longer at a line that another finding names for the same steps."""
+    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
+    return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1] and _explains_shift(effect, cause)
+
+
+def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
+    """Whether the peak of steps grew by the memory that a leak had kept since it began."""
+    if effect.step is None or cause.step is None or effect.step < cause.step:
+        return False
+    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
+    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step + 1) >= grown / 2
+
+
+def _grew_at_pauses(effect: Finding, cause: Finding) -> bool:
+    """Whether growth that looks steady is mostly what stays after each evaluation or checkpoint."""
+    per_pause, distance = (cause.evidence.get(name, 0.0) for name in ("bytes_per_pause", "steps_per_pause"))
+    grown = effect.evidence.get("bytes_per_step", float("inf")) * distance
+    return _is_simultaneous(effect, cause) and per_pause >= grown / 2 > 0
+
+
+def _grew_by_missing(effect: Finding, cause: Finding) -> bool:
+    """Whether growing memory took as many bytes as were missing when the device was full."""
+    if effect.step is None or cause.step is None or not _begins_before(effect, cause):
+        return False
+    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step) >= _measure_missing(effect)
+
+
+def _step_took_missing(effect: Finding, cause: Finding) -> bool:
+    grown = cause.evidence["after_bytes"] - cause.evidence["before_bytes"]
+    return _begins_before(effect, cause) and grown >= _measure_missing(effect)
+
+
+def _others_took_missing(effect: Finding, cause: Finding) -> bool:
+    return _begins_before(effect, cause) and cause.evidence.get("used_bytes", 0.0) >= _measure_missing(effect)
+
+
+def _measure_missing(effect: Finding) -> float:
+    """Return the bytes that were missing for a failed allocation; infinite if that was not recorded."""
+    requested, free = (effect.evidence.get(name) for name in ("requested_bytes", "free_bytes"))
+    return requested - free if requested is not None and free is not None and requested > free else float("inf")
+
+
+def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
+    return "oom_kills" in effect.evidence and _begins_before(effect, cause)
+
+
+def _took_down(effect: Finding, cause: Finding) -> bool:
+    """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
+    return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
+
+
+def _is_held_up(effect: Finding, cause: Finding) -> bool:
+    """Whether ranks stand still because another one has failed."""
+    return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
+
+
+def _broke_before(effect: Finding, cause: Finding) -> bool:
+    """Whether ranks ended or stood still soon after a fault of a GPU, or just before it was reported."""
+    return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS
+
+
+def _list_gpu_faults() -> Iterator[_Link]:
+    """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
+    for effect in ("dead_rank", "hung_ranks"):
+        for shares_ranks in (True, False):
+            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults"):
+                yield _Link(effect, cause, _broke_before, shares_ranks)
+    for effect in ("slow_gpu", "straggler"):
+        for cause in ("nvlink_faults", "pcie_link"):
+            yield _Link(effect, cause, _is_simultaneous)
+
+
+_LINKS = (
+    *_list_gpu_faults(),
+    _Link("hung_ranks", "nvml_silent", _is_held_up),
+    _Link("iteration_shift", "nvlink_faults", _explains_shift),
+    _Link("iteration_shift", "pcie_link", _explains_shift),
+    _Link("straggler", "data_stall", _waits_for_data),
+    _Link("iteration_shift", "straggler", _explains_shift),
+    _Link("iteration_shift", "data_stall", _explains_shift),
+    _Link("iteration_shift", "skipping_ended", _explains_shift),
+    _Link("iteration_shift", "time_lost_in_line", _explains_shift),
+    _Link("iteration_shift", "slow_forward", _explains_shift),
+    _Link("iteration_shift", "slow_cores", _explains_shift),
+    _Link("iteration_shift", "slow_gpu", _waits_as_long),
+    _Link("iteration_shift", "iteration_drift", _explains_shift),
+    _Link("iteration_shift", "throttled", _explains_shift),
+    _Link("slow_clock", "throttled", _is_simultaneous),
+    _Link("slow_gpu", "slow_clock", _is_simultaneous),
+    _Link("slow_gpu", "throttled", _is_simultaneous),
+    _Link("out_of_memory", "memory_creep", _grew_by_missing),
+    _Link("out_of_memory", "memory_step", _step_took_missing),
+    _Link("out_of_memory", "others_arrived", _others_took_missing),
+    _Link("out_of_memory", "others_on_gpu", _others_took_missing),
+    _Link("allocator_retries", "fragmentation", _begins_before),
+    _Link("host_memory_short", "host_growth", _begins_before),
+    _Link("host_memory_forecast", "host_growth", _is_simultaneous),
+    _Link("host_memory_forecast", "loader_growth", _is_simultaneous),
+    _Link("host_memory_short", "loader_growth", _begins_before),
+    _Link("swapping", "host_memory_short", _begins_before),
+    _Link("swapping", "host_growth", _begins_before),
+    _Link("swapping", "loader_growth", _begins_before),
+    _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
+    _Link("dead_rank", "host_memory_forecast", _was_killed_for_memory),
+    _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
+    _Link("hung_ranks", "dead_rank", _is_held_up),
+)
+# Only findings that repeat their earlier cause are dropped; all others are linked.
+_REPEATS = (
+    _Link("long_pause", "rank_stopped", _is_simultaneous),
+    _Link("long_pause", "checkpoint_pause", _is_simultaneous),
+    _Link("iteration_shift", "time_lost_in_line", _names_same_line),
+    _Link("memory_step", "memory_creep", _grew_with_leak),
+    _Link("memory_creep", "memory_creep", _grew_at_pauses),
+)
+# Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
+# slow rises that were a jump.
+_SUPERSEDED = (
+    _Link("long_pause", "iteration_shift", _begins_together),
+    _Link("long_pause", "data_stall", _is_one_of_pauses),
+    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
+    *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
+    _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
+    _Link("long_pause", "hung_ranks", _is_simultaneous),
+    *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
+    _Link("hung_ranks", "hung_ranks", _is_told_again),
+    _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
+    _Link("memory_creep", "memory_creep", _grew_at_pauses),
+    *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
+)

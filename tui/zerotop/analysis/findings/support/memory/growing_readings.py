@@ -1,0 +1,279 @@
+"""Readings of a process's allocated memory at the ends of steps, and stretches of them that rise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Floats, Ints, Process, Rows
+from zerotop.analysis.findings.support.memory.level_rises import LevelRises
+from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
+from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.trend import TrendFinder
+from zerotop.recording.steps.growable_array import GrowingArray
+
+# Rises in a row. A leak grows in every step, or in every tenth, where the loop logs: between two rises memory never falls.
+CREEP_STEPS = 12
+# In the later half of a rise with level parts, memory grows by at least this share of what the earlier half added: what is
+# allocated once for each new shape of a batch comes ever more rarely.
+_LATER_SHARE = 0.5
+# A rise before a level of so many times the usual readings is another one.
+_LONG_LEVELS = 4
+# Where batches differ in size, and with them what a step leaves: blocks of readings in order, by how much each is higher
+# than the one before (a share of an even rise), and the part of the rise that is left without the batches' sizes.
+_TREND_BLOCKS, _TREND_EVENNESS, _OWN_SHARE = 6, 0.2, 0.5
+# Sizes that grow with the steps themselves, as in a curriculum, explain everything: they cannot be told from a leak.
+_MOST_ALIKE = 0.8
+# Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
+SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
+# Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
+# steps they span.
+_EVEN_RISES, _EVEN_FACTOR, _EVEN_SPAN = 3, 1.1, CREEP_STEPS
+
+
+class GrowthStretch(NamedTuple):
+    """Readings of a process's memory that rise.
+
+    ``first``: the index of the reading before them, which is the first of ``held``, the bytes after each step.
+    """
+
+    process: Process
+    first: int
+    before_step: int
+    rows: Rows
+    held: Ints
+
+    @property
+    def steps(self) -> Ints:
+        """The steps after which the bytes were held, shape (n + 1,)."""
+        return np.concatenate([[self.before_step], self.rows["step"]])
+
+    @property
+    def slope(self) -> float:
+        """The growth in bytes a step."""
+        return measure_slope(self.steps, self.held)
+
+    @property
+    def longest_level(self) -> int:
+        """The most steps between two new maxima."""
+        steps = self.steps
+        highest = np.maximum.accumulate(self.held)
+        return int(np.diff(steps[np.diff(highest, prepend=-1) > 0]).max(initial=1))
+
+    @property
+    def is_creep(self) -> bool:
+        """Whether it has enough rises and bytes, and continues."""
+        rises = int(np.count_nonzero(np.diff(self.held)))
+        is_sparse = rises == len(self.rows) and int(self.rows["step"][-1]) - self.before_step >= _SPARSE_SPAN
+        is_enough = rises >= (_EVEN_RISES if is_sparse else CREEP_STEPS)
+        return is_enough and bool(self.held[-1] - self.held[0] >= CREEP_BYTES) and self.keeps_pace
+
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether memory grows in each step, or about as fast in the later half as in the earlier one."""
+        rises, half = np.diff(self.held), len(self.held) // 2
+        if (rises > 0).all():
+            return True
+        if (rises < 0).any():
+            earlier, later = (measure_slope(self.steps[part], self.held[part]) for part in (slice(half), slice(half, None)))
+            return later >= _LATER_SHARE * earlier > 0
+        middle = int(np.searchsorted(self.steps, (self.before_step + int(self.rows["step"][-1])) // 2, "right")) - 1
+        return bool(self.held[-1] - self.held[middle] >= _LATER_SHARE * (self.held[middle] - self.held[0]))
+
+    @property
+    def is_by_batches(self) -> bool:
+        """Whether larger batches may be the reason, of which some is still alive after a step."""
+        sizes = self._known_sizes
+        if sizes is None or self.follows_sizes:
+            return True
+        if not np.ptp(sizes):
+            return False
+        steps, held = (np.asarray(one, np.float64) for one in (self.rows["step"], self.held[1:]))
+        terms = np.stack([np.ones(len(steps)), sizes, steps], axis=1)
+        grown = float(np.linalg.lstsq(terms, held)[0][2]) * np.ptp(steps)
+        return bool(grown < _OWN_SHARE * self.slope * np.ptp(steps))
+
+    @property
+    def _known_sizes(self) -> Floats | None:
+        known = [self.rows[name] for name in ("tokens", "rows") if (self.rows[name] > 0).all()]
+        return np.asarray(known[0], np.float64) if known else None
+
+    @property
+    def follows_sizes(self) -> bool:
+        """Whether batches are known to grow with the steps themselves."""
+        sizes = self._known_sizes
+        if sizes is None or not np.ptp(sizes):
+            return False
+        return abs(float(np.corrcoef(sizes, self.rows["step"])[0, 1])) > _MOST_ALIKE
+
+    @property
+    def last_step(self) -> int | None:
+        """The step in which the device will be full; None if that is unknown."""
+        peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
+        if not device or peak <= 0 or self.slope <= 0:
+            return None
+        return int(self.rows["step"][-1]) + int((device - peak) / self.slope)
+
+    @property
+    def left_ns(self) -> float:
+        """The time until then."""
+        last_step, duration_s = self.last_step, float(np.nanmedian(self.rows["iteration_s"]))
+        return inf if last_step is None else duration_s * 1e9 * max(0, last_step - int(self.rows["step"][-1]))
+
+    @property
+    def begin_ns(self) -> int:
+        return int(self.rows["begin_unix_ns"][0])
+
+    @property
+    def end_ns(self) -> int:
+        return int(self.rows["end_unix_ns"][-1])
+
+
+def measure_slope(steps: Ints, held: Ints) -> float:
+    """Return the growth in bytes a step: the usual one from a rise to the next; between the ends where memory falls."""
+    if (np.diff(held) < 0).any():
+        ends = slice(max(1, len(held) // _TREND_BLOCKS)), slice(-max(1, len(held) // _TREND_BLOCKS), None)
+        (first, last), (low, high) = ([float(np.median(one[end])) for end in ends] for one in (steps, held))
+        return (high - low) / max(1.0, last - first)
+    rises = np.flatnonzero(np.diff(held, prepend=-1))
+    return float(np.median(np.diff(held[rises]) / np.maximum(1, np.diff(steps[rises])))) if len(rises) > 1 else 0.0
+
+
+_new_trend_finder = partial(TrendFinder, _TREND_BLOCKS, _TREND_EVENNESS)
+
+
+@dataclass
+class GrowthState:
+    steps_read: int = 0  # changes, as below
+    held_bytes: int = -1  # after the last step
+    stretch_length: int = 0  # steps in a row with growth, up to the last one
+    base_bytes: int = -1  # held before them
+    base_step: int = -1  # the one before them
+    highest_bytes: int = -1  # held after any step
+    records: int = 0  # steps in a row that left behind more than any before, up to the last one
+    rises: tuple[float, ...] = (-1.0,) * (_EVEN_RISES - 1)  # bytes a step, between the last readings
+    last_steps: tuple[int, ...] = (-1,) * _EVEN_RISES  # after which these were
+    is_reported: bool = False
+
+
+class MemoryReadings:
+    """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes.
+
+    Changes are the readings that differ from the one before.
+    """
+
+    def __init__(self) -> None:
+        self._searched = 0
+        self._indices, self._held, self._changes = GrowingArray(np.int64), GrowingArray(np.int64), GrowingArray(np.int64)
+
+    @property
+    def held(self) -> Ints:
+        """The bytes of all readings."""
+        return self._held.rows
+
+    def read_new(self, process: Process) -> None:
+        fresh = process.steps[self._searched :]
+        held = read_held_bytes(process, fresh)
+        known = np.flatnonzero(held >= 0)
+        before = self._held.rows[-1:].tolist()
+        changes = np.flatnonzero(np.diff(held[known], prepend=before or [-1])) + len(self._held.rows)
+        self._changes.add_rows(len(changes))[:] = changes
+        self._indices.add_rows(len(known))[:] = known + self._searched
+        self._held.add_rows(len(known))[:] = held[known]
+        self._searched += len(fresh)
+
+    def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
+        return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
+
+    def select_times(self, process: Process, begin: int) -> tuple[Ints, Ints, Ints]:
+        """Return the steps' numbers and ends (unix nanoseconds), and bytes, of the readings from ``begin`` on."""
+        indices = self._indices.rows[begin:]
+        return process.steps["step"][indices], process.steps["end_unix_ns"][indices], self._held.rows[begin:]
+
+    def select_changes(self, process: Process, begin: int) -> tuple[Ints, Ints]:
+        """Return the steps' numbers and the bytes of the changes from ``begin`` on."""
+        changes = self._changes.rows[begin:]
+        return process.steps["step"][self._indices.rows[changes]], self._held.rows[changes]
+
+    def select_rise(self, process: Process, begin: int, end: int) -> GrowthStretch:
+        """Return the stretch between two changes, from the reading before its first rise but for one long before."""
+        rises = self._changes.rows[begin + 1 : end + 1]
+        levels = np.diff(rises)
+        alone = np.flatnonzero(levels > _LONG_LEVELS * np.median(levels)) if len(levels) else levels
+        first = int(alone[-1]) + 1 if len(alone) else 0
+        return self.select_stretch(process, int(rises[first]) - 1, int(rises[-1]) + 1)
+
+    def select_stretch(self, process: Process, begin: int, end: int) -> GrowthStretch:
+        rows, held = self.select(process, begin, end)
+        return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
+
+
+def read_stretches(process: Process) -> list[GrowthStretch]:
+    state = process.get_state(GrowthState)
+    stretches = []
+    readings = process.get_state(MemoryReadings)
+    readings.read_new(process)
+    steps, held = readings.select_changes(process, state.steps_read)
+    if len(steps):
+        for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).is_creep):
+            stretches.append(readings.select_rise(process, begin, end))
+        state.steps_read += len(steps)
+    levels = process.get_state(LevelRises).read_new(readings.held)
+    if levels is not None:
+        rise = readings.select_stretch(process, *levels)
+        if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.follows_sizes:
+            stretches.append(rise)
+    for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
+        rise = readings.select_stretch(process, trend.begin, trend.end)
+        if (np.diff(rise.held) < 0).any() and rise.keeps_pace and not rise.is_by_batches:
+            stretches.append(rise)
+    return stretches
+
+
+def find_stretches(
+    steps: Ints, held: Ints, state: GrowthState, keeps_pace: Callable[[int, int], bool]
+) -> Iterator[tuple[int, int]]:
+    """Yield, as indices of changes, the last one before each stretch, and the one that makes it long enough to report.
+
+    ``keeps_pace``: whether that may be reported from the one to the other.
+    """
+    indices = np.arange(len(held))
+    before = np.concatenate([[state.held_bytes], held[:-1]])
+    grows = (before >= 0) & (held > before)
+    # The index of the last step without growth; -1 is before these steps.
+    broken = np.maximum.accumulate(np.where(grows, -1, indices))
+    carried = broken < 0
+    length = np.where(carried, indices + 1 + state.stretch_length, indices - broken)
+    base = np.where(carried, state.base_bytes if state.stretch_length else state.held_bytes, held[broken])
+    base_step = np.where(carried, state.base_step, steps[broken])
+    highest = np.maximum.accumulate(np.concatenate([[state.highest_bytes], held]))
+    is_record = (highest[:-1] >= 0) & (held > highest[:-1])
+    unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
+    records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
+    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_steps[-1]))])
+    last_rises = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
+    is_even = (last_rises.min(1) > 0) & (last_rises.max(1) <= _EVEN_FACTOR * last_rises.min(1))
+    read = np.concatenate([state.last_steps, steps])
+    is_even &= read[_EVEN_RISES:] - read[:-_EVEN_RISES] >= _EVEN_SPAN
+    enough_records = (records >= SPARSE_RECORDS) | (is_even & (records > _EVEN_RISES))
+    is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
+    reported = carried & state.is_reported
+    enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
+    is_reported = bool(reported[-1])
+    for run in np.split(enough, np.flatnonzero(np.diff(broken[enough])) + 1):
+        stretches = ((state.steps_read + index - int(length[index]), state.steps_read + index) for index in run.tolist())
+        found = next((stretch for stretch in stretches if keeps_pace(*stretch)), None)
+        if found is not None:
+            is_reported |= bool(broken[run[0]] == broken[-1])
+            yield found
+    state.is_reported = is_reported
+    state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
+    state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
+    state.last_steps = tuple(read[len(read) - _EVEN_RISES :].tolist())
+    state.rises = tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())

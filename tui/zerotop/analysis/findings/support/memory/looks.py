@@ -1,0 +1,84 @@
+"""The probe's looks at the lines that allocate memory, and how findings wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from zerotop.analysis.code_line import CodeLine
+from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.memory.block_lines import Look, read_look
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
+
+# How long a finding waits for a look (ns), which has to fit into the probe's budget.
+_PATIENCE_NS = 10_000_000_000
+# The least share of the growth, or of a peak, of a line that is named. Backward allocates as much again, without lines.
+_NOTABLE_SHARE = 0.1
+# A column of the allocator's table that is as old as the looks.
+_AS_OLD_AS_LOOKS = "device_allocs"
+
+
+class FoundLook(NamedTuple):
+    """A look, or None, and when that is known (unix nanoseconds)."""
+
+    look: Look | None
+    known_ns: int
+
+
+def read_looks(process: Process, why: str) -> Iterator[Look]:
+    """Iterate over the looks of a process for a reason, in order."""
+    for event in process.events_of(events.MemoryLines):
+        if event.why == why:
+            yield read_look(process.at.at(event.unix_ns), event)
+
+
+def await_look(
+    process: Process, why: str, fits: Callable[[Look], bool], known_ns: int, patience_ns: int = _PATIENCE_NS
+) -> FoundLook | None:
+    """Return the first suitable look for a finding; None while one may still come.
+
+    ``known_ns``: when the finding is known without it.
+    """
+    deadline_ns = find_deadline(process, known_ns, patience_ns)
+    for look in read_looks(process, why):
+        if fits(look) and look.known_ns <= deadline_ns:
+            return FoundLook(look, max(known_ns, look.known_ns))
+    if not _may_look(process):
+        return FoundLook(None, known_ns)
+    return FoundLook(None, deadline_ns) if process.at.cursor_ns >= deadline_ns else None
+
+
+def _may_look(process: Process) -> bool:
+    if process.at.recording.info.get(STACKS_SETTING) is not True:
+        return False
+    sources = process.tables("allocator")
+    return any(_AS_OLD_AS_LOOKS in (source.array.dtype.names or ()) for source in sources)
+
+
+class LineGrowth(NamedTuple):
+    """A line, and the bytes by which its blocks have grown since an earlier look."""
+
+    line: CodeLine
+    grown_bytes: int
+
+
+def find_growth(look: Look, before: Look | None) -> LineGrowth | None:
+    """Return the line whose blocks have grown most since an earlier look, or hold the most; None if none is notable."""
+    last = _sum_by_place(before) if before is not None else {}
+    grown = {place: size - last.get(place, 0) for place, size in _sum_by_place(look).items()}
+    whole = look.whole_bytes - (before.whole_bytes if before is not None else look.before_bytes)
+    place = max(grown, key=lambda one: grown[one], default=None)
+    if place is None or grown[place] < _NOTABLE_SHARE * max(whole, 1):
+        return None
+    line = next(blocks.line for blocks in look.blocks if blocks.line is not None and blocks.place == place)
+    return LineGrowth(line, grown[place])
+
+
+def _sum_by_place(look: Look) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for blocks in look.blocks:
+        if blocks.line is not None:
+            sums[blocks.place] = sums.get(blocks.place, 0) + blocks.total_bytes
+    return sums

@@ -1,0 +1,153 @@
+"""Windows of a recording, in which detectors look: they declare how far they look back, and remember nothing themselves.
+
+A window shows what is new since the last search, and so much before it that a finding is whole in one window. So a finding
+may be found several times: the first one counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import update_wrapper
+from typing import Any, Generic, TypeVar
+
+from zerotop.analysis.findings.support.detector_state import MOST_REPORTS
+from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind
+from zerotop.recording.moments.records import Records
+from zerotop.recording.reader import Source
+from zerotop.recording.samples import Rows, Samples
+
+S = TypeVar("S", Process, Group, Evidence)
+T = TypeVar("T")
+M = TypeVar("M")
+Found = Iterable[Finding | None]
+
+
+class SearchWindow(Generic[S]):
+    """The records, steps and results of one subject in which a detector looks."""
+
+    def __init__(self, recording: Evidence, subject: S, host: str, kinds: int | None) -> None:
+        self.recording, self.host = recording, host
+        self.subject: S = subject
+        self.is_closed = False
+        """Whether the detector needs no more of it."""
+        self._kinds = kinds
+        self._counts: dict[Hashable, dict[Source, int]] = {}  # records that were shown
+        self._lengths: Counter[Hashable] = Counter()  # steps that were shown
+        self._items: Counter[Hashable] = Counter()
+        self._results: dict[Hashable, list[Any]] = {}
+        self._firsts: dict[Hashable, list[Any]] = {}
+        self._last: Any = None  # of the results that follow from each other
+        self._kept: dict[Hashable, Any] = {}
+        self._waiting: list[Any] = []
+        self._findings: set[Hashable] = set()
+        self._reports: Counter[str] = Counter()
+
+    def records(self, records: Records, look_back_ns: int = 0, look_back: int = 0) -> Samples:
+        """Return new records, and those of a time, or so many, before the first of them; none if there are no new ones."""
+        return records.read_new(self._counts.setdefault(records.selection, {}), look_back_ns, look_back)
+
+    def steps(self, rows: Rows, look_back: int = 0, of: Hashable = None) -> slice:
+        """Return where new rows are, with so many before them; an empty slice if there are none. ``of``: whose they are."""
+        begin, count = self._lengths[of], len(rows)
+        self._lengths[of] = max(begin, count)
+        return slice(max(0, begin - look_back) if count > begin else count, count)
+
+    def items(self, items: Sequence[T], of: Hashable = None) -> Sequence[T]:
+        """Return the items that were appended to a sequence, such as events, since the last call."""
+        begin, self._items[of] = self._items[of], max(self._items[of], len(items))
+        return items[begin:]
+
+    def results(self, fresh: Iterable[T], look_back: int | None, of: Hashable = None) -> list[T]:
+        """Return the new results together with the last ``look_back`` older ones (None: all); nothing without new ones."""
+        before: list[T] = self._results.get(of, [])
+        together = [*before, *fresh]
+        self._results[of] = together if look_back is None else together[max(0, len(together) - look_back) :]
+        return together if len(together) > len(before) else []
+
+    def extend(self, build_next: Callable[[T | None], T | None], look_back: int | None = None) -> list[T]:
+        """Return new results that each follow from the one before, and so many older ones, or all; none without new ones."""
+        new: list[T] = []
+        while (following := build_next(self._last)) is not None:
+            new.append(following)
+            self._last = following
+        return self.results(new, look_back, self)
+
+    def find_once(self, find: Callable[[], T | None], of: Hashable = None) -> T | None:
+        """Return the first result; None before there is one."""
+        known: list[T] = self._firsts.setdefault(of, [])
+        if not known and (found := find()) is not None:
+            known.append(found)
+        return known[0] if known else None
+
+    def keep(self, make: Callable[[], T], of: Hashable = None) -> T:
+        """Return what ``make`` returned at first, for example a search that reads each step of a growing table once."""
+        if (make, of) not in self._kept:
+            self._kept[make, of] = make()
+        kept: T = self._kept[make, of]
+        return kept
+
+    def await_each(self, fresh: Iterable[T], find_more: Callable[[T], M | None]) -> Iterator[tuple[T, M]]:
+        """Yield results with what ``find_more`` returns, as soon as that is not None."""
+        self._waiting += fresh
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if (more := find_more(one)) is None:
+                self._waiting.append(one)
+            else:
+                yield one, more
+
+    def count_reports(self, kind: FindingKind) -> int:
+        """Return how many findings of a kind it has shown."""
+        return self._reports[kind.name]
+
+    def select_news(self, found: Found) -> Iterator[Finding]:
+        """Yield findings that were not found before, and close the window when no more are wanted."""
+        for finding in found:
+            if finding is not None:
+                key = finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks
+                if key not in self._findings:
+                    self._findings.add(key)
+                    self._reports[finding.name] += 1
+                    if self._is_news(self._reports[finding.name]):
+                        yield finding
+                if len(self._reports) == self._kinds:
+                    self.is_closed = True
+                    return
+
+    def _is_news(self, count: int) -> bool:
+        """Whether to report one more finding of a kind. A constant repetition is news only as often as it doubles."""
+        return count <= 1 if self._kinds is not None else count <= MOST_REPORTS or count.bit_count() == 1
+
+
+class _Declaration(Generic[S]):
+    """A decorator of detectors. ``kinds``: they report so many kinds, each once, or None: all findings that are news."""
+
+    def __init__(self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]]) -> None:
+        self._list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]] = list_subjects
+
+    def __call__(self, kinds: int | None = 1) -> Callable[[Callable[[SearchWindow[S]], Found]], Callable[[Evidence], Found]]:
+        def decorate(detect: Callable[[SearchWindow[S]], Found]) -> Callable[[Evidence], Found]:
+            def search(recording: Evidence) -> Found:
+                for subject, host in self._list_subjects(recording):
+                    if (detect, host) not in subject.windows:
+                        subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds)
+                    window: SearchWindow[S] = subject.windows[detect, host]
+                    if not window.is_closed:
+                        yield from window.select_news(detect(window))
+
+            update_wrapper(search, detect)
+            return search
+
+        return decorate
+
+
+in_each_rank = _Declaration[Process](lambda recording: [(process, "") for process in recording.processes])
+"""Have a detector look at each rank's process."""
+in_each_attempt = _Declaration[Group](lambda recording: [(group, "") for group in recording.groups])
+"""Have a detector look at the ranks of each attempt."""
+in_each_node = _Declaration[Group](lambda recording: [(group, host) for group in recording.groups for host in group.hosts])
+"""Have a detector look at the ranks of each attempt on each node."""
+in_job = _Declaration[Evidence](lambda recording: [(recording, "")])
+"""Have a detector look at the whole job."""

@@ -1,0 +1,34 @@
+"""A recording whose job may be running on this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from zerotop.recording.reader import Recording
+from zerotop.recording.storage import Folder
+from zerotop_probe.outside.job import job_control
+
+# Interval between checks of the job's processes, which take a few system calls each.
+_POLL_S = 0.5
+
+
+class RunningRecording(Recording):
+    """A recording that is live while its job runs, even without a sampler, because a new sampler can be started."""
+
+    def __init__(self, path: Path, info: dict[str, Any], folder: Folder | None = None) -> None:
+        self._checked_s = 0.0
+        self._was_running = False
+        super().__init__(path, info, folder)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the recording is being written, or its job runs and has no recorded end."""
+        return super().is_live or (not self.is_over and self.path.is_dir() and self._is_job_running())
+
+    def _is_job_running(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._checked_s >= _POLL_S:
+            self._checked_s, self._was_running = now_s, job_control.is_job_alive(str(self.path))
+        return self._was_running
