@@ -135,7 +135,10 @@ def test_every_attempt_is_a_recording(sweep_outcomes: tuple[Path, dict[str, Any]
 
 def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     options = ["sweep", "--seq-length", "8,16,24", "--retries", "0", "-o", str(tmp_path / "sweep")]
-    slow = ["--", sys.executable, "-c", "import time; print({seq_length}, flush=True); time.sleep(2)"]
+    held = tmp_path / "held"  # the points after the first last as long as it is there
+    held.touch()
+    waiting = f"while {{seq_length}} > 8 and os.path.exists({str(held)!r}): time.sleep(0.1)"
+    slow = ["--", sys.executable, "-c", f"import os, time; time.sleep(2)\n{waiting}"]
     running = subprocess.Popen(
         [*ZEROTOP, *options, *slow], env=make_environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -147,6 +150,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert b"1 of 3 points are done. Continue with: zerotop sweep --resume" in errors
+    held.unlink()
     first = read_sweep(tmp_path / "sweep").points[0].result
     begun_s = time.monotonic()
     done = run_zerotop(tmp_path, "sweep", "--resume", str(tmp_path / "sweep"))
