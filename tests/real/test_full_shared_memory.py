@@ -21,7 +21,7 @@ class Batches(Dataset):
     def __len__(self):
         return 400
     def __getitem__(self, index):
-        return torch.zeros(1 << 20 if index >= int(sys.argv[1]) else 8)
+        return torch.zeros(1 << 22 if index >= int(sys.argv[1]) else 8)
 
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("first", [0, 160])
 def test_the_shortage_is_named(first: int, tmp_path: Path, job_environment: dict[str, str]) -> None:
-    """Before the first step, and later."""
+    """Before the first step, where no rank is known yet, and later. No batch fits."""
     script, recording = tmp_path / "job.py", tmp_path / "session"
     script.write_text(JOB)
     run = [BIN / "zerotop", "run", "--headless", "--recording", recording, "--", sys.executable, script, str(first)]

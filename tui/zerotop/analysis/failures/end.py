@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from zerotop.analysis.failures.end_causes import SHORTAGES, EndCause
+from zerotop.analysis.failures.end_causes import EndCause
 from zerotop.analysis.failures.last_moments import LastSpan
 from zerotop.analysis.failures.out_of_memory import PostMortem
 from zerotop.recording.moments.host_memory import HostMemory
@@ -53,4 +53,4 @@ class End:
     @property
     def is_shortage(self) -> bool:
         """Whether an exception named what was short, other than memory."""
-        return self.cause in SHORTAGES.values()
+        return self.cause is not None and self.cause.is_shortage

@@ -21,11 +21,12 @@ class EndCause(NamedTuple):
     fix: str
     confidence: float = 0.95
     is_error: bool = False  # the rank ended by itself
+    is_shortage: bool = False  # an exception named what was short, other than memory
 
     @property
     def texts(self) -> dict[str, Any]:
         """The fields of a kind of finding."""
-        return {name: value for name, value in self._asdict().items() if name != "is_error"}
+        return {name: value for name, value in self._asdict().items() if not name.startswith("is_")}
 
 
 _VANISHED = EndCause(
@@ -128,6 +129,7 @@ def choose_cause(end: RankEnd, kills: int | None, scheduler: str | None) -> EndC
 
 _SHARED_MEMORY = EndCause(
     is_error=True,
+    is_shortage=True,
     headline="/dev/shm[ of {shared_bytes:bytes}] is full: {who} found no space",
     details="{text} Batches go from DataLoader workers to their rank through /dev/shm.",
     advice="Give the container more: --shm-size, or --ipc=host. Fewer workers and a smaller prefetch_factor need less.",
