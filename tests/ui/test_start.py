@@ -330,13 +330,16 @@ async def test_keys_answer_while_many_are_read(recording_root: Path) -> None:
         shutil.copy(recordings.find_packed_file("z2"), recording_root / f"copy-{number}.zerotop")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: start.list.model.rows)
         slowest = 0.0
         for _ in range(10):
             begin = time.monotonic()
             await pilot.press("down")
             slowest = max(slowest, time.monotonic() - begin)
             await asyncio.sleep(0.02)
-        assert start.list.model.cursor_row > 0  # on a busy machine few recordings were known at first
+        await wait_until(pilot, lambda: len(start.list.model.rows) > 1)  # on a busy machine few are known at first
+        await pilot.press("down")
+        assert start.list.model.cursor_row > 0
         await wait_until(pilot, lambda: "103 recordings" in start.text())
         assert slowest < 1.0
 

@@ -21,7 +21,7 @@ from memory_recording import (
     make_record,
     record_two_steps,
 )
-from small_recording import S, make_identity, make_span, second_to_unix_ns
+from small_recording import BEGIN_NS, S, make_identity, make_span, second_to_unix_ns
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
@@ -38,7 +38,7 @@ from zerotop_probe.inside.device.tensor_inventory import PARAMETERS, Inventory
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
-from zerotop_probe.recording import events, tables
+from zerotop_probe.recording import clock, events, tables
 from zerotop_probe.recording.events import Engine, Node
 from zerotop_probe.recording.rings.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
@@ -146,6 +146,8 @@ def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.Monk
 def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> PlantedRecording:
     """What the sampler writes of that node."""
     Driver().replace_nvml(monkeypatch)
+    # Its times count from the boot of a machine; this one may have booted days ago.
+    monkeypatch.setattr(clock, "read_clock_pair", lambda: {"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     recording = PlantedRecording(folder)
     seen: list[Any] = []
     quiet = {"on_lost": lambda text: None, "on_neighbour": lambda pid: None}

@@ -18,6 +18,8 @@ from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
 
 MOST_OPEN = 48
 WHO = Identity("rank", 0, "node1", 100, 1, "")
+# Of a machine that has just booted: after a day, times such as 1 ns would be before any record of a rank.
+BOOT = {"monotonic_ns": 0, "unix_ns": 10**18}
 
 
 def make_recording(folder: Path) -> Path:
@@ -25,7 +27,7 @@ def make_recording(folder: Path) -> Path:
 
 
 def write_probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
-    writer = RecordWriter(str(folder), tables.PROBE, who)
+    writer = RecordWriter(str(folder), tables.PROBE, who, clock=BOOT)
     for time in times:
         writer.write(time, 1, 2, 0, 0, 0)
     return writer
@@ -253,9 +255,9 @@ def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     folder = make_recording(tmp_path)
     extra = tables.Field("new", "q", "something of the future")
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))
-    writer = RecordWriter(str(folder), wider, WHO)
+    writer = RecordWriter(str(folder), wider, WHO, clock=BOOT)
     writer.write(1, 2, 3, 4, 5, 6, 7)
-    other = RecordWriter(str(folder), tables.PROBE._replace(name="future"), WHO)
+    other = RecordWriter(str(folder), tables.PROBE._replace(name="future"), WHO, clock=BOOT)
     other.write(1, 2, 3, 4, 5, 6)
     events = EventWriter(str(folder), WHO)
     events.write(1, "future", fact=[1])

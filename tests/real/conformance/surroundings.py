@@ -43,7 +43,7 @@ json.dump({
     "namespaces": [link(f"/proc/self/ns/{name}") for name in namespaces],
     "control group": read("/proc/self/cgroup"),
     "signals": [int(status[name], 16) & ~(3 << 31) for name in ("SigBlk", "SigIgn", "SigCgt")],
-    "recording": os.getsid(0), "group": os.getpgrp(), "parent": os.getppid(), "terminal": stat[4], "pid": os.getpid(),
+    "session": os.getsid(0), "group": os.getpgrp(), "parent": os.getppid(), "terminal": stat[4], "pid": os.getpid(),
     "arguments": sys.argv, "words": read("/proc/self/cmdline").split("\0"), "program": link("/proc/self/exe"),
     "descriptors": descriptors,
     "environment": dict(os.environ),
