@@ -3,8 +3,8 @@
     python benchmarks/trust_table.py FOLDER [--prefix PREFIX] [--table docs/trust.md --without KIND ...]
 
 For each recording: severity, step, headline, details and cost of each finding, in the order of ``zerotop findings``; a line
-of code is named in the headline or the details. With ``--table`` the last cell of each row whose first cell names a recording
-(without the prefix) is replaced, and no other text; ``--without`` leaves kinds of findings out of it.
+of code is named in the headline or the details. With ``--table`` the last cell of each row whose first cell names a
+recording (without the prefix) is replaced, and no other text; ``--without`` leaves kinds of findings out of it.
 """
 
 from __future__ import annotations

@@ -176,6 +176,20 @@ def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSam
     assert Rank(tmp_path, 0).find_events("stacks") == []
 
 
+def test_one_stack_shows_through_which_lines_the_loop_runs(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 2, MS, time.monotonic_ns())
+    sampler.look()  # between the phases
+    for _ in range(2):
+        recorder.begin_span(time.monotonic_ns(), "backward", (0, 2, 0))
+        sampler.look()
+    (event,) = Rank(tmp_path, 0).find_events("training_stack")
+    frames = [event["frames"][number] for number in event["stacks"][0]["frames"]]
+    assert "test_one_stack_shows_through_which_lines_the_loop_runs" in [one["function"] for one in frames if one["own"]]
+
+
 def sample_share(recorder: Recorder, sampler: StackSampler) -> None:
     """Look into a counted step after iterations that spend most of their time between the phases."""
     end_ns = time.monotonic_ns()
