@@ -22,9 +22,10 @@ from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.stacks.callees import find_callee
-from zerotop_probe.inside.stacks.frames import StackReader
+from zerotop_probe.inside.stacks.frames import PythonFrame, Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.stack_sampler import StackSampler
+from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, PlaceKey, UsualTimes
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
@@ -268,6 +269,17 @@ def test_nothing_of_the_job_is_kept_alive(sampled_recorder: tuple[Recorder, Stac
         return weakref.ref(tensor)
 
     assert look_at_tensor()() is None
+
+
+def test_a_line_beside_the_training_is_kept_among_many_stacks() -> None:
+    """Of a line with many stacks beneath it the longest ones are kept."""
+    tally, loop = Tally(0, 0), PythonFrame("train.py", 50, "main", True)
+    for number in range(20):
+        inside = PythonFrame("torch/optim/adam.py", number, "step", False)
+        tally.add(Stack((inside, loop), ""), 10, 0, (10 + number) * MS)
+    tally.add(Stack((PythonFrame("train.py", 54, "main", True),), "os.fsync"), 10, 0, MS)
+    stacks = tally.make_facts()["stacks"]
+    assert [round(one["seconds"] * 1e3) for one in stacks] == [29, 1, 28, 27, 26, 25]
 
 
 def test_usual_times_are_those_of_most_iterations() -> None:

@@ -440,6 +440,53 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
     assert [one.headline for one in findings] == expected
 
 
+@pytest.mark.parametrize(
+    ("stack", "computing", "hidden", "expected"),
+    [
+        (SLEEP, 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: train.py:88"]),
+        (SLEEP, 0.2, 0.0, []),  # all takes longer: others may use the cores
+        (SLEEP, 0.0, 0.004, []),  # the forward became shorter by as much
+        (ITEM, 0.0, 0.0, []),  # it waits for the GPU
+    ],
+)
+def test_a_line_that_takes_a_small_share_of_each_step(
+    tmp_path: Path, stack: Any, computing: float, hidden: float, expected: list[str]
+) -> None:
+    """From step 13 on the rank stops for 4 ms before each step, and forwards vary by more, so that no level changes."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    begins: list[int] = []
+
+    def insert_pauses(spans: Any) -> None:
+        for step in range(1, int(spans["step"].max()) + 1):
+            late = spans["step"] >= step
+            if step >= 13:
+                begins.append(int(spans["end_ns"][~late].max()))
+                for name in ("begin_ns", "end_ns"):
+                    spans[name][late] += 4_000_000
+            longer_ns = 8_000_000 * (step % 3) + int((computing if step >= 13 else hidden) * 1e9)
+            inside = (spans["step"] == step) & (spans["phase"] == PHASE_CODE["forward"])
+            follows = spans["begin_ns"] > spans["begin_ns"][inside]
+            spans["begin_ns"][follows] += longer_ns
+            spans["end_ns"][follows | inside] += longer_ns
+
+    change_table(folder, "spans-rank0", insert_pauses)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        times = {
+            "time_ns": begins[-1],
+            "begin_ns": begins[1],
+            "end_ns": begins[-2],
+            "step": 14,
+            "last_step": 13 + len(begins),
+        }
+        facts = format_stacks([stack], 0.03)
+        facts["stacks"][0]["count"] = 8
+        file.write(json.dumps({"event": "stacks", "where": "between phases", "why": "share", **times, **facts}) + "\n")
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
+    assert [one.headline for one in findings] == expected
+
+
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
