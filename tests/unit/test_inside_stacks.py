@@ -22,9 +22,10 @@ from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.stacks.callees import find_callee
-from zerotop_probe.inside.stacks.frames import StackReader
+from zerotop_probe.inside.stacks.frames import PythonFrame, Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.stack_sampler import StackSampler
+from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, PlaceKey, UsualTimes
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
@@ -176,6 +177,20 @@ def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSam
     assert Rank(tmp_path, 0).find_events("stacks") == []
 
 
+def test_one_stack_shows_through_which_lines_the_loop_runs(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 2, MS, time.monotonic_ns())
+    sampler.look()  # between the phases
+    for _ in range(2):
+        recorder.begin_span(time.monotonic_ns(), "backward", (0, 2, 0))
+        sampler.look()
+    (event,) = Rank(tmp_path, 0).find_events("training_stack")
+    frames = [event["frames"][number] for number in event["stacks"][0]["frames"]]
+    assert "test_one_stack_shows_through_which_lines_the_loop_runs" in [one["function"] for one in frames if one["own"]]
+
+
 def sample_share(recorder: Recorder, sampler: StackSampler) -> None:
     """Look into a counted step after iterations that spend most of their time between the phases."""
     end_ns = time.monotonic_ns()
@@ -254,6 +269,17 @@ def test_nothing_of_the_job_is_kept_alive(sampled_recorder: tuple[Recorder, Stac
         return weakref.ref(tensor)
 
     assert look_at_tensor()() is None
+
+
+def test_a_line_beside_the_training_is_kept_among_many_stacks() -> None:
+    """Of a line with many stacks beneath it the longest ones are kept."""
+    tally, loop = Tally(0, 0), PythonFrame("train.py", 50, "main", True)
+    for number in range(20):
+        inside = PythonFrame("torch/optim/adam.py", number, "step", False)
+        tally.add(Stack((inside, loop), ""), 10, 0, (10 + number) * MS)
+    tally.add(Stack((PythonFrame("train.py", 54, "main", True),), "os.fsync"), 10, 0, MS)
+    stacks = tally.make_facts()["stacks"]
+    assert [round(one["seconds"] * 1e3) for one in stacks] == [29, 1, 28, 27, 26, 25]
 
 
 def test_usual_times_are_those_of_most_iterations() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -266,12 +267,8 @@ def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
     assert "time_between_phases" not in [one.name for one in detect_findings(recording, recording.end_ns)]
 
 
-@pytest.mark.parametrize(
-    ("period", "counted", "expected"), [(5, False, [10]), (1, False, []), (5, True, [10]), (1, True, [])]
-)
-def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: list[int]) -> None:
-    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause. So in counted steps."""
-    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+def pause_every(folder: Path, period: int, list_stacks: Callable[[int], list[Any]], where: str) -> list[int]:
+    """Let the rank pause before each so many steps from 10 on. ``list_stacks``: of the n-th pause. Return their begins."""
     begins: list[int] = []
 
     def insert_pauses(spans: Any) -> None:
@@ -284,13 +281,30 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     change_table(folder, "spans-rank0", insert_pauses)
     (path,) = folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
-        for begin in begins:
+        for number, begin in enumerate(begins):
             times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000}
-            frames = [dict(zip(("file", "line", "function", "own"), COLLECT[0][0], strict=True))]
-            stacks = [{"seconds": 0.09, "call": COLLECT[1], "frames": [0]}]
-            where = "unknown phase" if counted else "between phases"
-            facts = {"where": where, "why": "slow", "frames": frames, "stacks": stacks}
-            file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+            facts = format_stacks(list_stacks(number), 0.09)
+            file.write(json.dumps({"event": "stacks", "where": where, "why": "slow", **times, **facts}) + "\n")
+    return begins
+
+
+def format_stacks(stacks: list[Any], seconds: float) -> dict[str, Any]:
+    """Return the fields of an event with stacks that share so much time."""
+    frames = list(dict.fromkeys(frame for inside, _ in stacks for frame in inside))
+    each = [
+        {"count": 1, "seconds": seconds / len(stacks), "call": call, "frames": [frames.index(frame) for frame in inside]}
+        for inside, call in stacks
+    ]
+    return {"frames": [dict(zip(("file", "line", "function", "own"), one, strict=True)) for one in frames], "stacks": each}
+
+
+@pytest.mark.parametrize(
+    ("period", "counted", "expected"), [(5, False, [10]), (1, False, []), (5, True, [10]), (1, True, [])]
+)
+def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: list[int]) -> None:
+    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause. So in counted steps."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    begins = pause_every(folder, period, lambda _: [COLLECT], "unknown phase" if counted else "between phases")
     if counted:
         count_steps(folder, first=9)
     recording = Recording.open(folder)
@@ -304,6 +318,40 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
     lost = [cost.seconds for cost in costs if cost.finding.name == "repeated_pause"]
     assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
+
+
+MODULE = ("train.py", 200, "<module>", True)
+
+
+def stack_in(*lines: int, loop: int = 88) -> Any:
+    """Return a stack of own functions, outermost first, that line ``loop`` of the loop calls."""
+    inner = [("report.py", line, f"write_{depth}", True) for depth, line in enumerate(lines)]
+    return [*reversed(inner), ("train.py", loop, "main", True), MODULE], ""
+
+
+@pytest.mark.parametrize(
+    ("list_stacks", "place"),
+    [
+        (lambda number: [stack_in(30, 40 + number)], "report.py:30"),
+        (lambda number: [stack_in(10 * number, 50 + number)], "train.py:88"),
+        (lambda number: [stack_in(30, 40 + number), stack_in(30, 60 + number), stack_in(31 + number)], "report.py:30"),
+        (lambda number: [stack_in(loop=90 + number % 3), stack_in(loop=90 + (number + 1) % 3)], "train.py:90"),
+    ],
+    ids=["an inner line", "the line of the loop", "most samples", "several lines of the loop"],
+)
+def test_a_repeated_pause_whose_line_differs(tmp_path: Path, list_stacks: Callable[[int], list[Any]], place: str) -> None:
+    """It is at the innermost line that most of its samples have in common, below the lines through which the loop trains."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    pause_every(folder, 4, list_stacks, "between phases")
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    first = Recording.open(folder).sources["spans"][0].array["end_ns"][0]
+    training = [("torch/_tensor.py", 600, "Tensor.backward", False), ("train.py", 80, "main", True), MODULE]
+    with path.open("a") as file:
+        facts = format_stacks([(training, "run_backward")], 0.1)
+        file.write(json.dumps({"event": "training_stack", "time_ns": int(first), **facts}) + "\n")
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
+    assert [(one.step, one.headline.rpartition(": ")[2]) for one in findings] == [(10, place)]
 
 
 LOADING = [("torch/utils/data/dataloader.py", 1440, "_MultiProcessingDataLoaderIter._next_data", False), LOOP]
@@ -387,6 +435,53 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
             stacks = [{"seconds": 0.09, "call": stack[1], "frames": [0]}]
             facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    recording = Recording.open(folder)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
+    assert [one.headline for one in findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("stack", "computing", "hidden", "expected"),
+    [
+        (SLEEP, 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: train.py:88"]),
+        (SLEEP, 0.2, 0.0, []),  # all takes longer: others may use the cores
+        (SLEEP, 0.0, 0.004, []),  # the forward became shorter by as much
+        (ITEM, 0.0, 0.0, []),  # it waits for the GPU
+    ],
+)
+def test_a_line_that_takes_a_small_share_of_each_step(
+    tmp_path: Path, stack: Any, computing: float, hidden: float, expected: list[str]
+) -> None:
+    """From step 13 on the rank stops for 4 ms before each step, and forwards vary by more, so that no level changes."""
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    begins: list[int] = []
+
+    def insert_pauses(spans: Any) -> None:
+        for step in range(1, int(spans["step"].max()) + 1):
+            late = spans["step"] >= step
+            if step >= 13:
+                begins.append(int(spans["end_ns"][~late].max()))
+                for name in ("begin_ns", "end_ns"):
+                    spans[name][late] += 4_000_000
+            longer_ns = 8_000_000 * (step % 3) + int((computing if step >= 13 else hidden) * 1e9)
+            inside = (spans["step"] == step) & (spans["phase"] == PHASE_CODE["forward"])
+            follows = spans["begin_ns"] > spans["begin_ns"][inside]
+            spans["begin_ns"][follows] += longer_ns
+            spans["end_ns"][follows | inside] += longer_ns
+
+    change_table(folder, "spans-rank0", insert_pauses)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        times = {
+            "time_ns": begins[-1],
+            "begin_ns": begins[1],
+            "end_ns": begins[-2],
+            "step": 14,
+            "last_step": 13 + len(begins),
+        }
+        facts = format_stacks([stack], 0.03)
+        facts["stacks"][0]["count"] = 8
+        file.write(json.dumps({"event": "stacks", "where": "between phases", "why": "share", **times, **facts}) + "\n")
     recording = Recording.open(folder)
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
     assert [one.headline for one in findings] == expected

@@ -452,6 +452,10 @@ class Stacks(StackEvent):
     allocations: int | None
 
 
+class TrainingStack(StackEvent):
+    """One stack of the training thread in a phase that computes: it shows through which lines the job's loop runs."""
+
+
 class ThreadNames(Event):
     """What threads of a rank are that the kernel shows under the name of their program. Written again for further ones."""
 

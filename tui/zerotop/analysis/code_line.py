@@ -116,6 +116,12 @@ def find_own(frames: Sequence[SampledFrame], stack: SampledStack, *, outside_mod
     return None
 
 
+def list_own(frames: Sequence[SampledFrame], stack: SampledStack) -> list[tuple[str, int, str]]:
+    """Return the own lines of a stack of an event, outermost first: file, number and function."""
+    known = (frames[number] for number in reversed(stack.frames) if 0 <= number < len(frames))
+    return [(frame.file, frame.line, frame.function) for frame in known if frame.own]
+
+
 def _calls_model(frame: SampledFrame) -> bool:
     return frame.file == _MODULE_CALLER and not frame.own
 

@@ -8,6 +8,8 @@ It samples if
 - the gaps or the data loading usually take a notable share of each iteration (``share``): some samples, then rarely more;
 
 - the rank has been silent for long (``silent``): the stacks of all threads, with growing pauses.
+
+One more stack, of a phase that computes, shows through which lines the loop runs.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from typing import NamedTuple
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks.frames import StackReader
+from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
-from zerotop_probe.inside.stacks.tally import Tally
+from zerotop_probe.inside.stacks.tally import Tally, format_stacks
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
-from zerotop_probe.recording.tables import BOUNDARY, PHASES
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, PHASES
 
 NAME = "stacks"
 """The sampler's name in the probe's cost and errors."""
@@ -66,6 +68,7 @@ _SAVED_NS = 20_000_000_000
 # interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
 _LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 5_000_000, 4.0
 _WEIGHT = 0.125
+_COMPUTING = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 
 
 class Place(NamedTuple):
@@ -108,6 +111,7 @@ class StackSampler:
         self._spent_ns = 0
         self._usual_cost_ns = 0.0  # of a look
         self._spread = 0.0
+        self._is_loop_known = False
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
@@ -122,6 +126,8 @@ class StackSampler:
             return self._choose_pause()  # as nearly always while steps are short
         if is_learning:
             self._learn(time_ns)
+            if not self._is_loop_known and place.key.kind in _COMPUTING:
+                self._record_loop(place, time_ns)
         self._save_up(time_ns)
         why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
         if why:
@@ -225,12 +231,8 @@ class StackSampler:
     # --- samples --------------------------------------------------------------------------------------------
 
     def _sample(self, place: Place, why: str, time_ns: int, seen_ns: int) -> None:
-        frame = sys._current_frames().get(self._find_thread())
-        if frame is None:
-            return
-        stack = self._reader.read_stack(frame)
-        del frame
-        if self._find_place() != place:  # another thread ran in between
+        stack = self._read_stack(place)
+        if stack is None:
             return
         if why == SHARE:
             self._samples_left[place.key.kind] -= 1
@@ -238,6 +240,21 @@ class StackSampler:
         if tally is None:
             tally = self._tallies[place.name, why] = Tally(place.begin_ns, place.step)
         tally.add(stack, time_ns, place.step, seen_ns)
+
+    def _read_stack(self, place: Place) -> Stack | None:
+        """Return the stack of the training thread; None if that has left the place, because it ran in between."""
+        frame = sys._current_frames().get(self._find_thread())
+        if frame is None:
+            return None
+        stack = self._reader.read_stack(frame)
+        del frame
+        return stack if self._find_place() == place else None
+
+    def _record_loop(self, place: Place, time_ns: int) -> None:
+        stack = self._read_stack(place)
+        if stack is not None and any(frame.own for frame in stack.frames):
+            self._is_loop_known = True
+            self._recorder.write_event(time_ns, events.TrainingStack, **format_stacks([(stack, {"count": 1})]))
 
     # --- events ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from zerotop_probe.inside.stacks.frames import PythonFrame, Stack
 
-# Stacks of one event; the rarest are left out.
+# Stacks of one event; the rarest are left out, those of a line that is there already first.
 _MOST_STACKS = 6
 # Distinct stacks that are counted.
 _MOST_COUNTED = 200
@@ -33,7 +33,7 @@ class Tally:
 
     def make_facts(self) -> dict[str, Any]:
         """Return the fields of an event that describes these samples."""
-        ordered = sorted(self._counts.items(), key=lambda item: item[1][1], reverse=True)[:_MOST_STACKS]
+        ordered = self._order_stacks()[:_MOST_STACKS]
         stacks = [(stack, {"count": count, "seconds": seen_ns / 1e9}) for stack, (count, seen_ns) in ordered]
         return {
             "step": self.first_step,
@@ -43,6 +43,18 @@ class Tally:
             "samples": self.samples,
             **format_stacks(stacks),
         }
+
+    def _order_stacks(self) -> list[tuple[Stack, list[int]]]:
+        """Return the stacks by their time; but first the longest one of each line of the job's own code."""
+        ordered = sorted(self._counts.items(), key=lambda item: item[1][1], reverse=True)
+        lines: set[PythonFrame | None] = set()
+        first: list[tuple[Stack, list[int]]] = []
+        others: list[tuple[Stack, list[int]]] = []
+        for item in ordered:
+            own = next((frame for frame in item[0].frames if frame.own), None)
+            (others if own in lines else first).append(item)
+            lines.add(own)
+        return first + others
 
 
 def format_stacks(stacks: list[tuple[Stack, dict[str, Any]]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     UNSEEN,
     Delay,
     StackLine,
+    find_entries,
     find_line,
+    find_line_below,
     read_new_stacks,
 )
 from zerotop_probe.recording.events import Stacks
@@ -77,11 +79,12 @@ _COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 
 class _Pauses:
-    """Pauses at a line that has not been reported."""
+    """Pauses at a line, or at lines between which their time is divided."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns  # of the first one
         self.count = 0
+        self.lines: set[tuple[str, int]] = set()
         self.due_count = _FEWEST_PAUSES  # with which they are measured
 
 
@@ -97,19 +100,21 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Find
     known_ns, where = event.unix_ns, event.where
     begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
     line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
+    entries = find_entries(process, event)
+    if line is None:
+        line = find_line_below(Delay(process, where, begin_ns, end_ns, known_ns), entries, why=SLOW)
     if line is None and where != "data":
         return
     if line is not None and not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
         return
     if where == "forward" and line is not None and line.known_call is not COMPILE:
         return  # what a model computes is another detector's
-    key = (line.file, line.line) if line is not None else _LOADER
-    lines: dict[tuple[str, int], _Pauses] = process.get_state(dict, _KIND.name)
-    pauses = lines.setdefault(key, _Pauses(begin_ns))
-    pauses.count += 1
+    pauses = _count_pause(process, entries or {(line.file, line.line) if line is not None else _LOADER}, begin_ns)
     if pauses.count < pauses.due_count:
         return
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
+    if entries:
+        line = find_line_below(Delay(process, where, pauses.begin_ns, end_ns, known_ns), pauses.lines, why=SLOW) or line
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
     is_one_of_several = len(group.processes) > 1
@@ -122,6 +127,17 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Find
         if line is not None:
             note_named_line(group, line, known_ns)
         yield finding
+
+
+def _count_pause(process: Process, lines: Collection[tuple[str, int]], begin_ns: int) -> _Pauses:
+    """Return the pauses at these lines with one more. Those at lines that had none in common until now become one."""
+    by_line: dict[tuple[str, int], _Pauses] = process.get_state(dict, _KIND.name)
+    before = list(dict.fromkeys(by_line[line] for line in lines if line in by_line)) or [_Pauses(begin_ns)]
+    pauses = min(before, key=lambda one: one.begin_ns)
+    pauses.count = sum(one.count for one in before) + 1
+    pauses.lines.update(lines, *(one.lines for one in before))
+    by_line.update(dict.fromkeys(pauses.lines, pauses))
+    return pauses
 
 
 def _measure_pauses(

@@ -11,11 +11,12 @@ of their names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
 from zerotop.analysis.findings.support.lines.line_findings import (
@@ -40,7 +41,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
 )
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import Stacks
+from zerotop_probe.recording.events import SampledStack, Stacks
 
 _ALWAYS = FindingKind(
     name="time_between_phases",
@@ -74,6 +75,8 @@ _BUSY_SHARE = 0.9
 _SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
 # The line's share of the samples between the phases since then.
 _LINE_SHARE = 0.6
+# Samples of usual slowness that show a line: their number.
+_FEWEST_USUAL = 5
 # Steps with phases before it and after it that are compared.
 _FEWEST_STEPS = 8
 _MOST_STEPS = 50
@@ -82,12 +85,30 @@ _FIRST_STEPS = 5
 # The time lost on average: seconds, and as a share of an iteration. If only few steps lose it, it is a pause.
 _LOST_S, _LOST_SHARE = 0.01, 0.10
 _LEAST_STEPS_SHARE = 0.4
+# Of samples of usual slowness, which show a place that takes a notable share of most iterations: less is enough, if the
+# medians of so many iterations before and after, counted ones included, differ by half of it.
+_USUAL_LOST_S, _USUAL_LOST_SHARE, _USUAL_STEPS_SHARE = 0.001, 0.05, 0.75
+_COMPARED_STEPS = 200
 # The time between the phases grows by at least this many times the growth within them. Otherwise everything is slower, for
 # example because other processes use the cores.
 _TIMES_AS_LONG = 2.0
-_LEAST_BETWEEN_S = 0.002
+_LEAST_BETWEEN_S, _USUAL_LEAST_S = 0.002, 0.0005
 # Samples are examined again after this share of more ones, so that the work grows linearly with the recording.
 _MORE_SAMPLES, _MORE_SECONDS = 1 / 8, 1 / 4
+
+
+class _Thresholds(NamedTuple):
+    """What makes time lost at a line notable, by the kind of its samples."""
+
+    measure: Callable[[Floats], Any]  # of the steps
+    least_s: float
+    lost_s: float
+    lost_share: float
+    steps_share: float
+
+
+_SLOWLY = _Thresholds(np.mean, _LEAST_BETWEEN_S, _LOST_S, _LOST_SHARE, _LEAST_STEPS_SHARE)
+_USUALLY = _Thresholds(np.median, _USUAL_LEAST_S, _USUAL_LOST_S, _USUAL_LOST_SHARE, _USUAL_STEPS_SHARE)
 
 
 class _State:
@@ -95,7 +116,7 @@ class _State:
     due_samples = _FEWEST_SAMPLES
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[Source, str, int], _Sampled] = {}
+        self.lines: dict[tuple[Source, str, str, int], _Sampled] = {}
 
 
 class _Sampled:
@@ -104,6 +125,18 @@ class _Sampled:
     def __init__(self, begin_ns: int, step: int) -> None:
         self.begin_ns, self.step = begin_ns, step  # of the first one
         self.seconds, self.due_s = 0.0, _SAMPLED_S
+        self.count, self.due_count = 0, _FEWEST_USUAL
+
+    def is_due(self, stack: SampledStack, why: str, last_step: int) -> bool:
+        """Count a stack, and tell whether there are enough of them, or enough more than before, to look at the steps."""
+        self.seconds += stack.seconds or 0.0
+        self.count += stack.count or 0
+        is_enough = self.seconds >= self.due_s if why == SLOW else self.count >= self.due_count
+        if not is_enough or last_step - self.step < _SAMPLED_STEPS:
+            return False
+        self.due_s = self.seconds + math.ceil(_MORE_SECONDS * self.seconds)
+        self.due_count = self.count + math.ceil(_MORE_SECONDS * self.count)
+        return True
 
 
 def detect(recording: Evidence) -> Iterator[Finding]:
@@ -120,8 +153,9 @@ def detect(recording: Evidence) -> Iterator[Finding]:
                     state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
                     yield from _check_whole_training(group, event)
         for process in group.processes:
-            for event in read_new_stacks(process, _LATER.name, (BETWEEN, UNSEEN), SLOW):
-                yield from _check_change(group, process, state, event)
+            for why in (SLOW, SHARE):
+                for event in read_new_stacks(process, f"{_LATER.name} later", (BETWEEN, UNSEEN), why):
+                    yield from _check_change(group, process, state, event)
 
 
 def _count_samples(event: Stacks) -> int:
@@ -167,39 +201,40 @@ def _check_change(group: Group, process: Process, state: _State, event: Stacks) 
             continue
         key = own.file, own.line
         new = _Sampled(event.begin_ns + process.source.offset_ns, event.step or 0)
-        sampled = state.lines.setdefault((process.source, *key), new)
-        sampled.seconds += stack.seconds or 0.0
-        last_step = event.last_step or event.step or 0
-        if sampled.seconds < sampled.due_s or last_step - sampled.step < _SAMPLED_STEPS:
+        sampled = state.lines.setdefault((process.source, event.why, *key), new)
+        is_due = sampled.is_due(stack, event.why, event.last_step or event.step or 0)
+        if not is_due or (_LATER.name, key) in group.reported:
             continue
-        sampled.due_s = sampled.seconds + math.ceil(_MORE_SECONDS * sampled.seconds)
-        if (_LATER.name, key) in group.reported:
-            continue
-        line = find_line(Delay(process, BETWEEN, sampled.begin_ns, event.unix_ns, event.unix_ns), why=SLOW)
+        line = find_line(Delay(process, BETWEEN, sampled.begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
-            finding = _measure_loss(group, process, sampled, line, event.unix_ns)
+            finding = _measure_loss(group, process, sampled, line, event)
             if finding is not None:
                 group.reported.add((_LATER.name, key))
                 if not is_named(group, line, event.unix_ns):
                     yield finding
 
 
-def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, known_ns: int) -> Finding | None:
+def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, event: Stacks) -> Finding | None:
     """Return a finding about the time lost at a line since its first sample, if it is notable."""
+    known_ns, is_usual = event.unix_ns, event.why == SHARE
     if not is_cause(line, Delay(process, BETWEEN, sampled.begin_ns, known_ns, known_ns)):
         return None
-    before, after = _split_steps(process, sampled.step, known_ns)
+    step = _find_begin(process, sampled.step, known_ns) if is_usual else sampled.step
+    before, after = _split_steps(process, step, known_ns)
     if min(len(before), len(after)) < _FEWEST_STEPS:
         return None
-    usual, now = (float(measure_between(part).mean()) for part in (before, after))
-    iteration, added = float(after["iteration_s"].mean()), now - usual
-    longer = measure_between(after) >= usual + max(added / 2, _LOST_S)
-    times_as_long = max(now, _LEAST_BETWEEN_S) / max(usual, _LEAST_BETWEEN_S)
-    is_notable = added >= max(_LOST_S, _LOST_SHARE * iteration) and longer.mean() >= _LEAST_STEPS_SHARE
+    measure, least_s, lost_s, lost_share, steps_share = _USUALLY if is_usual else _SLOWLY
+    usual, now = (float(measure(measure_between(part))) for part in (before, after))
+    iteration, added = float(measure(after["iteration_s"])), now - usual
+    longer = measure_between(after) >= usual + max(added / 2, lost_s)
+    times_as_long = max(now, least_s) / max(usual, least_s)
+    is_notable = added >= max(lost_s, lost_share * iteration) and longer.mean() >= steps_share
     if not is_notable or times_as_long < _TIMES_AS_LONG * _measure_computing(after) / _measure_computing(before):
         return None
+    if is_usual and not _are_iterations_longer(process, step, added / 2, known_ns):
+        return None
     is_alone = len(group.processes) > 1 and not any(
-        _measure_added(other, sampled.step, known_ns) >= added / 2 for other in group.processes if other is not process
+        _measure_added(other, step, known_ns) >= added / 2 for other in group.processes if other is not process
     )
     evidence = {"added_s": added, "iteration_s": iteration, "between_s": now, "before_s": usual}
     return name_line(_LATER, line).at_steps(
@@ -211,6 +246,25 @@ def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: Stack
         concerned=(process.rank,) if is_alone else None,
         **line_values(line),
     )
+
+
+def _find_begin(process: Process, step: int, known_ns: int) -> int:
+    """Return the first step with phases in a row up to ``step`` that is nearer to those after it than to those before."""
+    before, after = _split_steps(process, step, known_ns)
+    if not len(before) or not len(after):
+        return step
+    early = measure_between(before)
+    is_longer = early >= (np.median(early) + np.median(measure_between(after))) / 2
+    count = int(np.argmin(is_longer[::-1])) if not is_longer.all() else 0
+    return int(before["step"][-count]) if count else step
+
+
+def _are_iterations_longer(process: Process, step: int, seconds: float, known_ns: int) -> bool:
+    """Whether iterations, counted ones included, became longer by these seconds: a GPU may hide the time of the host."""
+    rows = process.steps_until(known_ns)
+    first = int(np.searchsorted(rows["step"], step))
+    before, after = rows[_FIRST_STEPS:first][-_COMPARED_STEPS:], rows[first:][:_COMPARED_STEPS]
+    return bool(np.median(after["iteration_s"]) - np.median(before["iteration_s"]) >= seconds)
 
 
 def _split_steps(process: Process, step: int, known_ns: int) -> tuple[Rows, Rows]:

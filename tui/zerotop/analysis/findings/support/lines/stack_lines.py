@@ -7,13 +7,13 @@ import io
 import re
 import sys
 import zlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own
 from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.recording.events.event_files import select_events
@@ -71,6 +71,8 @@ _PHASE_FILES = (
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
+# The share of the samples below a line of the loop with which a line that it calls takes its place.
+_SHARED_SHARE = 0.6
 # How long a finding waits for samples (ns), which are written a moment after they were taken.
 PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = (events.Goodbye, events.Left)
@@ -99,6 +101,10 @@ class StackLine(CodeLine):
             return self.callees[-1] if self.is_gpu_idle else f"{self.callees[-1]}, which waits for the GPU"
         called = next(name for name in self.callees if find_known_call([name]) is known)
         return called if called == first else f"{first}, which calls {called}"
+
+
+_Line = tuple[str, int, str]
+"""File, number and function."""
 
 
 class FoundLine(NamedTuple):
@@ -151,6 +157,66 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
+
+
+def find_entries(process: Process, event: Stacks) -> frozenset[tuple[str, int]]:
+    """Return the fewest lines at which most samples of an event left the lines that train: file and number.
+
+    They are the same each time, whatever they call then. None without samples, or if the lines that train are unknown.
+    """
+    seconds: dict[tuple[str, int], float] = {}
+    for path, _, weight in _read_paths(process, [event], event.where):
+        seconds[path[0][:2]] = seconds.get(path[0][:2], 0.0) + weight
+    total, most, entries = sum(seconds.values()), 0.0, set()
+    for line in sorted(seconds, key=lambda line: -seconds[line]):
+        if most < _SHARED_SHARE * total:
+            most += seconds[line]
+            entries.add(line)
+    return frozenset(entries)
+
+
+def find_line_below(delay: Delay, entries: Container[tuple[str, int]], *, why: str = "") -> StackLine | None:
+    """Return the innermost line that most samples below lines of :func:`find_entries` run through.
+
+    If they have none in common, it is the one of those lines that took the most time.
+    """
+    seconds: dict[tuple[_Line, ...], float] = {}
+    callees: dict[tuple[_Line, ...], dict[tuple[str, ...], float]] = {}
+    sampled = (one for one in _select_events(delay, delay.known_ns) if not why or one.why == why)
+    for path, beneath, weight in _read_paths(delay.process, sampled, delay.where):
+        if path[0][:2] in entries:
+            for depth in range(1, len(path) + 1):
+                seconds[path[:depth]] = seconds.get(path[:depth], 0.0) + weight
+            each = callees.setdefault(path, {})
+            each[beneath] = each.get(beneath, 0.0) + weight
+    first = [path for path in seconds if len(path) == 1]
+    if not first:
+        return None
+    total = sum(seconds[path] for path in first)
+    shared = [path for path, weight in seconds.items() if weight >= _SHARED_SHARE * total]
+    chosen = max(shared, key=len) if shared else max(first, key=lambda path: seconds[path])
+    each = callees.get(chosen, {})
+    calls = max(each, key=lambda names: each[names]) if sum(each.values()) >= _SHARED_SHARE * seconds[chosen] else ()
+    return StackLine(*chosen[-1], calls, seconds[chosen], seconds[chosen] / total, delay.is_gpu_idle)
+
+
+def _read_paths(
+    process: Process, sampled: Iterable[Stacks], where: str
+) -> Iterator[tuple[tuple[_Line, ...], tuple[str, ...], float]]:
+    """Yield the own lines of stacks that take time from where they leave the lines that train on, callees, and seconds."""
+    loops = [list_own(one.frames, stack) for one in process.events_of(events.TrainingStack) for stack in one.stacks]
+    for event in sampled if loops else ():
+        for stack, found in select_stacks(event, where):
+            own = list_own(event.frames, stack)
+            path = own[_count_same(own, loops[0]) :]
+            if found is not None and path and path[-1][:3] == found[:3] and _takes_time(process, found, where):
+                yield tuple(path), found.callees, stack.seconds or 0.0
+
+
+def _count_same(lines: Sequence[_Line], others: Sequence[_Line]) -> int:
+    """Return how many lines at the begin are the same."""
+    differ = (depth for depth, (one, other) in enumerate(zip(lines, others, strict=False)) if one != other)
+    return next(differ, min(len(lines), len(others)))
 
 
 def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
