@@ -29,6 +29,7 @@ from zerotop_probe.inside.growing_containers.container_finder import ContainerFi
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
 from zerotop_probe.inside.inspection import identity
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
+from zerotop_probe.inside.interpreter.prompt_lock import restore_interval
 from zerotop_probe.inside.interpreter.quick_exit import watch_quick_exit
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
@@ -270,6 +271,7 @@ class Probe:
 
     def _reset_child(self) -> None:
         """Close the inherited files in a forked child, which stays idle until it trains something itself."""
+        restore_interval()
         recorder, self.recorder, self.evaluation = self.recorder, None, None
         self._stack_ticker = self._stack_sampler = self._thread_ticker = None
         if self.peaks is not None:

@@ -1,0 +1,37 @@
+"""Take Python's lock at a moment that does not depend on what the training thread does.
+
+A thread that waits for the lock gets it when the thread that holds it gives it away for long, or has kept it for the switch
+interval (5 ms). A training loop gives it away for microseconds at a time, in each operation, and then the interval begins
+anew: a sampler would only ever see the few long calls (in a test 3 of 270 samples where 74 % of the time was spent; so taken,
+155). So the interval is short while the sampler waits for the lock.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import sleep  # a job may replace it later
+
+_SHORT_S = 20e-6
+# Python keeps the interval in whole microseconds.
+_EXACT_S = 0.5e-6
+
+_usual_s = 0.0  # the job's own interval while the short one is set; else 0
+
+
+def sleep_and_lock(seconds: float) -> None:
+    """Sleep, and hold the lock soon after that. One thread at a time may call this."""
+    global _usual_s
+    _usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(_SHORT_S, _usual_s))
+    try:
+        sleep(seconds)
+    finally:
+        restore_interval()
+
+
+def restore_interval() -> None:
+    """Set the job's interval again, unless the job has set another one meanwhile. A forked child calls this, too."""
+    global _usual_s
+    if _usual_s and abs(sys.getswitchinterval() - min(_SHORT_S, _usual_s)) < _EXACT_S:
+        sys.setswitchinterval(_usual_s)
+    _usual_s = 0.0
