@@ -136,12 +136,14 @@ class Probe:
         recorder.followers.append(self.watch)
         if wants_stacks:
             recorder.followers.append(ContainerFinder(recorder.write_event, self.meter))
-            self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
-            self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
+            threads = busy_threads.BusyThreads(recorder.write_event, lambda: self.training_thread)
+            self._stack_sampler = sampler = stack_sampler.StackSampler(
+                recorder, lambda: self.training_thread, self.meter, threads.may_be_busy
+            )
+            self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, sampler.look, self.meter, wait=sampler.wait)
             self._stack_ticker.start()
             if busy_threads.can_watch():
-                watch = busy_threads.BusyThreads(recorder.write_event, lambda: self.training_thread)
-                self._thread_ticker = Ticker(recorder.stack, busy_threads.NAME, watch.look, self.meter)
+                self._thread_ticker = Ticker(recorder.stack, busy_threads.NAME, threads.look, self.meter)
                 self._thread_ticker.start()
 
     def _stop_threads(self, recorder: Recorder) -> None:

@@ -29,16 +29,23 @@ class Ticker:
     """A daemon thread that ends if its task fails."""
 
     def __init__(
-        self, stack: list[Span], name: str, task: Task, meter: CostMeter, *, budget_part: float | None = None
+        self,
+        stack: list[Span],
+        name: str,
+        task: Task,
+        meter: CostMeter,
+        *,
+        budget_part: float | None = None,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         """``stack``: the phases in progress, innermost last. Errors are reported under ``name``.
 
         ``budget_part``: the part of the probe's budget that the task may take: it rests longer after calls that took long.
-        Without it the task keeps to a budget itself.
+        Without it the task keeps to a budget itself. ``wait``: how to wait for the next call.
         """
         self._share = None if budget_part is None else budget_part * read_budget()
         self._stack = stack
-        self._task = task
+        self._task, self._wait = task, wait
         self._guard = Guard(name, meter)
         self._name = name
         self._thread_ns = meter.thread_ns
@@ -53,7 +60,7 @@ class Ticker:
         sys.settrace(None)  # what the job has set for all new threads
         sys.setprofile(None)
         step, micro_step, wait_s = 0, 0, 0.1
-        while not self._stop_event.wait(wait_s):
+        while not self._wait(self._stop_event, wait_s):
             begin_ns = time.thread_time_ns()
             try:
                 span = self._stack[-1]

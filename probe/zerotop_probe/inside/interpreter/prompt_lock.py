@@ -1,4 +1,4 @@
-"""Take Python's lock at a moment that does not depend on what the training thread does.
+"""Wait, and take Python's lock then, whatever the training thread does.
 
 A thread that waits for the lock gets it when the thread that holds it gives it away for long, or has kept it for the switch
 interval (5 ms). A training loop gives it away for microseconds at a time, in each operation, and then the interval begins
@@ -9,7 +9,7 @@ samples were there, and 155 of 270 with the short interval that is set here whil
 from __future__ import annotations
 
 import sys
-from time import sleep  # a job may replace it later
+import threading
 
 _SHORT_S = 20e-6
 # Python keeps the interval in whole microseconds.
@@ -18,13 +18,16 @@ _EXACT_S = 0.5e-6
 _usual_s = 0.0  # the job's own interval while the short one is set; else 0
 
 
-def sleep_and_lock(seconds: float) -> None:
-    """Sleep, and hold the lock soon after that. One thread at a time may call this."""
+def wait_promptly(event: threading.Event, seconds: float) -> bool:
+    """Wait as ``event.wait`` does, and hold the lock soon after that. One thread at a time may call this.
+
+    No other thread than the training thread may compute in Python meanwhile: the two would take turns more often.
+    """
     global _usual_s
     _usual_s = sys.getswitchinterval()
     sys.setswitchinterval(min(_SHORT_S, _usual_s))
     try:
-        sleep(seconds)
+        return event.wait(seconds)
     finally:
         restore_interval()
 

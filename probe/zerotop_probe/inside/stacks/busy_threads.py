@@ -77,6 +77,11 @@ class BusyThreads:
         self._events_left = _MOST_EVENTS
         self._named: set[int] = set()  # threads whose names are recorded, by the kernel's id
 
+    def may_be_busy(self) -> bool:
+        """Whether a thread computes, or it is not known that none does. Any thread may ask."""
+        is_watched = bool(self._looked_ns and self._events_left and self._look is None)
+        return not is_watched or any(use.is_busy for use in list(self._uses.values()))
+
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at all threads, or sample the busy one; return the seconds until the next look."""
         time_ns = now()

@@ -15,12 +15,13 @@ One more stack, of a phase that computes, shows through which lines the loop run
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
-from zerotop_probe.inside.interpreter.prompt_lock import sleep_and_lock
+from zerotop_probe.inside.interpreter.prompt_lock import wait_promptly
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
@@ -42,9 +43,6 @@ _LEARN_EVERY_NS = 1_000_000_000
 # Seconds between samples, at first and in places that last for long.
 _SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
 _LATER_NS = 2_000_000_000
-# A sample is taken up to _SAMPLE_S after the look, which is where the training thread gives Python's lock away; in a slow
-# place up to this part of the time that it has lasted.
-_WAIT_SHARE = 0.25
 # For this time (ns) after a slow place the sampler looks more often: the next step may be slow in the same way, and a few
 # samples that all fall late in it would name the line after the slow one.
 _LATELY_NS = 1_000_000_000
@@ -92,10 +90,16 @@ class Place(NamedTuple):
 class StackSampler:
     """The sampler of one process; :meth:`look` is the task of a ticker."""
 
-    def __init__(self, recorder: Recorder, find_thread: Callable[[], int], meter: CostMeter) -> None:
-        """``find_thread`` returns the ident of the thread that trains."""
+    def __init__(
+        self,
+        recorder: Recorder,
+        find_thread: Callable[[], int],
+        meter: CostMeter,
+        may_be_busy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``find_thread`` returns the ident of the thread that trains; ``may_be_busy``: whether others compute in Python."""
         self._recorder = recorder
-        self._find_thread = find_thread
+        self._find_thread, self._may_be_busy = find_thread, may_be_busy
         self._meter = meter
         self._usual = UsualTimes()
         paths = PathNames.for_this_process()
@@ -116,6 +120,7 @@ class StackSampler:
         self._usual_cost_ns = 0.0  # of a look
         self._spread = 0.0
         self._is_loop_known = False
+        self._samples_next = False
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
@@ -135,15 +140,21 @@ class StackSampler:
         self._save_up(time_ns)
         why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
         if why:
-            self._sample(age_ns if why == SLOW else 0, elapsed_ns)
+            # An unusual place accounts for no more than its own time; of what is usual each sample counts as much.
+            self._sample(place, why, time_ns, elapsed_ns if why == SHARE else min(age_ns, elapsed_ns))
         self._write_due(place, time_ns)
         if self._is_silent(age_ns):
             self._silence.record(place.name, place.begin_ns, place.step, time_ns)
             return _SILENT_SAMPLE_S
         if why == SLOW:
-            self._slow_ns = time_ns
+            self._slow_ns, self._samples_next = time_ns, True
             return _SAMPLE_S if age_ns < _LATER_NS else _LATER_SAMPLE_S
         return self._choose_pause()
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait for the next look. If that samples, it comes where the training thread is then, see ``wait_promptly``."""
+        is_prompt = self._samples_next and not self._may_be_busy()
+        return wait_promptly(event, seconds) if is_prompt else event.wait(seconds)
 
     def finish(self) -> None:
         """Write the samples that are not written yet. Called when the recording ends."""
@@ -204,17 +215,16 @@ class StackSampler:
     def _choose_pause(self) -> float:
         """Return the seconds until the next look while nothing is slow."""
         if self._usual.iteration_ns is None:
+            self._samples_next = False
             return _SHORTEST_LOOK_S
         pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
         was_slow = self._credit_ns > 0 and self._last_look_ns - self._slow_ns < _LATELY_NS
-        if was_slow or self._wants_shares():
+        self._samples_next = was_slow or self._wants_shares()
+        if self._samples_next:
             pause_s = min(pause_s, 2 * _SAMPLE_S)
-        return pause_s * (0.5 + self._spread_evenly())
-
-    def _spread_evenly(self) -> float:
-        """Return a number from 0 to 1: looks at equal distances could always meet an iteration at the same point."""
+        # Looks at equal distances could always meet an iteration at the same point.
         self._spread = (self._spread + 0.618) % 1
-        return self._spread
+        return pause_s * (0.5 + self._spread)
 
     def _wants_shares(self) -> bool:
         """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
@@ -237,22 +247,16 @@ class StackSampler:
 
     # --- samples --------------------------------------------------------------------------------------------
 
-    def _sample(self, slow_ns: int, elapsed_ns: int) -> None:
-        """Sample the stack a moment later, if that is worth it then. ``slow_ns``: how long a slow place has lasted."""
-        wait_s = min(_SAMPLE_S, _WAIT_SHARE * slow_ns / 1e9) if slow_ns else _SAMPLE_S
-        sleep_and_lock(wait_s * self._spread_evenly())
-        time_ns, place = now(), self._find_place()
-        why = self._judge(place, time_ns - place.begin_ns) if place is not None else ""
-        stack = self._read_stack(place) if place is not None and why else None
-        if place is None or stack is None:
+    def _sample(self, place: Place, why: str, time_ns: int, seen_ns: int) -> None:
+        stack = self._read_stack(place)
+        if stack is None:
             return
         if why == SHARE:
             self._samples_left[place.key.kind] -= 1
         tally = self._tallies.get((place.name, why))
         if tally is None:
             tally = self._tallies[place.name, why] = Tally(place.begin_ns, place.step)
-        # An unusual place accounts for no more than its own time; of what is usual each sample counts as much as the others.
-        tally.add(stack, time_ns, place.step, elapsed_ns if why == SHARE else min(time_ns - place.begin_ns, elapsed_ns))
+        tally.add(stack, time_ns, place.step, seen_ns)
 
     def _read_stack(self, place: Place) -> Stack | None:
         """Return the stack of the training thread; None if that has left the place, because it ran in between."""
