@@ -10,7 +10,7 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding
-from zerotop.analysis.findings.pace import data_bursts, evaluations_often, iteration_shift, steps_in_turn
+from zerotop.analysis.findings.pace import data_bursts, evaluations_often, host_pace, iteration_shift, steps_in_turn
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
@@ -43,10 +43,10 @@ def find(folder: Path, *detectors: detection.Detector) -> tuple[Finding, ...]:
     return runner.findings_at(recording.end_ns)
 
 
-def wander(seed: int, count: int = 400) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def wander(seed: int, count: int = 400, spread: float = 0.1) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Return the parts of steps that all become longer and shorter together, for 20 steps at a time."""
     random = np.random.default_rng(seed)
-    pace = np.repeat(random.normal(1.0, 0.1, count // 20), 20)[:, None]
+    pace = np.repeat(random.normal(1.0, spread, count // 20), 20)[:, None]
     return np.asarray([0.015, 0.015, 0.002, 0.01] * pace * random.normal(1.0, 0.05, (count, 4)))
 
 
@@ -57,6 +57,16 @@ def test_a_part_that_stays_longer_is_told_where_the_pace_wanders(tmp_path: Path,
     write_parts(tmp_path, steps.tolist())
     found = [one for one in find(tmp_path, iteration_shift.detect) if abs((one.step or 0) - 300) <= 20]
     assert ["between the phases" in one.details for one in found] == [True]
+
+
+@pytest.mark.parametrize("change", [None, 340, 400, 600, 620])
+def test_a_pace_that_changes_for_good_does_not_wander(tmp_path: Path, change: int | None) -> None:
+    """Steps 320 to 639 are judged: the change may be in the first of them, among them, or in the last ones."""
+    steps = wander(2, 640, 0.2 if change is None else 0.08)
+    steps[change or 640 :] *= 8
+    write_parts(tmp_path, steps.tolist())
+    found = find(tmp_path, host_pace.detect)
+    assert [one.name for one in found[:1]] == (["pace_wanders"] if change is None else [])
 
 
 def test_the_split_with_the_clearest_order() -> None:

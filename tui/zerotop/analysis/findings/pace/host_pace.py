@@ -136,12 +136,22 @@ def _measure_pace(group: Group, rows: Rows) -> _Pace:
 
 
 def _select_unchanged(levels: Floats) -> Floats:
-    """Return the levels since the pace changed for good; all if it did not."""
+    """Return the levels on one side of the last change for good, which are those after it if they are enough to judge."""
+    for split in range(len(levels) - 1, 0, -1):
+        before, after = levels[:split], levels[split:]
+        if _is_change(before, after):
+            return after if len(after) >= _LEAST_LEVELS else before
     if len(levels) < 2 * _LEAST_LEVELS:
         return levels
     split = find_split(levels, _LEAST_LEVELS)
     order = measure_order(levels[:split], levels[split:])
     return levels[split:] if max(order, 1 - order) >= _CHANGED_SHARE else levels
+
+
+def _is_change(before: Floats, after: Floats) -> bool:
+    """Whether all levels on one side are above those on the other, by more than both sides wander."""
+    is_apart = after.min() > before.max() or after.max() < before.min()
+    return bool(is_apart and abs(np.median(after) - np.median(before)) >= 2 * max(np.ptp(before), np.ptp(after)))
 
 
 def _measure_cores(process: Process, begin_ns: int, end_ns: int) -> float:
