@@ -15,7 +15,7 @@ from zerotop_probe.recording.events import EngineFacts
 
 
 def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
-    steps = np.zeros(8, STEP_DTYPE)
+    steps = np.zeros(12, STEP_DTYPE)
     steps["rows"], steps["tokens"], steps["micro_steps"], steps["iteration_s"] = rows, tokens, micro_steps, seconds
     return steps
 
@@ -23,11 +23,11 @@ def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        ((16, 1024, 4), "a rank's steps have 4 micro-batches instead of 1"),
-        ((16, 0, 4), "a rank's steps have 4 micro-batches instead of 1"),
-        ((16, 1024, 1), "a rank's steps have 16 rows instead of 4"),
-        ((4, 1024, 1), "a rank's batches have 1024 tokens instead of 256"),
-        ((16, 1024, 2), "a rank's steps have 16 rows instead of 4"),
+        ((16, 1024, 4), "steps have 4 micro-batches instead of 1"),
+        ((16, 0, 4), "steps have 4 micro-batches instead of 1"),
+        ((16, 1024, 1), "steps have 16 rows instead of 4"),
+        ((4, 1024, 1), "batches have 1024 tokens instead of 256"),
+        ((16, 1024, 2), "steps have 16 rows instead of 4"),
     ],
     ids=["accumulation", "without tokens", "rows", "length", "both"],
 )
@@ -37,10 +37,14 @@ def test_what_has_changed_is_named(size: tuple[int, int, int], text: str) -> Non
     assert (cause.text, cause.is_expected) == (text, True)
 
 
-def find_cause(before: Any, after: Any, engine: dict[str, Any]) -> Cause:
-    change = SimpleNamespace(
-        before=before, after=after, phased=(before, after), process=SimpleNamespace(engine=EngineFacts(engine))
-    )
+def find_cause(before: Any, after: Any, engine: dict[str, Any], *, first: int = 0) -> Cause:
+    """Return the cause of a change between these steps; a few of them, from ``first`` on, are those nearest to it."""
+    steps = np.concatenate([before, after])
+    steps["step"] = np.arange(len(steps))
+    before, after = np.split(steps, [len(before)])
+    process = SimpleNamespace(engine=EngineFacts(engine), phased_steps_until=lambda known_ns: steps)
+    group, near = SimpleNamespace(processes=[process]), (before[first:], after[: len(after) - first])
+    change = SimpleNamespace(before=near[0], after=after, phased=near, process=process, group=group, known_ns=0)
     cause = check_batch(cast("StepChange", change))
     assert cause is not None
     return cause
@@ -70,3 +74,10 @@ def test_batches_of_varying_sizes_do_not_show_a_later_change() -> None:
     before, after = make_steps(4, 256, 1, 0.1), make_steps(4, 1024, 1, 0.4)
     before["tokens"][::2], after["tokens"][:2] = 500, 256
     assert not find_cause(before, after, {}).has_own_finding
+
+
+def test_of_sizes_that_vary_more_steps_show_the_usual_ones() -> None:
+    """The three steps before the change and after it have other sizes than most."""
+    before, after = make_steps(4, 256, 1, 0.1), make_steps(4, 1024, 1, 0.4)
+    before["tokens"][-3:], after["tokens"][:3] = (120, 140, 160), (1400, 1500, 1600)
+    assert find_cause(before, after, {}, first=9).text == "batches have 1024 tokens instead of 256"

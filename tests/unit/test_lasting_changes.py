@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.pace import data_bursts, evaluations_often, host_pace, iteration_shift, steps_in_turn
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
@@ -20,7 +20,9 @@ from zerotop_probe.recording.writer import EventWriter
 _PHASES = ("forward", "backward", "step")
 
 
-def write_parts(folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Sequence[int] = ()) -> list[float]:
+def write_parts(
+    folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Sequence[int] = (), tokens: Sequence[int] = ()
+) -> list[float]:
     """Write a rank whose steps take these seconds in forward, backward and step, and before these. Return their ends."""
     at, spans, ends = 0.0, [], []
     for step, (*parts, between) in enumerate(steps):
@@ -29,7 +31,8 @@ def write_parts(folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Se
             at += 0.2
         at += between
         for phase, length in zip(_PHASES, parts, strict=True):
-            spans.append(make_span(at, at + length, phase, step, BOUNDARY if phase == "step" else 0))
+            size = tokens[step] if tokens and phase == "forward" else -1
+            spans.append(make_span(at, at + length, phase, step, BOUNDARY if phase == "step" else 0, tokens=size))
             at += length
         ends.append(at)
     write_table(folder, SPANS, make_identity(0), *spans).close()
@@ -115,3 +118,20 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     (tmp_path / "always").mkdir()
     write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
     assert not find(tmp_path / "always", steps_in_turn.detect)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.6, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_longer_batches_where_lengths_vary(tmp_path: Path, factor: float, seed: int) -> None:
+    """Half of the time follows the length of the batch. From step 300 on batches are longer, and nothing else is named."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(200, 520, 600)
+    tokens[300:] = tokens[300:] * factor
+    steps = wander(seed, 600)
+    steps[:, :2] *= (0.5 + tokens / 720)[:, None]
+    write_parts(tmp_path, steps.tolist(), tokens=tokens.tolist())
+    found = find(tmp_path, iteration_shift.detect)
+    assert [one for one in found if one.severity != Severity.INFO] == []
+    told = [one for one in found if "batches have" in one.details]
+    assert [abs((one.step or 0) - 300) <= 20 for one in told] == [True] * (factor > 1)
+    assert all(" tokens instead of 3" in one.details for one in told)

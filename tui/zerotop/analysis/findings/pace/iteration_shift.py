@@ -208,7 +208,7 @@ def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift
         told = [one.step for one in state.told if one.known_ns <= known_ns]
         since = max([int(known["step"][0]) + _FIRST_STEPS, *told])
         shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
-        if shift is None or not shift.is_worse:
+        if shift is None or not (shift.is_worse or shift.is_expected):
             continue
         state.pending = [one for one in state.pending if one.shift.step < shift.step - _NEAR_STEPS]
         state.told.append(KnownChange(shift.step, known_ns))

@@ -13,19 +13,28 @@ from zerotop.analysis.findings.support.causes.step_change import (
 )
 from zerotop.analysis.findings.support.evidence import Rows
 from zerotop.analysis.script_terms import set_accumulation
+from zerotop.analysis.stats.wander import measure_order
 
-_LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_GROUPS: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_LENGTH: Advice = (
+    "If sequences are not meant to be longer, cut them as in the steps before.",
+    "truncation=True, max_length={length}",
+)
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 # A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
 # A change of the iterations is found at most one step early.
 _LATE_STEPS = 2
+# If sizes vary: the most steps with phases that show the usual size before a change, the fewest after it, and in which share
+# of all pairs of two the same one has the larger batch.
+_MOST_STEPS, _FEWEST_STEPS, _ORDERED_SHARE = 100, 10, 0.7
 
 
 def check_batch(change: StepChange) -> Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
-    cause = _compare_batches(change, change.phased, "a rank")
+    is_one = len(change.group.processes) == 1
+    cause = _compare_batches(change, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
 
@@ -34,14 +43,33 @@ def check_other_batches(change: StepChange) -> Cause | None:
     """Return the cause that another rank's batch size changed, and the lead waits for it."""
     for process in change.group.processes:
         if process is not change.process:
-            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
+            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}'s ", _GROUPS)
             if cause is not None:
                 # All wait for the rank with the most work.
                 return cause._replace(is_expected=False, culprit=process)
     return None
 
 
-def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -> Cause | None:
+def _widen_parts(change: StepChange) -> tuple[Rows, Rows]:
+    """Return the steps with phases before and after. Where sizes vary: more of them, or none if these do not differ."""
+    parts = change.phased
+    if not all(len(rows) for rows in parts) or not _varies(parts[0]):
+        return parts
+    known = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    first, end = np.searchsorted(known["step"], [change.after["step"][0], change.after["step"][-1] + 1])
+    before, after = known[max(0, first - _MOST_STEPS) : first], known[first:end]
+    sizes = [get_batch_sizes(part).astype(np.float64) for part in (before, after)]
+    order = measure_order(sizes[0], sizes[1]) if len(before) and len(after) else 0.5
+    is_clear = len(after) >= _FEWEST_STEPS and abs(order - 0.5) >= _ORDERED_SHARE - 0.5
+    return (before, after) if is_clear else (before[:0], after[:0])
+
+
+def _varies(rows: Rows) -> bool:
+    sizes = get_batch_sizes(rows)
+    return bool(np.ptp(sizes) > _SAME_SHARE * np.median(sizes))
+
+
+def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str, advice: Advice) -> Cause | None:
     tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
     growth = tokens or rows
     if growth is None:
@@ -53,14 +81,16 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
     is_expected = bool(larger >= slower)
     count = _compute_growth(parts, "micro_steps")
     if count is not None and count[0] != count[1] and _is_same_size(growth, count):
-        text = f"{owner}'s steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
+        text = f"{owner}steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
         fix = set_accumulation(change.process.engine, round(count[0]))
         return Cause(text, _MICRO_STEPS, fix, 0.9, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
-        text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        text = f"{owner}steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
-    text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
-    return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
+    text = f"{owner}batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
+    lengths = parts[0]["tokens"] / np.maximum(1, parts[0]["rows"])
+    fix = advice[1].replace("{length}", f"{np.ceil(lengths.max()):.0f}")
+    return Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
 def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
@@ -83,7 +113,7 @@ def find_batch_step(change: StepChange, cause: Cause) -> int | None:
     """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
-    if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
+    if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
         return None
     rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
     rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]

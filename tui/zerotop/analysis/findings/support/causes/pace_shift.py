@@ -85,8 +85,12 @@ class PaceShift:
     @property
     def is_worse(self) -> bool:
         """Whether iterations became longer, by more than rounding, for no good reason."""
-        is_expected = self.cause is not None and self.cause.is_expected
-        return self.added_s > _LEAST_COST * self.after_s and not is_expected
+        return self.added_s > _LEAST_COST * self.after_s and not self.is_expected
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether iterations became longer for a good reason."""
+        return self.cause is not None and self.cause.is_expected and self.added_s > 0
 
     @property
     def is_uncertain(self) -> bool:

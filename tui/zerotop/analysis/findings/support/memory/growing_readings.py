@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Floats, Ints, Process, Rows
+from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch
 from zerotop.analysis.findings.support.memory.level_rises import LevelRises
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
@@ -107,10 +108,11 @@ class GrowthStretch(NamedTuple):
     @property
     def follows_sizes(self) -> bool:
         """Whether batches are known to grow with the steps themselves."""
-        sizes = self._known_sizes
-        if sizes is None or not np.ptp(sizes):
+        sizes = np.where(self.rows["tokens"] > 0, self.rows["tokens"], self.rows["rows"])
+        known = sizes > 0
+        if not known.any() or not np.ptp(sizes[known]):
             return False
-        return abs(float(np.corrcoef(sizes, self.rows["step"])[0, 1])) > _MOST_ALIKE
+        return abs(float(np.corrcoef(sizes[known], self.rows["step"][known])[0, 1])) > _MOST_ALIKE
 
     @property
     def last_step(self) -> int | None:
@@ -228,6 +230,12 @@ def read_stretches(process: Process) -> list[GrowthStretch]:
     if levels is not None:
         rise = readings.select_stretch(process, *levels)
         if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.follows_sizes:
+            stretches.append(rise)
+    known_steps, _, known_held = readings.select_times(process, 0)
+    floor = process.get_state(FloorSearch).find_rise(known_steps, known_held)
+    if floor is not None:
+        rise = readings.select_stretch(process, *floor)
+        if not rise.follows_sizes:
             stretches.append(rise)
     for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
         rise = readings.select_stretch(process, trend.begin, trend.end)
