@@ -34,7 +34,7 @@ from typing import NamedTuple
 from zerotop_probe.outside.attaching import payload, remote_exec
 from zerotop_probe.outside.attaching.injector import State, plant_code
 from zerotop_probe.outside.attaching.python_process import CannotEnter, examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 ANSWER_S = 20.0
 COUNT = "import sys; sys.modules['entered'][0] += 1"
@@ -105,7 +105,7 @@ def start_target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def enter_process(process: Process) -> tuple[Callable[[], bool], float, float]:
+def enter_process(process: ProcessHandle) -> tuple[Callable[[], bool], float, float]:
     """Let the target count one more entry. Return a function that says whether it has, and two durations in seconds.
 
     The durations are the stop of the target and our processor time in it. Raises CannotEnter; the function raises
@@ -133,7 +133,7 @@ def enter_many(python: str, load: str, entries: int) -> Result:
     """Enter one target so many times. Each entry adds one to a number in the target, which is checked at its end."""
     result = Result([], [], [], 0, "")
     with start_target(python, load) as process:
-        seen = Process.from_pid(process.pid)
+        seen = ProcessHandle.from_pid(process.pid)
         assert seen is not None
         for _ in range(entries):
             began_s = time.perf_counter()

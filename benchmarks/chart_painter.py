@@ -48,8 +48,8 @@ class Lines(FrameWidget):
         axis = charts.choose_scale(NUMBER, 8.0, canvas.height)
         charts.plot_grid(canvas, axis)
         for number, (x, y) in enumerate(self.series):
-            low, high = charts.resample_minmax(x, y, x[0], x[-1], canvas.dot_columns)
-            charts.plot_line(canvas, low, high, f"series-{number % 6}", top=axis.highest)
+            means = charts.resample_mean(x, y, x[0], x[-1], canvas.dot_columns)
+            charts.plot_line(canvas, means, means, f"series-{number % 6}", top=axis.highest)
         return charts.add_axes(canvas, axis, charts.draw_time_axis(0, 100, canvas.width, self.glyphs))
 
     def show_series(self, series: Series) -> None:
@@ -162,13 +162,13 @@ def median_ms(work: Callable[[], object], times: int) -> float:
 
 
 def measure_others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
-    """Yield the name and milliseconds of each of our other charts, and of the search for the columns' extremes."""
+    """Yield the name and milliseconds of each of our other charts, and of the columns' means."""
     chance = np.random.default_rng(0)
     many = np.sort(chance.uniform(0, 1, 10_000_000))
     for dtype in (np.float64, np.float32, np.int64):
         values = (chance.normal(0, 100, len(many))).astype(dtype)
-        draw_chart = lambda values=values: charts.resample_minmax(many, values, 0, 1, 2 * size[0])  # noqa: E731
-        yield f"lowest and highest of 10 million {np.dtype(dtype).name}", median_ms(draw_chart, 5)
+        draw_chart = lambda values=values: charts.resample_mean(many, values, 0, 1, 2 * size[0])  # noqa: E731
+        yield f"means of 10 million {np.dtype(dtype).name}", median_ms(draw_chart, 5)
     width, height = size
     layers = [(f"series-{place}", chance.uniform(0, 3, width)) for place in range(6)]
     codes, styles = chance.integers(0, 5, 2 * width), ["phase-data", "phase-forward", "phase-backward", "phase-step", "load"]

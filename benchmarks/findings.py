@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from zerotop.analysis.findings import Detection, Detector, Evidence, Finding, detect_findings, load_detectors
-from zerotop.analysis.findings.support.detection import Detection as DetectorRunner
+from zerotop.analysis.findings import Detector, Evidence, Finding, begin_detection, detect_findings, load_detectors
+from zerotop.analysis.findings.support.detection import Detection
 from zerotop.recording.reader import Recording
 
 # First: there is a benchmark of the name long_recording too.
@@ -117,7 +117,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
 
     with tempfile.TemporaryDirectory() as folder:
         recording = Recording.open(long_recording.write_recording(Path(folder) / "session", steps, trouble))
-        detection = DetectorRunner(recording, [time_detector(*item) for item in load_detectors().items()])
+        detection = Detection(recording, [time_detector(*item) for item in load_detectors().items()])
         began = time.process_time()
         detection.update()
         return time.process_time() - began, spent
@@ -127,7 +127,7 @@ def _print_live() -> None:
     """Print the time for each second of a live job that has made a million steps."""
     with tempfile.TemporaryDirectory() as folder:
         recording = Recording.open(long_recording.write_recording(Path(folder) / "session", 1_000_000))
-        detection, pieces, end_ns = Detection(recording), [], recording.end_ns
+        detection, pieces, end_ns = begin_detection(recording), [], recording.end_ns
         detection.update(end_ns - 60 * 10**9)
         for second in range(60):
             began = time.perf_counter()

@@ -35,7 +35,7 @@ import psutil
 
 from zerotop_probe.outside.job.agent import launch_in_background
 from zerotop_probe.outside.job.job_control import read_facts, request_stop
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling import nvml, pcie
 from zerotop_probe.outside.sampling.cgroup import ControlGroup
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
@@ -138,7 +138,7 @@ def make_our_sampler(pids: list[int], folder: str) -> tuple[Callable[[int], obje
     identity = Identity.for_this_process("node")
     processes = ProcessSampler(folder, identity, lambda *_: None, lambda *_: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
-    members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := Process.from_pid(pid))]
+    members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := ProcessHandle.from_pid(pid))]
 
     def sample_ours(tick: int) -> None:
         time_ns = time.monotonic_ns()

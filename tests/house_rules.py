@@ -17,8 +17,6 @@ _ROOT = Path(__file__).parents[1]
 _TABLE = Path(__file__).with_name("room_sizes.json")
 _PRODUCT = ("probe/zerotop_probe", "tui/zerotop")
 _STEP = 25  # sizes in the table are multiples of this
-_SHARED_NAMES = {"Detection", "Process"}
-"""Class names that exist twice until the recording has one model."""
 
 
 def list_modules(folder: str) -> list[Path]:
@@ -43,9 +41,7 @@ def find_shared_names() -> list[str]:
         for node in ast.parse(path.read_bytes()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path.relative_to(_ROOT)}:{node.lineno}")
-    shared = {name for name, where in places.items() if len(where) > 1}
-    unused = [f"{name} exists once: remove it from _SHARED_NAMES" for name in sorted(_SHARED_NAMES - shared)]
-    return [f"Two classes are called {name}: {', '.join(places[name])}" for name in sorted(shared - _SHARED_NAMES)] + unused
+    return [f"Two classes are called {name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
 
 
 def main() -> int:

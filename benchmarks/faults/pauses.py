@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "s
 
 from free_ports import find_free_port
 from real_jobs import make_environment
-from zerotop.analysis.findings import Detection
+from zerotop.analysis.findings import begin_detection
 from zerotop.recording.headers import RecordingError
 from zerotop.recording.reader import Recording
 
@@ -80,7 +80,7 @@ def _watch_job(job: subprocess.Popen[bytes], folder: Path) -> set[tuple[str, int
                 recording = Recording.open(folder)
             except (RecordingError, OSError):
                 continue
-            detection = Detection(recording)
+            detection = begin_detection(recording)
         recording.refresh()
         detection.update(now_ns)
         for finding in detection.findings_at(now_ns):

@@ -11,7 +11,7 @@ import pytest
 
 from agents import wait_for
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 # The module imports for so long, in Python code; the call for entering waits less for an answer, and longer than a busy
 # machine may leave the process without a core.
@@ -35,7 +35,7 @@ def test_a_rank_is_asked_again_until_it_has_imported(tmp_path: Path) -> None:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=output)
     try:
         wait_for(lambda: "importing" in (tmp_path / "output").read_text())
-        target = Process.from_pid(process.pid)
+        target = ProcessHandle.from_pid(process.pid)
         assert target is not None
         (entry,) = enter_processes([target], str(recording), patience_s=PATIENCE_S)
     finally:

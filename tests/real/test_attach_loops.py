@@ -19,7 +19,7 @@ from programs import make_environment, run_zerotop
 from rank_recordings import Rank
 from real_jobs import make_environment as quiet
 from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED
 
 jupyter_client = pytest.importorskip("jupyter_client")
@@ -78,7 +78,7 @@ def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=quiet(), text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        target = Process.from_pid(process.pid)
+        target = ProcessHandle.from_pid(process.pid)
         assert target is not None
         assert [entry.why_not for entry in enter_processes([target], str(recording))] == [""]
         time.sleep(1)
@@ -125,7 +125,7 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT_S)
         pid = self.manager.provisioner.pid
-        process = Process.from_pid(pid)
+        process = ProcessHandle.from_pid(pid)
         assert process is not None
         self.process = process
 

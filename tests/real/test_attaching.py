@@ -28,7 +28,7 @@ from zerotop_probe.outside.attaching.injector import State, plant_code
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, Target, examine_process
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -50,8 +50,8 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(progra
 ENTER = """
 import sys
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
-from zerotop_probe.outside.procfs import Process
-for entry in enter_processes(filter(None, [Process.from_pid(int(sys.argv[1]))]), sys.argv[2]):
+from zerotop_probe.outside.procfs import ProcessHandle
+for entry in enter_processes(filter(None, [ProcessHandle.from_pid(int(sys.argv[1]))]), sys.argv[2]):
     print(entry.why_not)
 """
 
@@ -100,7 +100,7 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
 
 def why_not(process: subprocess.Popen[bytes], recording: Path) -> str:
     """Why it cannot be entered."""
-    target = Process.from_pid(process.pid)
+    target = ProcessHandle.from_pid(process.pid)
     assert target is not None
     (entry,) = enter_processes([target], str(recording), patience_s=1.0)
     assert entry.reply in ("", "early")
@@ -158,7 +158,7 @@ def test_one_that_was_seen_from_outside_only_is_left_alone(start_job: Job, tmp_p
 
 @pytest.mark.parametrize("trace", ["", "events", "unanswered", "pending"])
 def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path: Path, trace: str) -> None:
-    process = Process(2**22 + 1, 1)
+    process = ProcessHandle(2**22 + 1, 1)
     if trace == "events":
         EventWriter(str(tmp_path), Identity.for_this_process("rank", 0)._replace(pid=process.pid)).close()
     elif trace == "unanswered":
@@ -270,7 +270,7 @@ def test_one_that_is_recorded_elsewhere(start_job: Job, tmp_path: Path) -> None:
     process = start_job(
         f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.start_recording({str(first)!r})"
     )
-    target = Process.from_pid(process.pid)
+    target = ProcessHandle.from_pid(process.pid)
     assert target is not None
     (entry,) = enter_processes([target], str(second))
     assert entry.why_not == f"it is already recorded in {first}. End that with zerotop detach '{first}'"
@@ -310,7 +310,7 @@ def stopped_s(target: Target) -> float:
 @pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked, and not stopped")
 @pytest.mark.alone
 def test_a_thread_of_ours_that_computes_prolongs_no_stop(start_job: Job) -> None:
-    process = Process.from_pid(start_job().pid)
+    process = ProcessHandle.from_pid(start_job().pid)
     assert process is not None
     target, over, turn_s = examine_process(process), threading.Event(), sys.getswitchinterval()
 
@@ -348,7 +348,7 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
     for number in range(60):
         with subprocess.Popen(what, stderr=subprocess.PIPE) as process:
             time.sleep(number / 1000)
-            target = Process.from_pid(process.pid)
+            target = ProcessHandle.from_pid(process.pid)
             if target is not None:
                 refused |= {
                     entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([target], str(tmp_path))
@@ -372,7 +372,7 @@ def test_one_that_imports_without_end_is_entered_in_between(start_job: Job, tmp_
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    target = Process.from_pid(process.pid)
+    target = ProcessHandle.from_pid(process.pid)
     assert target is not None
     reasons = [entry.why_not for _ in range(10) for entry in enter_processes([target], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
@@ -484,7 +484,7 @@ def test_a_container_with_process_numbers_of_its_own(tmp_path: Path) -> None:
         if outer.stdout.readline() != b"ready\n":
             pytest.skip("no namespaces of process numbers can be made here")
         (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
-        process = Process.from_pid(int(inner))
+        process = ProcessHandle.from_pid(int(inner))
         assert process is not None
         (entry,) = enter_processes([process], str(tmp_path))
         outer.kill()

@@ -12,7 +12,7 @@ import numpy as np
 
 from agents import read_node_events, wait_for
 from played_nvml import PlayedNvml
-from zerotop.analysis.findings import Detection, Finding
+from zerotop.analysis.findings import Detection, Finding, begin_detection
 from zerotop.recording.reader import Recording
 
 JOB = """
@@ -51,7 +51,7 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
             played.add(f"pid 1 {pid.read_text()}")
             time.sleep(3)
             recording = Recording.open(folder)
-            detection = Detection(recording)
+            detection = begin_detection(recording)
             for name, line in FAULTS.items():
                 began_ns = time.time_ns()
                 played.add(line)

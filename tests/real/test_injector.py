@@ -19,7 +19,7 @@ from zerotop_probe.outside.attaching.entry_limits import read_status
 from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.ptrace import tracing
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 pytestmark = [
     pytest.mark.alone,
@@ -78,7 +78,7 @@ import os, signal, sys
 from zerotop_probe.outside.attaching.injector import plant_code
 from zerotop_probe.outside.attaching.ptrace import tracing
 from zerotop_probe.outside.attaching.python_process import examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 number, when, calls, call_ptrace = int(sys.argv[2]), sys.argv[3], 0, tracing._call_ptrace
 def call_counted(*arguments, **named):
     global calls
@@ -87,7 +87,7 @@ def call_counted(*arguments, **named):
     if (calls, when) == (number, "after"): os.kill(os.getpid(), signal.SIGKILL)
     calls += 1
 tracing._call_ptrace = call_counted
-plant_code(examine_process(Process.from_pid(int(sys.argv[1]))), "pass")
+plant_code(examine_process(ProcessHandle.from_pid(int(sys.argv[1]))), "pass")
 print(calls)
 """
 WORKS = {
@@ -131,12 +131,12 @@ MASK = 1 << (signal.SIGUSR2 - 1)
 
 
 @contextmanager
-def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], ProcessHandle]]:
     """A Python that executes this and has said so."""
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        target = Process.from_pid(process.pid)
+        target = ProcessHandle.from_pid(process.pid)
         assert target is not None
         try:
             yield process, target
@@ -144,7 +144,7 @@ def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
             process.kill()
 
 
-def state_of(process: Process) -> str:
+def state_of(process: ProcessHandle) -> str:
     """One letter, see proc(5)."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
@@ -216,8 +216,8 @@ def test_one_who_is_ending_enters_nobody() -> None:
     late = (
         "import atexit, sys\nfrom zerotop_probe.outside.attaching.injector import CannotEnter, plant_code\n"
         "from zerotop_probe.outside.attaching.python_process import examine_process\n"
-        "from zerotop_probe.outside.procfs import Process\n"
-        "def enter():\n    try: plant_code(examine_process(Process.from_pid(int(sys.argv[1]))), 'pass')\n"
+        "from zerotop_probe.outside.procfs import ProcessHandle\n"
+        "def enter():\n    try: plant_code(examine_process(ProcessHandle.from_pid(int(sys.argv[1]))), 'pass')\n"
         "    except CannotEnter as error: print(error)\n"
         "atexit.register(enter)"
     )
@@ -238,12 +238,12 @@ def test_wide_registers_are_what_they_were() -> None:
         assert said == "0\n"
 
 
-def has_its_mask(process: Process) -> bool:
+def has_its_mask(process: ProcessHandle) -> bool:
     """Whether only the signal is blocked that the worker blocks; Python itself blocks others now and then."""
     return int(read_status(process.pid)["SigBlk"], 16) == MASK
 
 
-def plant_between_handlers(process: Process) -> PlantedCode:
+def plant_between_handlers(process: ProcessHandle) -> PlantedCode:
     """Plant code, again where a signal's handler ran, which is refused: faulthandler gives handlers a stack of their own."""
     while True:
         try:

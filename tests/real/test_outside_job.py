@@ -27,7 +27,7 @@ from machine import run_in_cgroup, small_group
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 ENDS = [
     ("pass", 0, None, "The job ended with exit code 0."),
@@ -193,9 +193,9 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
 
 def test_a_signal_never_reaches_a_process_that_reused_the_pid() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        real = Process.from_pid(child.pid)
+        real = ProcessHandle.from_pid(child.pid)
         assert real is not None
-        assert not Process(real.pid, real.start - 1).send_signal(signal.SIGKILL)
+        assert not ProcessHandle(real.pid, real.start - 1).send_signal(signal.SIGKILL)
         assert child.poll() is None
         assert real.send_signal(signal.SIGKILL)
         assert child.wait(10) == -9

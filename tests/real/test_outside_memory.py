@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents import build_python_command
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.process_sampler import ProcessReader, SampledMember
 from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget
 from zerotop_probe.recording.tables import PROCESSES
@@ -37,7 +37,7 @@ class Child:
             build_python_command(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
         self._read_answer()
-        process = Process.from_pid(self.process.pid)
+        process = ProcessHandle.from_pid(self.process.pid)
         assert process is not None
         budget = DescriptorBudget(1000)
         self.reader = ProcessReader(SampledMember(process, 0), budget, lambda *_: None, lambda *_: None, schedstat=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agents import build_python_command, read_node_events, read_node_records, wait_for
 from zerotop_probe.outside.job import agent, job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 ALONE = pytest.mark.alone  # how busy the machine is changes what these see
@@ -39,15 +39,15 @@ time.sleep(600)
 """
 SLEEP = "import time; time.sleep(600)"
 
-Start = Callable[..., Process]
+Start = Callable[..., ProcessHandle]
 
 
 @pytest.fixture
 def start_job(tmp_path: Path) -> Iterator[Start]:
     """Starts a job in the background; it is killed afterwards."""
-    started: list[Process] = []
+    started: list[ProcessHandle] = []
 
-    def launch_command(*command: str) -> Process:
+    def launch_command(*command: str) -> ProcessHandle:
         started.append(agent.launch_in_background(str(tmp_path), command, grace_s=(0.0, 0.0)))
         return started[-1]
 
@@ -76,7 +76,7 @@ def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Pa
         lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found")
     )
     assert sorted((event["rank"], event["local_rank"]) for event in events) == [(0, 0), (1, 1)]
-    assert all(Process(event["pid"], event["start"]).is_alive() for event in events)
+    assert all(ProcessHandle(event["pid"], event["start"]).is_alive() for event in events)
     rows_of(tmp_path, "processes", 15, rank=1)
     table = read_node_records(tmp_path, "processes")
     (root,) = read_node_events(tmp_path, "job_started")

@@ -14,7 +14,7 @@ import pytest
 from agents import AGENT, build_python_command, join_output_bytes, read_node_events, wait_for
 from zerotop_probe.outside.attaching import attaching, jobs
 from zerotop_probe.outside.job import agent, job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 # Says which signals it got; ends at the last of them.
 LISTENER = """
@@ -94,19 +94,19 @@ def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) 
 
 
 @pytest.fixture
-def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Process, Process]:
+def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ProcessHandle, ProcessHandle]:
     """A recording whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
     recording = tmp_path / "session"
     recording.mkdir()
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(recording), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
     wait_for(lambda: is_ready(recording) and read_node_events(recording, "rank_found"))
-    rank = Process.from_pid(int((tmp_path / "child").read_text()))
+    rank = ProcessHandle.from_pid(int((tmp_path / "child").read_text()))
     assert rank is not None
     return recording, started, rank
 
 
-def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, Process, Process]) -> None:
+def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, ProcessHandle, ProcessHandle]) -> None:
     recording, started, rank = stubborn_job
     job_control.request_stop(str(recording))
     wait_for(lambda: not started.is_alive())
@@ -115,7 +115,7 @@ def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, Proc
     assert [event["rank"] for event in read_node_events(recording, "rank_gone")] == [0]
 
 
-def test_stopping_without_an_agent(stubborn_job: tuple[Path, Process, Process]) -> None:
+def test_stopping_without_an_agent(stubborn_job: tuple[Path, ProcessHandle, ProcessHandle]) -> None:
     recording, started, rank = stubborn_job
     os.kill(started.pid, signal.SIGKILL)
     wait_for(lambda: not job_control.is_sampler_alive(str(recording)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import recordings
-from zerotop.analysis.findings import Detection, Finding
+from zerotop.analysis.findings import Detection, Finding, begin_detection
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
@@ -31,7 +31,7 @@ class Recorded:
     @cached_property
     def detection(self) -> Detection:
         """Its detection, which has read it to its end."""
-        detection = Detection(self.recording)
+        detection = begin_detection(self.recording)
         self.has_found = detection.update()
         return detection
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from free_ports import find_free_port
-from zerotop.analysis.findings import Detection, Finding
+from zerotop.analysis.findings import Detection, Finding, begin_detection
 from zerotop.recording.headers import RecordingError
 from zerotop.recording.reader import Recording
 
@@ -70,7 +70,7 @@ class StandingJob:
                 self._opened = Recording.open(self.recording)
             except (RecordingError, OSError):
                 return None
-            self._detection = Detection(self._opened)
+            self._detection = begin_detection(self._opened)
         self._opened.refresh()
         self._detection.update(now_ns)
         return next((one for one in self._detection.findings_at(now_ns) if one.name == name), None)

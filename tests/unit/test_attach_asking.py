@@ -19,7 +19,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import payload, remote_exec
 from zerotop_probe.outside.attaching.probe_entry import enter_processes
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, Target, examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 # A process whose memory looks like a Python of a version: tables, two interpreters, a thread. It tells where they lie, and
 # at each line what has become of them.
@@ -52,7 +52,7 @@ class Lookalike:
 
     def __init__(self, process: subprocess.Popen[str], version: int) -> None:
         self._process = process
-        target = Process.from_pid(process.pid)
+        target = ProcessHandle.from_pid(process.pid)
         assert target is not None
         self.target = Target(target, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._read_line()))
 
@@ -150,7 +150,7 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("no namespaces of mounts can be made here")
-            target = Process.from_pid(process.pid)
+            target = ProcessHandle.from_pid(process.pid)
             assert target is not None
             payload.write_file(str(tmp_path / "outer"), "seen", target)
             with pytest.raises(CannotEnter, match=f"does not see {tmp_path}/inner, as it runs in a container"):
@@ -161,7 +161,7 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
 
 
 def test_half_of_a_file_is_none(tmp_path: Path) -> None:
-    ourselves = Process.from_pid(os.getpid())
+    ourselves = ProcessHandle.from_pid(os.getpid())
     assert ourselves is not None
     with small_disk(tmp_path / "small", "8k") as disk:
         (disk / "other").write_bytes(bytes(4096))
@@ -177,7 +177,7 @@ def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) ->
     closed.mkdir(mode=0o700)
     try:
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, cwd="/") as process:
-            target = Process.from_pid(process.pid)
+            target = ProcessHandle.from_pid(process.pid)
             assert target is not None
             payload.write_file(str(open_folder / "file"), "text", target)
             facts = (open_folder / "file").stat()
@@ -205,13 +205,13 @@ class TestRealOnes:
     BUSY = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
 
     @contextmanager
-    def start_python(self, *command: str, code: str = BUSY) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    def start_python(self, *command: str, code: str = BUSY) -> Iterator[tuple[subprocess.Popen[str], ProcessHandle]]:
         """It, at work."""
         with subprocess.Popen([*command, "-c", code], stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                target = Process.from_pid(process.pid)
+                target = ProcessHandle.from_pid(process.pid)
                 assert target is not None
                 yield process, target
             finally:

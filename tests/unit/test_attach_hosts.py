@@ -14,7 +14,7 @@ import pytest
 from zerotop_probe.outside.attaching import hostfile, ssh
 from zerotop_probe.outside.attaching.jobs import FoundJob, FoundRank
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_part
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
@@ -23,7 +23,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node-1", "MASTER_PORT
 
 def make_job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
     """One whose ranks have these numbers."""
-    members = tuple(FoundRank(Process(pid + number, 1), number, environment) for number in ranks)
+    members = tuple(FoundRank(ProcessHandle(pid + number, 1), number, environment) for number in ranks)
     return FoundJob(members[0].process, "torchrun", (), members, 0.0)
 
 
@@ -102,7 +102,7 @@ def test_the_nodes_that_a_launcher_was_given(tmp_path: Path) -> None:
         with subprocess.Popen([sys.executable, "-c", wait, *told], stdout=subprocess.PIPE, cwd=tmp_path) as launcher:
             assert launcher.stdout is not None
             launcher.stdout.readline()
-            process = Process.from_pid(launcher.pid)
+            process = ProcessHandle.from_pid(launcher.pid)
             assert process is not None
             job = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
             try:

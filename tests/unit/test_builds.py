@@ -14,7 +14,7 @@ import pytest
 
 from agents import build_python_command, wait_for
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks import build_locks
 from zerotop_probe.outside.sampling.ranks.build_locks import CHECK_PERIOD_S, LockWatcher
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
@@ -30,7 +30,7 @@ COMPILE = (
     " 'import time; time.sleep(600)', '-D', 'TORCH_EXTENSION_NAME=cpu_adam']); "
 ) + SLEEP
 
-Start = Callable[[str], Process]
+Start = Callable[[str], ProcessHandle]
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def start_rank(tmp_path: Path) -> Iterator[Start]:
     """Starts rank 0, with a program; it and what it starts are killed afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def launch_program(code: str) -> Process:
+    def launch_program(code: str) -> ProcessHandle:
         environment = {**os.environ, "RANK": "0", "TORCH_EXTENSIONS_DIR": str(tmp_path / "builds")}
         started.append(
             subprocess.Popen(build_python_command(code), env=environment, stdout=subprocess.PIPE, start_new_session=True)
         )
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == b"ready\n"
-        process = Process.from_pid(started[-1].pid)
+        process = ProcessHandle.from_pid(started[-1].pid)
         assert process is not None
         return process
 
@@ -68,7 +68,7 @@ def start_rank(tmp_path: Path) -> Iterator[Start]:
 class Looks:
     """Looks as a sampler does, without its pauses."""
 
-    def __init__(self, folder: Path, root: Process) -> None:
+    def __init__(self, folder: Path, root: ProcessHandle) -> None:
         self.events: list[dict[str, Any]] = []
         self._writer = EventWriter(str(folder), Identity.for_this_process("node"))
         self._ranks = RankFinder(str(folder), root, self._writer)
@@ -86,10 +86,10 @@ class Looks:
 
 
 @pytest.fixture
-def make_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Process], Looks]]:
+def make_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ProcessHandle], Looks]]:
     made: list[Looks] = []
 
-    def make_look(root: Process) -> Looks:
+    def make_look(root: ProcessHandle) -> Looks:
         made.append(Looks(tmp_path, root))
         return made[-1]
 
@@ -100,7 +100,7 @@ def make_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 
 
 def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
-    lock_file: Path, start_rank: Start, make_looks: Callable[[Process], Looks]
+    lock_file: Path, start_rank: Start, make_looks: Callable[[ProcessHandle], Looks]
 ) -> None:
     seen = make_looks(start_rank(SLEEP))
     (found,) = wait_for(lambda: seen.look_again(events.BuildLocked))
@@ -109,7 +109,7 @@ def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
 
 
 def test_no_lock_is_reported_while_something_is_compiled(
-    lock_file: Path, start_rank: Start, make_looks: Callable[[Process], Looks]
+    lock_file: Path, start_rank: Start, make_looks: Callable[[ProcessHandle], Looks]
 ) -> None:
     seen = make_looks(start_rank(COMPILE))
 

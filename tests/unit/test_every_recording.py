@@ -20,7 +20,7 @@ from memory_sums import check_memory_view
 from recorded import Recorded
 from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
-from zerotop.analysis.findings import Detection, Severity, detect_findings, link_findings
+from zerotop.analysis.findings import Severity, begin_detection, detect_findings, link_findings
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -114,7 +114,7 @@ def reading_in_pieces_makes_no_difference(recorded: Recorded) -> None:
     for piece in (30, 500):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(detection, "_PIECE", piece)
-            again = Detection(recording)
+            again = begin_detection(recording)
             for cursor_ns in sorted({recording.end_ns, *(time_ns - late for time_ns in known for late in (1, 0))}):
                 again.update(cursor_ns)
                 assert again.findings_at(cursor_ns) == recorded.detection.findings_at(cursor_ns)

@@ -15,7 +15,7 @@ import pytest
 
 from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers, RegisterSet, Rescue
 from zerotop_probe.outside.attaching.python_process import MACHINES, REMOTE_EXEC_VERSION, CannotEnter, examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 STATE, CODE, TEXT = 0, 64, 128
 FAR, RUN, STACK, BACK = 0x7F12_3456_0000, 0x1122_3344_5566_7788, 0x7F00_0000_0000, 0x7F00_0000_0010
@@ -232,11 +232,11 @@ def test_the_program_runs_here(executable_page: tuple[mmap.mmap, int]) -> None:
 
 
 @pytest.fixture
-def waiting_child() -> Iterator[Process]:
+def waiting_child() -> Iterator[ProcessHandle]:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        target = Process.from_pid(process.pid)
+        target = ProcessHandle.from_pid(process.pid)
         assert target is not None
         yield target
         process.kill()
@@ -247,7 +247,7 @@ old = pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this P
 
 @old
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
-def test_the_machine_is_the_one_that_it_is(waiting_child: Process) -> None:
+def test_the_machine_is_the_one_that_it_is(waiting_child: ProcessHandle) -> None:
     entrance = examine_process(waiting_child).entry_points
     assert entrance is not None
     assert entrance.machine.name == platform.machine()
@@ -262,7 +262,7 @@ def test_the_machine_is_the_one_that_it_is(waiting_child: Process) -> None:
 
 @old
 @pytest.mark.parametrize("name", ["riscv64", "ppc64le", "s390x"])
-def test_a_machine_without_samples(waiting_child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_machine_without_samples(waiting_child: ProcessHandle, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: name)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sentence = (
@@ -275,7 +275,7 @@ def test_a_machine_without_samples(waiting_child: Process, monkeypatch: pytest.M
 
 @old
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
-def test_a_python_of_another_machine_is_not_entered(waiting_child: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_of_another_machine_is_not_entered(waiting_child: ProcessHandle, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under an emulator, whose own registers those of the thread are."""
     (other,) = MACHINES.keys() - {platform.machine()}
     built_for = platform.machine()

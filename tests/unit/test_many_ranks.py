@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings import Detection
+from zerotop.analysis.findings import begin_detection
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
 from zerotop.recording.table_files import Source
@@ -98,7 +98,7 @@ def sources_read(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
 
 
 def test_findings(large_recording: Recording, sources_read: list[Source]) -> None:
-    detection = Detection(large_recording)
+    detection = begin_detection(large_recording)
     while detection.search_piece(large_recording.last_written_ns) or detection.is_behind:
         assert len(sources_read) <= 25 * TABLES, "a piece asks each table a few times"
         sources_read.clear()

@@ -22,7 +22,7 @@ from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job.job import build_environment
-from zerotop_probe.outside.procfs import Process, read_command_line, read_environment
+from zerotop_probe.outside.procfs import ProcessHandle, read_command_line, read_environment
 from zerotop_probe.outside.sampling.ranks import missing_probe
 from zerotop_probe.outside.sampling.ranks.missing_probe import Missing, ProbelessProcesses
 from zerotop_probe.recording import events
@@ -34,14 +34,14 @@ SLEEP = "import sys; print(flush=True); sys.stdin.read()"
 
 
 @pytest.fixture
-def start_python() -> Iterator[Callable[..., Process]]:
+def start_python() -> Iterator[Callable[..., ProcessHandle]]:
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(command: Sequence[str], environment: Mapping[str, str]) -> Process:
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> ProcessHandle:
         started.append(subprocess.Popen(command, env=dict(environment), stdin=-1, stdout=-1))
         assert started[-1].stdout is not None
         started[-1].stdout.readline()
-        process = Process.from_pid(started[-1].pid)
+        process = ProcessHandle.from_pid(started[-1].pid)
         assert process is not None
         return process
 
@@ -50,7 +50,7 @@ def start_python() -> Iterator[Callable[..., Process]]:
         one.communicate()
 
 
-def explain(process: Process) -> Missing | None:
+def explain(process: ProcessHandle) -> Missing | None:
     arguments, environment = read_command_line(process.pid), read_environment(process.pid)
     return ProbelessProcesses(SESSION)._explain(process.pid, arguments, environment)
 
@@ -70,14 +70,14 @@ def explain(process: Process) -> Missing | None:
     ],
 )
 def test_the_reason_is_read_from_outside(
-    start_python: Callable[..., Process], options: list[str], changes: dict[str, str | None], expected: Missing | None
+    start_python: Callable[..., ProcessHandle], options: list[str], changes: dict[str, str | None], expected: Missing | None
 ) -> None:
     environment = build_environment(SESSION, os.environ, unbuffered=False) | changes
     kept = {name: value for name, value in environment.items() if value is not None}
     assert explain(start_python([sys.executable, *options, "-c", SLEEP], kept)) == expected
 
 
-def test_another_sitecustomize_comes_first(start_python: Callable[..., Process], tmp_path: Path) -> None:
+def test_another_sitecustomize_comes_first(start_python: Callable[..., ProcessHandle], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").touch()
     environment = build_environment(SESSION, os.environ, unbuffered=False)
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
@@ -102,10 +102,10 @@ def test_a_process_of_another_user_cannot_write_to_the_recording(tmp_path: Path)
          os.path.basename(sys.executable)),
     ],
 )  # fmt: skip
-def test_who_changed_the_environment(start_python: Callable[..., Process], command: list[str], changer: str) -> None:
+def test_who_changed_the_environment(start_python: Callable[..., ProcessHandle], command: list[str], changer: str) -> None:
     parent = start_python(command, build_environment(SESSION, os.environ, unbuffered=False))
     (child,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-    found = explain(Process(int(child), 0))
+    found = explain(ProcessHandle(int(child), 0))
     assert found is not None
     assert found.by == changer
 
@@ -115,7 +115,7 @@ NAME = "import ctypes; ctypes.CDLL(None).prctl(15, b'pt_gloo_runloop', 0, 0, 0);
 
 
 def test_which_processes_are_ranks(
-    start_python: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_python: Callable[..., ProcessHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sleeper is one after some seconds, one with a process group at once; a launcher or an importer is none."""
     library = tmp_path / "libtorch_cpu.so"
@@ -148,7 +148,7 @@ def test_which_processes_are_ranks(
         for process in processes.values():
             tracked.add_process(process, None, read_command_line(process.pid), {})
             for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-                found = Process.from_pid(int(child))
+                found = ProcessHandle.from_pid(int(child))
                 if found is not None:
                     pids.setdefault(found.pid, f"child of {pids[process.pid]}")
                     tracked.add_process(found, None, read_command_line(found.pid), {})

@@ -17,7 +17,7 @@ from zerotop.cli import main
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop_probe.outside.attaching import payload
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import directory, events
 from zerotop_probe.recording.plain_files import is_trusted_owner, open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -43,16 +43,16 @@ def as_nobody(act: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def sleeping_process() -> Iterator[Process]:
+def sleeping_process() -> Iterator[ProcessHandle]:
     """A process of ours that belongs to no job."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
-        process = Process.from_pid(child.pid)
+        process = ProcessHandle.from_pid(child.pid)
         assert process is not None
         yield process
         child.kill()
 
 
-def plant_job(recording: Path, process: Process) -> None:
+def plant_job(recording: Path, process: ProcessHandle) -> None:
     """Write events that name a process as the root of the job, its sampler and a rank."""
     writer = EventWriter(str(recording), Identity.for_this_process("node")._replace(pid=process.pid, start=process.start))
     now = time.monotonic_ns()
@@ -78,7 +78,7 @@ def reachable_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
-def test_our_own_file_is_believed(tmp_path: Path, sleeping_process: Process) -> None:
+def test_our_own_file_is_believed(tmp_path: Path, sleeping_process: ProcessHandle) -> None:
     recording = make_recording(tmp_path)
     plant_job(recording, sleeping_process)
     facts = job_control.read_facts(str(recording))
@@ -87,7 +87,7 @@ def test_our_own_file_is_believed(tmp_path: Path, sleeping_process: Process) -> 
 
 
 @needs_root
-def test_a_planted_file_stops_nothing(reachable_folder: Path, sleeping_process: Process) -> None:
+def test_a_planted_file_stops_nothing(reachable_folder: Path, sleeping_process: ProcessHandle) -> None:
     recording = make_recording(reachable_folder)
     assert as_nobody(lambda: plant_job(recording, sleeping_process)) == 0
     facts = job_control.read_facts(str(recording))
@@ -104,7 +104,7 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
 
     def stop_victim() -> None:
         victim = subprocess.Popen(["sleep", "600"])
-        process = Process.from_pid(victim.pid)
+        process = ProcessHandle.from_pid(victim.pid)
         assert process is not None
         pid_file = reachable_folder / "open" / "victim"
         pid_file.write_text(json.dumps(process))
@@ -123,7 +123,7 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
             time.sleep(0.01)
         time.sleep(0.1)
         os.setuid(12345)
-        plant_job(recording, Process(*json.loads((reachable_folder / "open" / "victim").read_text())))
+        plant_job(recording, ProcessHandle(*json.loads((reachable_folder / "open" / "victim").read_text())))
         (reachable_folder / "open" / "planted").touch()
         os._exit(0)
     try:
@@ -137,7 +137,7 @@ def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path
 def test_root_believes_a_user_about_the_users_processes(reachable_folder: Path) -> None:
     recording = make_recording(reachable_folder)
     with subprocess.Popen(["sleep", "600"], user=NOBODY) as child:
-        process = Process.from_pid(child.pid)
+        process = ProcessHandle.from_pid(child.pid)
         assert process is not None
         assert as_nobody(lambda: plant_job(recording, process)) == 0
         facts = job_control.read_facts(str(recording))
@@ -151,7 +151,7 @@ def test_a_process_that_names_the_recording_itself_is_believed(reachable_folder:
     recording = make_recording(reachable_folder)
     environment = {**os.environ, directory.SESSION_VARIABLE: str(recording)}
     with subprocess.Popen(["sleep", "600"], env=environment) as child:
-        process = Process.from_pid(child.pid)
+        process = ProcessHandle.from_pid(child.pid)
         assert process is not None
         assert as_nobody(lambda: plant_job(recording, process)) == 0
         assert job_control.read_facts(str(recording)).job == process
@@ -206,7 +206,7 @@ def test_requests_and_answers_replace_links(tmp_path: Path) -> None:
         else:
             assert request_trace(str(tmp_path), steps=1, stacks=False) == 1
             assert not (tmp_path / name).is_symlink()
-    process = Process.from_pid(os.getpid())
+    process = ProcessHandle.from_pid(os.getpid())
     assert process is not None
     answer = Path(payload.answer_path(str(tmp_path), process))
     answer.symlink_to(victim)

@@ -21,7 +21,7 @@ from agents import read_table_file, wait_for
 from small_recording import S
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie
 from zerotop_probe.outside.sampling.ranks import rank_discovery, silent_ranks
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
@@ -96,10 +96,10 @@ class _Recorder(EventWriter):
 def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> None:
     """Rank 1 was there when rank 0 reported; rank 2 came later, as after an elastic restart."""
     recorder = _Recorder(tmp_path)
-    watcher = RankFinder(str(tmp_path), Process(1, 1), recorder)
-    watcher._reported_s[Process(10, 1)] = 100.0
+    watcher = RankFinder(str(tmp_path), ProcessHandle(1, 1), recorder)
+    watcher._reported_s[ProcessHandle(10, 1)] = 100.0
     for rank, found_s in ((0, 90.0), (1, 95.0), (2, 101.0)):
-        watcher.rank_by_pid[10 + rank] = rank_discovery.SeenRank(Process(10 + rank, 1), rank, None, found_s)
+        watcher.rank_by_pid[10 + rank] = rank_discovery.SeenRank(ProcessHandle(10 + rank, 1), rank, None, found_s)
     watcher._report_late(125.0)
     assert recorder.events == []
     for now_s in (131.0, 150.0):
@@ -120,7 +120,7 @@ def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
     with subprocess.Popen([sys.executable, "-S", "-c", code], env=environment) as left:
         try:
             wait_for(lambda: code in procfs.read_command_line(left.pid))
-            finder = RankFinder(recording, Process(2**22 + 1, 1), recorder)  # there is no such process any more
+            finder = RankFinder(recording, ProcessHandle(2**22 + 1, 1), recorder)  # there is no such process any more
             finder.update_ranks()
             assert finder.has_outlived_root is is_awaited
         finally:
@@ -609,7 +609,7 @@ class TestGpus:
     ids=range(6),
 )
 def test_facts_that_make_no_sense_hide_no_others(tmp_path: Path, line: str) -> None:
-    ours = Process.from_pid(os.getpid())
+    ours = ProcessHandle.from_pid(os.getpid())
     assert ours is not None
     writer = EventWriter(str(tmp_path), Identity.for_this_process("node"))
     writer.write(1, events.JobStarted, pid=ours.pid, start=ours.start)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerotop.cli import main
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import directory, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -25,7 +25,7 @@ def recording_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path = Path(directory.create_recording(["python"], path=str(tmp_path / "zerotop" / "sessions" / name), clock=clock))
         (path / "output-node-x-1.log").write_bytes(bytes(1_000_000))
         if name == "running":
-            own = Process.from_pid(os.getpid())
+            own = ProcessHandle.from_pid(os.getpid())
             assert own is not None
             writer = EventWriter(str(path), Identity.for_this_process("control"))
             writer.write(time.monotonic_ns(), events.JobStarted, pid=own.pid, start=own.start)

@@ -22,7 +22,7 @@ from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.reader import Recording
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.output.drawing import OutputPage, SearchState, draw_lines
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks.rank_files import TAIL_BYTES, RankFiles
 from zerotop_probe.recording import directory, events, tables
 
@@ -30,12 +30,12 @@ WRITE = "import sys; print(sys.argv[1]); print(sys.argv[2], file=sys.stderr); sy
 
 
 @contextmanager
-def _start(stdout: Path, stderr: Path, words: str, complaint: str = "") -> Iterator[Process]:
+def _start(stdout: Path, stderr: Path, words: str, complaint: str = "") -> Iterator[ProcessHandle]:
     """Run a process that has written to files; it ends at the end of the context."""
     command = [sys.executable, "-c", WRITE, words, complaint]
     with stdout.open("ab") as out, stderr.open("ab") as err:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err)
-    found = Process.from_pid(child.pid)
+    found = ProcessHandle.from_pid(child.pid)
     assert found is not None
     try:
         yield found

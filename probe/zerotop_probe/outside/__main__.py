@@ -12,7 +12,7 @@ from zerotop_probe.outside.job import agent, daemon
 from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.outside.job.shutdown import GRACE_S
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def main() -> int:
 
     def prepare_agent() -> Callable[[], JobResult]:
         if options.watch:
-            return agent.prepare_watch(options.recording, Process(*options.watch))
+            return agent.prepare_watch(options.recording, ProcessHandle(*options.watch))
         return agent.prepare_in_background(options.recording, command, grace_s=grace_s)
 
     if options.daemon:

@@ -146,21 +146,21 @@ def iter_processes(*attributes: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
 
 
-class Process(NamedTuple):
+class ProcessHandle(NamedTuple):
     """A process, identified by its pid and start time: a pid alone is reused after its process has ended."""
 
     pid: int
     start: int  # clock ticks since boot
 
     @classmethod
-    def from_pid(cls, pid: int) -> Process | None:
+    def from_pid(cls, pid: int) -> ProcessHandle | None:
         """Return the living process that has this pid now, or None."""
         stat = read_stat(pid)
         return None if stat is None or stat.is_dead else cls(pid, stat.start)
 
     def is_alive(self) -> bool:
         """Whether the process still runs. A zombie does not."""
-        return Process.from_pid(self.pid) == self
+        return ProcessHandle.from_pid(self.pid) == self
 
     def send_signal(self, number: int) -> bool:
         """Send a signal to exactly this process; return False if it is gone. Raises PermissionError."""

@@ -13,7 +13,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.attaching.probe_entry import Entry, enter_processes, leave_processes
 from zerotop_probe.outside.job import daemon, job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -119,12 +119,12 @@ def find_sampled_recording(job: FoundJob) -> str | None:
         arguments: list[str] = attributes["cmdline"] or []
         if daemon.WATCH_OPTION in arguments[-4:-3] and arguments[-3:-1] == root:
             recording = arguments[-1]
-            if Process.from_pid(pid) in job_control.read_facts(recording).samplers:
+            if ProcessHandle.from_pid(pid) in job_control.read_facts(recording).samplers:
                 return recording
     return None
 
 
-def enter_ranks(recording: str, ranks: Sequence[tuple[int | None, Process]]) -> list[Entry]:
+def enter_ranks(recording: str, ranks: Sequence[tuple[int | None, ProcessHandle]]) -> list[Entry]:
     """Enter these ranks; record why a rank was not entered. See :func:`probe_entry.enter_processes`."""
     numbers = {process: number for number, process in ranks}
     entries = enter_processes(numbers, recording)

@@ -32,7 +32,7 @@ from zerotop_probe.outside.attaching.python_process import (
     describe_not_up,
     read_memory,
 )
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 _PAGE = 4096
 _STACK = 1 << 16
@@ -54,7 +54,7 @@ class State(enum.IntEnum):
 class PlantedCode(NamedTuple):
     """Python code that was planted in a process."""
 
-    process: Process
+    process: ProcessHandle
     address: int
     stopped_s: float  # how long its main thread was stopped
     stopped_cpu_s: float  # our CPU time in it; for the rest we waited for a core

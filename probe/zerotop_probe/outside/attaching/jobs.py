@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import jupyter_kernels
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import launchers
@@ -25,7 +25,7 @@ from zerotop_probe.recording.directory import SESSION_VARIABLE
 class FoundRank:
     """A rank of this node. ``rank`` is None for a process that no launcher numbered."""
 
-    process: Process
+    process: ProcessHandle
     rank: int | None
     environment: Mapping[str, str] = field(repr=False)
 
@@ -34,7 +34,7 @@ class FoundRank:
 class FoundJob:
     """A job of this node."""
 
-    root: Process  # the topmost launcher, or the first rank where there is none
+    root: ProcessHandle  # the topmost launcher, or the first rank where there is none
     launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", "jupyter" for a kernel, or "python"
     command: tuple[str, ...]  # of the root, not redacted
     ranks: tuple[FoundRank, ...]
@@ -75,7 +75,7 @@ def find_job(pid: int) -> FoundJob | None:
 
     Any other Python process counts as a job by itself. None if there is no such process, or it does not run Python.
     """
-    process = Process.from_pid(pid)
+    process = ProcessHandle.from_pid(pid)
     if process is None:
         return None
     lineage = procfs.list_ancestors(pid)
@@ -90,18 +90,18 @@ def find_job(pid: int) -> FoundJob | None:
 
 def find_kernel_jobs() -> list[FoundJob]:
     """Return the Jupyter kernels that hold a GPU, or without GPUs those with PyTorch, as jobs, the youngest first."""
-    found = (process for pid in jupyter_kernels.find_kernels() if (process := Process.from_pid(pid)) is not None)
+    found = (process for pid in jupyter_kernels.find_kernels() if (process := ProcessHandle.from_pid(pid)) is not None)
     return sorted(map(_make_single, found), key=lambda job: job.age_s)
 
 
-def _make_single(process: Process) -> FoundJob:
+def _make_single(process: ProcessHandle) -> FoundJob:
     """Return the job of a process that no launcher started."""
     is_kernel = jupyter_kernels.is_kernel(procfs.read_command_line(process.pid))
     rank = FoundRank(process, None, procfs.read_environment(process.pid))
     return _make_job(process, [rank], launcher=jupyter_kernels.JUPYTER if is_kernel else "python")
 
 
-def _make_job(root: Process, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:
+def _make_job(root: ProcessHandle, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:
     command = procfs.read_command_line(root.pid)
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
     age_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - root.start / procfs.TICKS_PER_S)
@@ -129,11 +129,11 @@ class _NodeSnapshot:
         number = launchers.read_number(environment, launchers.RANK, inherited=self._read_environment(stat.parent))
         if number is None or find_launcher(arguments):
             return None
-        return FoundRank(Process(pid, stat.start), number, environment)
+        return FoundRank(ProcessHandle(pid, stat.start), number, environment)
 
     def group_ranks(self, ranks: Iterable[FoundRank]) -> list[FoundJob]:
         """Return the jobs that these ranks make up."""
-        by_root: dict[Process, list[FoundRank]] = {}
+        by_root: dict[ProcessHandle, list[FoundRank]] = {}
         orphans: dict[tuple[str, ...], list[FoundRank]] = {}
         for rank in ranks:
             root = _find_root(rank.process.pid)
@@ -146,10 +146,10 @@ class _NodeSnapshot:
         return jobs + [_make_job(_choose_first(members).process, members) for members in orphans.values()]
 
 
-def _find_root(pid: int) -> Process | None:
+def _find_root(pid: int) -> ProcessHandle | None:
     """Return the topmost launcher above a rank, or None. Other programs between launchers do not matter."""
     pids = [number for number in procfs.list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
-    return Process.from_pid(pids[-1]) if pids else None
+    return ProcessHandle.from_pid(pids[-1]) if pids else None
 
 
 def _choose_first(ranks: list[FoundRank]) -> FoundRank:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import zerotop_probe
 from zerotop_probe.outside.attaching.entry_limits import read_status
 from zerotop_probe.outside.attaching.python_process import CannotEnter
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording.plain_files import open_plain_file
 
 _MAX_ANSWER_BYTES = 1 << 16
@@ -103,22 +103,22 @@ def make_script(path: str, text: str) -> str:
     return f"__import__('posix').unlink({path!r})\n{text}"
 
 
-def answer_path(recording: str, process: Process) -> str:
+def answer_path(recording: str, process: ProcessHandle) -> str:
     """Return the path of a process's answer: in the recording, since it must be able to write there in any case."""
     return os.path.join(os.path.abspath(recording), f"answer-{process.pid}-{os.getpid()}")
 
 
-def script_path(recording: str, process: Process) -> str:
+def script_path(recording: str, process: ProcessHandle) -> str:
     """Return the path of the script for a process."""
     return os.path.join(os.path.abspath(recording), f"asked-{process.pid}-{os.getpid()}.py")
 
 
-def create_answer(path: str, process: Process) -> None:
+def create_answer(path: str, process: ProcessHandle) -> None:
     """Create the empty answer file; processes only answer to a file that exists. Raises CannotEnter."""
     write_file(path, "", process)
 
 
-def write_file(path: str, content: str, process: Process) -> None:
+def write_file(path: str, content: str, process: ProcessHandle) -> None:
     """Create a file that a process can read and write. Raises CannotEnter, also if it cannot see our folders."""
     folder = os.path.dirname(path)
     for needed in (_ROOT, folder):

@@ -12,7 +12,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import jupyter_kernels, payload, remote_exec
 from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 _POLL_S = 0.005
 # A rank that takes longer to answer is in a long C call, or hangs.
@@ -38,7 +38,7 @@ _ELSEWHERE = "it is already recorded in {folder}. End that with zerotop detach {
 class Entry:
     """The result for one process."""
 
-    process: Process
+    process: ProcessHandle
     reply: str = ""  # the probe's reply, see ``hook_installer``
     why_not: str = ""  # why it failed, without a final period; "" if it succeeded
     is_pending: bool = False  # it was asked and will do it later
@@ -48,7 +48,7 @@ class Entry:
 class ProbeCall:
     """A request to one process, and its answer."""
 
-    def __init__(self, process: Process, recording: str, action: str, *arguments: str) -> None:
+    def __init__(self, process: ProcessHandle, recording: str, action: str, *arguments: str) -> None:
         """Send the request. Raises CannotEnter."""
         self.process = process
         self._recording = recording
@@ -117,7 +117,7 @@ def _describe_refusal(reply: str, folder: str | None) -> str:
 
 
 def call_probes(
-    processes: Iterable[Process], recording: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
+    processes: Iterable[ProcessHandle], recording: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
 ) -> list[Entry]:
     """Call ``action`` of ``hook_installer`` in each process; wait at most ``patience_s`` for the answer to each call."""
     entries: list[Entry] = []
@@ -148,12 +148,12 @@ def call_probes(
     return entries
 
 
-def enter_processes(processes: Iterable[Process], recording: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+def enter_processes(processes: Iterable[ProcessHandle], recording: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
     """Load the probe into each of these ranks to record to ``recording``. Ranks that have it already are unchanged."""
     folder = os.path.abspath(recording)
     return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
-def leave_processes(processes: Iterable[Process], recording: str) -> list[Entry]:
+def leave_processes(processes: Iterable[ProcessHandle], recording: str) -> list[Entry]:
     """Unload the probe from each of these ranks."""
     return call_probes(processes, os.path.abspath(recording), "leave")

@@ -20,7 +20,7 @@ from zerotop_probe.outside.attaching.ptrace.aarch64 import Aarch64
 from zerotop_probe.outside.attaching.ptrace.arch import Machine
 from zerotop_probe.outside.attaching.ptrace.x86_64 import X8664
 from zerotop_probe.outside.causes import describe_cause
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 MIN_VERSION = (3, 9)
 # From this version an interpreter can be asked to run a script: PEP 768.
@@ -75,7 +75,7 @@ class EntryPoints(NamedTuple):
 class Target(NamedTuple):
     """A process to enter, and how."""
 
-    process: Process
+    process: ProcessHandle
     version: tuple[int, int]
     executable: str
     entry_points: EntryPoints | None = None  # None from REMOTE_EXEC_VERSION on
@@ -97,7 +97,7 @@ def read_mappings(pid: int) -> list[MemoryRegion]:
     ]
 
 
-def examine_process(process: Process) -> Target:
+def examine_process(process: ProcessHandle) -> Target:
     """Find out how ``process`` can be entered. Raises CannotEnter."""
     _check_traceable(process)
     lines = read_mappings(process.pid)
@@ -138,7 +138,7 @@ def examine_process(process: Process) -> Target:
     return Target(process, version, executable, entrance)
 
 
-def _check_traceable(process: Process) -> None:
+def _check_traceable(process: ProcessHandle) -> None:
     pid = process.pid
     if not process.is_alive():
         raise CannotEnter(f"Process {pid} has ended.")

@@ -18,7 +18,7 @@ from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_part
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -135,7 +135,7 @@ def _ensure_recorded(recording: str, job: FoundJob, ahead_ns: int) -> None:
         raise Refused(job_control.CANNOT_WRITE.format(folder=recording))
 
 
-def _describe_entries(entries: list[Entry], numbers: dict[Process, int | None]) -> dict[str, Any]:
+def _describe_entries(entries: list[Entry], numbers: dict[ProcessHandle, int | None]) -> dict[str, Any]:
     """Return the results as JSON values, with ranks where they are known."""
     return {
         "entries": [

@@ -28,7 +28,7 @@ from zerotop_probe.outside.job.outlets import (
 )
 from zerotop_probe.outside.job.output_recording import OutputRecording, find_holder
 from zerotop_probe.outside.job.shutdown import GRACE_S
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording.writer import Identity
 
 __all__ = [
@@ -48,7 +48,7 @@ def launch_in_background(
     command: Sequence[str],
     *,
     grace_s: tuple[float, float] = GRACE_S,
-) -> Process:
+) -> ProcessHandle:
     """Start ``command`` and its agent in their own sessions, so that they survive the caller and its terminal.
 
     Return the agent once the job runs. ``grace_s`` is the time between stop signals, see ``shutdown.Stopper``. Raises
@@ -155,7 +155,7 @@ def prepare_in_background(
     return agent.run
 
 
-def prepare_watch(recording: str, root: Process) -> Callable[[], JobResult]:
+def prepare_watch(recording: str, root: ProcessHandle) -> Callable[[], JobResult]:
     """Take over a running job; return a function that records it to its end.
 
     Raises ProcessLookupError if the job has ended, CommandError if nothing can be written, since then no other process could
@@ -173,7 +173,7 @@ def prepare_watch(recording: str, root: Process) -> Callable[[], JobResult]:
     return agent.run
 
 
-def _resume_output(recording: str, root: Process, facts: JobFacts) -> OutputRecording:
+def _resume_output(recording: str, root: ProcessHandle, facts: JobFacts) -> OutputRecording:
     """Return the recording of a running job's output, by its living holder or by a new one.
 
     A holder that passes output on also notices when the job's reader is gone, so there must be no other reader beside it.
@@ -189,7 +189,7 @@ def watch_job(recording: str, root_pid: int) -> JobResult:
     Its output is recorded by the holder that the agent has left, or else by a new one. The exit code is unknown, as the job
     is not our child. Raises ProcessLookupError if there is no such process.
     """
-    root = Process.from_pid(root_pid)
+    root = ProcessHandle.from_pid(root_pid)
     if root is None:
         raise ProcessLookupError(f"There is no process {root_pid}")
     with _signals_blocked(job_signals.list_handled_signals()):

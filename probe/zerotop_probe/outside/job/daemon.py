@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job.job import CommandError, JobResult
 from zerotop_probe.outside.job.job_control import is_sampler_alive, read_facts
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock
 
 _ANSWER_KEY = "zerotop_agent"
@@ -30,7 +30,7 @@ class StartingAgent:
         self._pid = pid
         self._answer_descriptor = answers
 
-    def await_agent(self) -> Process:
+    def await_agent(self) -> ProcessHandle:
         """Wait until its job runs; may be called once. Raises the errors of :func:`start_agent`."""
         with open(self._answer_descriptor, "rb") as file:
             lines = [line.decode(errors="replace").rstrip("\n") for line in _iter_until_answer(file)]
@@ -38,7 +38,7 @@ class StartingAgent:
         return _parse_answer(lines)
 
 
-def start_agent(arguments: Sequence[str]) -> Process:
+def start_agent(arguments: Sequence[str]) -> ProcessHandle:
     """Start an agent with these arguments in its own session; return it once its job runs.
 
     Raises CommandError if the job's command could not be executed, AgentError if the agent itself failed.
@@ -74,7 +74,7 @@ def spawn_watcher(recording: str) -> StartingAgent | None:
     return spawn_agent([WATCH_OPTION, str(root.pid), str(root.start), os.path.abspath(recording)])
 
 
-def watch_in_background(recording: str) -> Process | None:
+def watch_in_background(recording: str) -> ProcessHandle | None:
     """Start a new agent as :func:`spawn_watcher` does, and wait until it runs. Raises AgentError, OSError."""
     starting = spawn_watcher(recording)
     return None if starting is None else starting.await_agent()
@@ -87,7 +87,7 @@ def _iter_until_answer(lines: Iterable[bytes]) -> Iterator[bytes]:
             return
 
 
-def _parse_answer(lines: list[str]) -> Process:
+def _parse_answer(lines: list[str]) -> ProcessHandle:
     try:
         answer = json.loads(lines[-1])[_ANSWER_KEY]
     except (IndexError, ValueError, KeyError, TypeError):
@@ -95,7 +95,7 @@ def _parse_answer(lines: list[str]) -> Process:
         raise AgentError(f"The sampler could not be started: {reason}") from None
     if "error" in answer:
         raise CommandError(answer["errno"], answer["error"])
-    return Process(answer["pid"], answer["start"])
+    return ProcessHandle(answer["pid"], answer["start"])
 
 
 def serve_agent(prepare: Callable[[], Callable[[], JobResult]]) -> None:

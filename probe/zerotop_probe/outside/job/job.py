@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import zerotop_probe
-from zerotop_probe.outside.procfs import Process, read_stat
+from zerotop_probe.outside.procfs import ProcessHandle, read_stat
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 # Python ignores these two signals; in the job they get their default action back, as from a shell.
@@ -110,13 +110,13 @@ def spawn_job(
     except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
         raise make_command_error(command[0], error) from error
     stat = read_stat(pid)
-    return ChildJob(Process(pid, stat.start if stat else 0))
+    return ChildJob(ProcessHandle(pid, stat.start if stat else 0))
 
 
 class ChildJob:
     """A job that this process started, so its exit status will be known."""
 
-    def __init__(self, root: Process) -> None:
+    def __init__(self, root: ProcessHandle) -> None:
         self.root = root
         self._status: int | None = None
         self._stop_signal = 0
@@ -150,7 +150,7 @@ class WatchedJob:
 
     returncode: int | None = None
 
-    def __init__(self, root: Process) -> None:
+    def __init__(self, root: ProcessHandle) -> None:
         self.root = root
 
     def has_ended(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
-from zerotop_probe.outside.procfs import Process, read_environment, read_owner
+from zerotop_probe.outside.procfs import ProcessHandle, read_environment, read_owner
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.plain_files import open_plain_file
@@ -34,10 +34,10 @@ class JobUnreachable(ProcessLookupError):
 class JobFacts:
     """The processes of a recording's job on this node, according to its events."""
 
-    samplers: list[Process] = field(default_factory=list)
-    job: Process | None = None
-    ranks: list[Process] = field(default_factory=list)
-    without_probe: dict[Process, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
+    samplers: list[ProcessHandle] = field(default_factory=list)
+    job: ProcessHandle | None = None
+    ranks: list[ProcessHandle] = field(default_factory=list)
+    without_probe: dict[ProcessHandle, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
     # The pipes that the job's output goes through, by stream, and whether their reader passes output on.
     pipes: dict[str, str] = field(default_factory=dict)
     passes_on: bool = False
@@ -71,7 +71,7 @@ def read_facts(recording: str) -> JobFacts:
             continue
         if writer.get("role") == "node":
             with contextlib.suppress(*_DAMAGE_ERRORS):
-                facts.samplers += author.keep_believable([Process(int(writer["pid"]), int(writer["start"]))])
+                facts.samplers += author.keep_believable([ProcessHandle(int(writer["pid"]), int(writer["start"]))])
         unsorted += [(event, author) for event in _iter_events(path)]
     # Attaching and detaching write separate files; the times of one boot are comparable.
     for event, author in sorted(unsorted, key=_get_time_ns):
@@ -96,11 +96,11 @@ class _Author:
         """Whether everything in the file is believed."""
         return self.user in (os.geteuid(), 0)
 
-    def keep_believable(self, processes: Iterable[Process]) -> list[Process]:
+    def keep_believable(self, processes: Iterable[ProcessHandle]) -> list[ProcessHandle]:
         """Return the processes that the file may name."""
         return [process for process in processes if self.is_trusted or self._may_name(process)]
 
-    def _may_name(self, process: Process) -> bool:
+    def _may_name(self, process: ProcessHandle) -> bool:
         if os.geteuid() == 0 and read_owner(process.pid) == self.user:
             return True
         # The launcher says so itself. On a network file system the files of root may belong to nobody.
@@ -185,7 +185,7 @@ def _update_pipes(facts: JobFacts, event: dict[str, Any]) -> None:
     facts.passes_on = bool(event.get("passes_on"))
 
 
-def _update_without_probe(facts: JobFacts, event: dict[str, Any], processes: Iterable[Process]) -> None:
+def _update_without_probe(facts: JobFacts, event: dict[str, Any], processes: Iterable[ProcessHandle]) -> None:
     for process in processes:
         facts.without_probe.pop(process, None)
         if event.get("is_rank"):
@@ -197,8 +197,8 @@ def _update_reached(facts: JobFacts, name: str, *, joined: bool) -> None:
     facts.reached_hosts = [*others, name] if joined else others
 
 
-def _parse_process(event: dict[str, Any]) -> Process:
-    return Process(int(event.get("pid") or 0), int(event.get("start") or 0))
+def _parse_process(event: dict[str, Any]) -> ProcessHandle:
+    return ProcessHandle(int(event.get("pid") or 0), int(event.get("start") or 0))
 
 
 def is_sampler_alive(recording: str) -> bool:
@@ -246,7 +246,7 @@ def _explain_unreachable(facts: JobFacts) -> str:
     return f"it was started on {facts.other_host}; stop it there"
 
 
-def _stop_without_sampler(recording: str, facts: JobFacts, root: Process) -> None:
+def _stop_without_sampler(recording: str, facts: JobFacts, root: ProcessHandle) -> None:
     number = STAGES[min(facts.stops_sent, len(STAGES) - 1)]
     if signal_job(root, recording, number, facts.ranks):
         identity = Identity.for_this_process("control")

@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 from zerotop_probe.outside.job.output_recording import OutputRecording
 from zerotop_probe.outside.job.shutdown import STOP_REQUEST
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 # In the background these request a stop, and all others are ignored.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -86,7 +86,7 @@ def list_handled_signals() -> set[int]:
     return signals - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES})
 
 
-def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> bool:
+def pass_on(info: signal.struct_siginfo, job: ProcessHandle, output: OutputRecording) -> bool:
     """Send a signal that the agent has received on to the job, unless the job has received it too.
 
     Return True if it is a request to the agent instead: to stop the job.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording.tables import STREAMS
 
 # Kinds of outlets: a pipe, a pseudo-terminal, or a file that the job itself writes to.
@@ -102,7 +102,7 @@ def open_background_outlet() -> Outlet:
     return Outlet("output", PIPE, *_open_pipe(), _open_null(), stage=_open_pipe())
 
 
-def adopt_outlets(root: Process, pipes: dict[str, str]) -> list[Outlet]:
+def adopt_outlets(root: ProcessHandle, pipes: dict[str, str]) -> list[Outlet]:
     """Return outlets for the pipes that a running job still writes to; ``pipes`` are their names by stream."""
     outlets = []
     for name, number in (("output", 1), ("stdout", 1), ("stderr", 2)):

@@ -19,7 +19,7 @@ from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job.daemon import AgentError
 from zerotop_probe.outside.job.outlets import FILE, PIPE, Outlet
 from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
-from zerotop_probe.outside.procfs import Process, read_file, read_stat
+from zerotop_probe.outside.procfs import ProcessHandle, read_file, read_stat
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import OUTPUT
 from zerotop_probe.recording.writer import Identity, make_header
@@ -44,7 +44,7 @@ class OutputRecording:
         identity: Identity,
         outlets: Sequence[Outlet],
         *,
-        holder: Process | None = None,
+        holder: ProcessHandle | None = None,
     ) -> None:
         """``holder``: that of an earlier agent, which is replaced once it has ended."""
         self.holder = holder
@@ -110,7 +110,7 @@ class OutputRecording:
                 ours.close()
                 raise AgentError(_CANNOT_START.format(reason=describe_cause(error))) from error
         stat = read_stat(pid)
-        self.holder = Process(pid, stat.start if stat else 0)
+        self.holder = ProcessHandle(pid, stat.start if stat else 0)
         self._has_started_holder = True
         self._socket = ours
         if self._await_answer(b"ready", _START_S) is None:
@@ -138,7 +138,7 @@ class OutputRecording:
             setsigmask=signal.valid_signals(),
         )
 
-    def note_job(self, job: Process) -> None:
+    def note_job(self, job: ProcessHandle) -> None:
         """Tell the holder which process is the job, and close our copies of the job's output descriptors."""
         self._send(b"job %d %d" % job)
         self._close_writers()
@@ -277,13 +277,13 @@ class OutputRecording:
             self.errors.append(error.decode(errors="replace"))
 
 
-def find_holder(pipes: Collection[str]) -> Process | None:
+def find_holder(pipes: Collection[str]) -> ProcessHandle | None:
     """Return a living holder that reads one of these pipes: its agent may have died before it could record it."""
     for name in os.listdir("/proc"):
         if name.isdecimal() and _MODULE.encode() in read_file(f"/proc/{name}/cmdline"):
             with suppress(OSError):
                 if any(os.readlink(f"/proc/{name}/fd/{number}") in pipes for number in os.listdir(f"/proc/{name}/fd")):
-                    return Process.from_pid(int(name))
+                    return ProcessHandle.from_pid(int(name))
     return None
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from zerotop_probe.outside.procfs import Process, find_family, iter_processes, read_stat
+from zerotop_probe.outside.procfs import ProcessHandle, find_family, iter_processes, read_stat
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 # Asks an agent to stop its job. Not SIGTERM: in the foreground that is passed on to the job.
@@ -22,7 +22,7 @@ STAGES = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _KILL_AGAIN_S = 0.5
 
 
-def find_job_processes(root: Process, recording: str, ranks: Iterable[Process] = ()) -> list[Process]:
+def find_job_processes(root: ProcessHandle, recording: str, ranks: Iterable[ProcessHandle] = ()) -> list[ProcessHandle]:
     """Return all living processes of a job except the caller.
 
     These are the root, ``ranks``, their descendants, and processes of this user whose environment names the recording. The
@@ -38,10 +38,10 @@ def find_job_processes(root: Process, recording: str, ranks: Iterable[Process] =
         if owner is not None and owner.effective == user and environment.get(SESSION_VARIABLE) == recording:
             pids[pid] = None
     pids.pop(os.getpid(), None)
-    return [process for pid in pids if (process := Process.from_pid(pid)) is not None]
+    return [process for pid in pids if (process := ProcessHandle.from_pid(pid)) is not None]
 
 
-def signal_job(root: Process, recording: str, number: int, ranks: Iterable[Process] = ()) -> int:
+def signal_job(root: ProcessHandle, recording: str, number: int, ranks: Iterable[ProcessHandle] = ()) -> int:
     """Send a signal as a terminal would, to the process group of the job's root. Return how many received it.
 
     ``ranks`` that do not descend from the root receive it individually. SIGKILL goes to every process of the job, whatever
@@ -56,7 +56,7 @@ def signal_job(root: Process, recording: str, number: int, ranks: Iterable[Proce
     return _signal_group(root, recording, number, stat.group) + sum(_send_signal(rank, number) for rank in others)
 
 
-def _signal_group(root: Process, recording: str, number: int, group: int) -> int:
+def _signal_group(root: ProcessHandle, recording: str, number: int, group: int) -> int:
     if group == root.pid:
         try:
             os.killpg(group, number)
@@ -68,7 +68,7 @@ def _signal_group(root: Process, recording: str, number: int, group: int) -> int
     return sum(_send_signal(member, number) for member in members if (own := read_stat(member.pid)) and own.group == group)
 
 
-def _send_signal(process: Process, number: int) -> bool:
+def _send_signal(process: ProcessHandle, number: int) -> bool:
     try:
         return process.send_signal(number)
     except PermissionError:  # it has changed to another user
@@ -80,12 +80,12 @@ class Stopper:
 
     def __init__(
         self,
-        root: Process,
+        root: ProcessHandle,
         recording: str,
         *,
         grace_s: tuple[float, float],
         on_sent: Callable[[str], None],
-        ranks: Callable[[], Iterable[Process]] = tuple,
+        ranks: Callable[[], Iterable[ProcessHandle]] = tuple,
     ) -> None:
         """``on_sent`` receives the name of each signal when it is sent; ``ranks`` returns the ranks found so far."""
         self._root = root

@@ -11,7 +11,7 @@ from typing import Any
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.folding.background import BackgroundFolding
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
 from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_system_oom_kills, count_usable_cores
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
@@ -80,10 +80,10 @@ class NodeSampler:
         self,
         recording: str,
         identity: Identity,
-        root: Process,
+        root: ProcessHandle,
         writer: EventWriter,
         *,
-        attached_ranks: Sequence[Process] | None = None,
+        attached_ranks: Sequence[ProcessHandle] | None = None,
         recorded: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         """Start sampling. ``attached_ranks``, ``recorded``: see :class:`RankFinder`."""

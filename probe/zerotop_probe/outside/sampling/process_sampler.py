@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.affinity import AffinityWatcher
 from zerotop_probe.outside.sampling.loader_workers import LoaderUse, LoaderWorkers
 from zerotop_probe.outside.sampling.thread_libraries import ThreadLibraries
@@ -47,7 +47,7 @@ _SHARED = _MEMORY_FIELDS.index(b"RssShmem:")
 class SampledMember(NamedTuple):
     """A process to sample; ``rank`` is -1 for a launcher."""
 
-    process: Process
+    process: ProcessHandle
     rank: int
 
 
@@ -225,7 +225,7 @@ class ProcessSampler:
         self._thread_writer = RecordWriter(recording, THREADS, identity)
         self._budget = DescriptorBudget(raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
         self._schedstat = has_schedstat()
-        self._readers: dict[Process, ProcessReader] = {}
+        self._readers: dict[ProcessHandle, ProcessReader] = {}
 
     @property
     def lost_records(self) -> int:

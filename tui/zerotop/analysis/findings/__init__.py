@@ -18,8 +18,7 @@ import pkgutil
 import sys
 from functools import lru_cache
 
-from zerotop.analysis.findings.support.detection import Detection as _Detection
-from zerotop.analysis.findings.support.detection import Detector
+from zerotop.analysis.findings.support.detection import Detection, Detector
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.links import LinkedFinding, link_findings, order_by_cause
@@ -32,6 +31,7 @@ __all__ = [
     "Finding",
     "LinkedFinding",
     "Severity",
+    "begin_detection",
     "detect_findings",
     "link_findings",
     "load_detectors",
@@ -58,15 +58,13 @@ def _import_detectors(folders: tuple[str, ...]) -> dict[str, Detector]:
     return {name: module.detect for name, module in sorted(modules.items()) if hasattr(module, "detect")}
 
 
-class Detection(_Detection):
-    """Collects the findings of all detectors."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__(recording, load_detectors().values())
+def begin_detection(recording: Recording) -> Detection:
+    """Return a search of a recording with all detectors."""
+    return Detection(recording, load_detectors().values())
 
 
 def detect_findings(recording: Recording, cursor_ns: int) -> tuple[Finding, ...]:
     """Return the findings known at the cursor (unix nanoseconds), in the order in which they became known."""
-    detection = Detection(recording)
+    detection = begin_detection(recording)
     detection.update(cursor_ns)
     return detection.findings_at(cursor_ns)

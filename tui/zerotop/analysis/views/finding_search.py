@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zerotop.analysis.findings import Detection, Finding, detect_findings
+from zerotop.analysis.findings import Detection, Finding, begin_detection, detect_findings
 from zerotop.analysis.views.job_exit import is_left_running
 from zerotop.recording.reader import Recording
 
@@ -54,7 +54,7 @@ class Findings:
         """Search one piece of the recording, if it has grown and the last search was long enough ago."""
         begin = self._clock()
         if self._detection is None:
-            self._detection = Detection(self._recording)
+            self._detection = begin_detection(self._recording)
         if self._until_ns is None:
             written_ns = self._recording.last_written_ns
             if begin < self._due_s or written_ns == self._searched_ns:

@@ -11,7 +11,7 @@ from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import find_job
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import events
 from zerotop_probe.recording.plain_files import open_plain_file
 
@@ -58,13 +58,15 @@ def _describe_entry(entry: Entry, number: int | None) -> str:
     return f"{who} is {'not yet' if entry.is_pending else 'not'} entered: {entry.why_not.rstrip('.')}."
 
 
-def _find_ranks(path: Path) -> list[tuple[int | None, Process]]:
+def _find_ranks(path: Path) -> list[tuple[int | None, ProcessHandle]]:
     """Return the ranks of a recording's job on this node; the number is None where unknown."""
     facts = job_control.read_facts(str(path))
     if not facts.attached:  # the others load the probe themselves
         return [(number, process) for process, number in facts.without_probe.items() if process.is_alive()]
     job = find_job(facts.job.pid) if facts.job is not None and facts.job.is_alive() else None
-    ranks: list[tuple[int | None, Process]] = [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
+    ranks: list[tuple[int | None, ProcessHandle]] = (
+        [(rank.rank, rank.process) for rank in job.ranks] if job is not None else []
+    )
     listed = {process for _, process in ranks}
     # Ranks whose launcher has died are found only in the recording.
     others = [process for process in dict.fromkeys(facts.ranks) if process not in listed and process.is_alive()]

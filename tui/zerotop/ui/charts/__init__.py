@@ -15,7 +15,7 @@ from zerotop.ui.charts.axes import (
     plot_grid,
 )
 from zerotop.ui.charts.canvas import Canvas
-from zerotop.ui.charts.columns import resample_mean, resample_minmax
+from zerotop.ui.charts.columns import resample_mean
 from zerotop.ui.charts.fills import Pile, plot_area, plot_band, plot_stack, plot_stacks
 from zerotop.ui.charts.heatmap import HEAT, compute_levels, plot_heatmap, plot_ribbon
 from zerotop.ui.charts.lines import plot_line
@@ -53,5 +53,4 @@ __all__ = [
     "plot_stack",
     "plot_stacks",
     "resample_mean",
-    "resample_minmax",
 ]

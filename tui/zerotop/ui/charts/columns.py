@@ -21,25 +21,13 @@ Numbers = NDArray[Any]  # of any numeric dtype
 _FAR = 2.0**62  # beyond all nanoseconds
 
 
-def resample_minmax(
-    x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0
-) -> tuple[Floats, Floats]:
-    """Return the lowest and the highest point of each column, so that no spike is lost.
+def resample_mean(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
+    """Return the mean of each column's points.
 
     Args:
         hold: a column without points takes the last value before it if that is at most this much older than the column.
             For values that are sampled and stay until the next sample.
     """
-    y = np.asarray(y)
-    bounds = _find_bounds(x, begin, end, columns)
-    low, high = _reduce_columns(np.fmin, y, bounds), _reduce_columns(np.fmax, y, bounds)
-    if hold > 0 and len(y):
-        _hold_values(x, y, begin, end, bounds, hold, low, high)
-    return low, high
-
-
-def resample_mean(x: Numbers, y: Numbers, begin: float, end: float, columns: int, *, hold: float = 0.0) -> Floats:
-    """Return the mean of each column's points; ``hold`` as in :func:`resample_minmax`."""
     y = np.asarray(y)
     bounds = _find_bounds(x, begin, end, columns)
     known = ~np.isnan(y)
@@ -75,11 +63,10 @@ def _reduce_columns(operation: np.ufunc, y: Numbers, bounds: Ints) -> Floats:
     return reduced
 
 
-def _hold_values(x: Numbers, y: Numbers, begin: float, end: float, bounds: Ints, hold: float, *resampled: Floats) -> None:
+def _hold_values(x: Numbers, y: Numbers, begin: float, end: float, bounds: Ints, hold: float, values: Floats) -> None:
     """Fill empty columns with the last value before them."""
     borders = _compute_borders(begin, end, len(bounds) - 1)[:-1]
     before = bounds[:-1] - 1
     empty = (np.diff(bounds) == 0) & (before >= 0)
     empty[empty] = borders[empty] - x[before[empty]] <= hold
-    for values in resampled:
-        values[empty] = y[before[empty]]
+    values[empty] = y[before[empty]]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 
 # Filesystems on which another machine may be building, and the age after which a lock there is considered stale.
 _SHARED_FILESYSTEMS = ("nfs", "lustre", "ceph", "cifs", "smb", "gpfs", "beegfs", "afs", "9p", "fuse")
@@ -59,7 +59,7 @@ class LockWatcher:
 
     def __init__(self) -> None:
         self._checked_s = 0.0
-        self._cpu_ticks: dict[Process, int] = {}
+        self._cpu_ticks: dict[ProcessHandle, int] = {}
         self._stale_locks: list[Path] = []
         self._reported_locks: set[Path] = set()
 
@@ -67,7 +67,7 @@ class LockWatcher:
         """Whether the next check is due; ``now_s`` is ``time.monotonic()``."""
         return now_s >= self._checked_s + CHECK_PERIOD_S
 
-    def find_blocking_locks(self, ranks: Sequence[Process], now_s: float) -> list[Path]:
+    def find_blocking_locks(self, ranks: Sequence[ProcessHandle], now_s: float) -> list[Path]:
         """Return locks that were stale at the previous check too, while one of these ranks slept; each lock once.
 
         ``ranks``: those of this node; pass none while one of them compiles.

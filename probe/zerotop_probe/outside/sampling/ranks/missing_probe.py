@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import zerotop_probe
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.ranks.silent_ranks import find_blind_option, is_python
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -43,7 +43,7 @@ class Missing(NamedTuple):
 class Found(NamedTuple):
     """A process without the probe that has imported PyTorch; ``rank`` is None if no launcher numbered it."""
 
-    process: Process
+    process: ProcessHandle
     rank: int | None
     program: str
     missing: Missing
@@ -90,11 +90,11 @@ class ProbelessProcesses:
 
     def __init__(self, recording: str) -> None:
         self._recording = recording
-        self._reasons: dict[tuple[Process, tuple[str, ...]], Missing | None] = {}
+        self._reasons: dict[tuple[ProcessHandle, tuple[str, ...]], Missing | None] = {}
         self._candidates: dict[int, _Candidate] = {}
 
     def add_process(
-        self, process: Process, rank: int | None, arguments: Sequence[str], environment: Mapping[str, str]
+        self, process: ProcessHandle, rank: int | None, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         """Note a Python process of the job. It may become another program by exec, so it is noted again and again."""
         key = (process, tuple(arguments))

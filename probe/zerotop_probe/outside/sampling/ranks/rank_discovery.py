@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
@@ -45,7 +45,7 @@ _EVENTS_FILE = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 class SeenRank(NamedTuple):
     """A rank process found from outside."""
 
-    process: Process
+    process: ProcessHandle
     rank: int
     local_rank: int | None
     found_s: float
@@ -57,11 +57,11 @@ class RankFinder:
     def __init__(
         self,
         recording: str,
-        root: Process,
+        root: ProcessHandle,
         writer: EventWriter,
         *,
         inherited: Mapping[str, str] = os.environ,
-        attached_ranks: Sequence[Process] | None = None,
+        attached_ranks: Sequence[ProcessHandle] | None = None,
         recorded: frozenset[tuple[int, int]] = frozenset(),
     ) -> None:
         """``inherited`` is the environment that the job was started from.
@@ -76,10 +76,10 @@ class RankFinder:
         self._attached = attached_ranks is not None
         self._inherited = _read_parent_environment(root) if self._attached else inherited
         self._tree = procfs.ProcessTree()
-        self._launchers: list[Process] = [root]
-        self._process_by_file: dict[str, Process] = {}
-        self._reported_s: dict[Process, float] = {}
-        self._silent: set[Process] = set()
+        self._launchers: list[ProcessHandle] = [root]
+        self._process_by_file: dict[str, ProcessHandle] = {}
+        self._reported_s: dict[ProcessHandle, float] = {}
+        self._silent: set[ProcessHandle] = set()
         self._probeless = ProbelessProcesses(recording)
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
@@ -88,7 +88,7 @@ class RankFinder:
         command = procfs.read_command_line(root.pid) or read_recording_info(recording).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
-        self._actors: dict[int, Process] = {}  # others of the job that use its GPUs, such as inference engines
+        self._actors: dict[int, ProcessHandle] = {}  # others of the job that use its GPUs, such as inference engines
         self._root_ended_s: float | None = None  # when it was noticed
         self._next_s = 0.0
         self._fast_until_s = time.monotonic() + _FAST_FOR_S
@@ -97,7 +97,7 @@ class RankFinder:
         for process in attached_ranks or ():
             self._add_attached(process)
 
-    def _add_attached(self, process: Process) -> None:
+    def _add_attached(self, process: ProcessHandle) -> None:
         environment = procfs.read_environment(process.pid)
         number = self._find_number(environment, launchers.RANK)
         if number is not None and process.is_alive():
@@ -111,7 +111,7 @@ class RankFinder:
 
     def add_actor(self, pid: int) -> bool:
         """Sample a process that uses a GPU if the job has started it; return whether it has. Any thread may ask."""
-        process = Process.from_pid(pid)
+        process = ProcessHandle.from_pid(pid)
         if process is None or not self._is_of_job(pid):
             return False
         if len(self._actors) < _MAX_ACTORS:
@@ -131,7 +131,7 @@ class RankFinder:
             pid = stat.parent
         return False
 
-    def list_processes(self) -> list[Process]:
+    def list_processes(self) -> list[ProcessHandle]:
         """Return the processes of the current ranks."""
         return [rank.process for rank in list(self.rank_by_pid.values())]
 
@@ -182,7 +182,7 @@ class RankFinder:
         self.update_ranks(now=True)
         self._files.close()
 
-    def _note_files(self, process: Process, rank: int, stdout: str | None, stderr: str | None) -> None:
+    def _note_files(self, process: ProcessHandle, rank: int, stdout: str | None, stderr: str | None) -> None:
         self._write_event(events.OutputFiles, rank=rank, pid=process.pid, start=process.start, stdout=stdout, stderr=stderr)
 
     def _drop_ended(self) -> None:
@@ -286,7 +286,7 @@ class RankFinder:
             return False
         environment = procfs.read_environment(pid)
         rank = self._find_number(environment, launchers.RANK)
-        process = Process.from_pid(pid)
+        process = ProcessHandle.from_pid(pid)
         if process is not None and not self._attached:
             self._probeless.add_process(process, rank, arguments, environment)
         if rank is None or process is None:
@@ -312,7 +312,7 @@ class RankFinder:
         return launchers.read_number(environment, names, inherited=self._inherited)
 
     def _add_launcher(self, pid: int) -> None:
-        process = Process.from_pid(pid)
+        process = ProcessHandle.from_pid(pid)
         if process is not None and len(self._launchers) < _MAX_LAUNCHERS:
             self._launchers.append(process)
 
@@ -343,17 +343,17 @@ class RankFinder:
         self._writer.write(time.monotonic_ns(), event, **facts)
 
 
-def _read_parent_environment(root: Process) -> Mapping[str, str]:
+def _read_parent_environment(root: ProcessHandle) -> Mapping[str, str]:
     """Return the environment of a process's parent; empty if it may not be read."""
     stat = procfs.read_stat(root.pid)
     return procfs.read_environment(stat.parent) if stat is not None else {}
 
 
-def _read_writer(path: str) -> Process | None:
+def _read_writer(path: str) -> ProcessHandle | None:
     """Return the process that writes an events file, with pid -1 if it runs on another machine."""
     try:
         writer = json.loads(procfs.read_file(path).partition(b"\n")[0])["writer"]
         is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id())
-        return Process(int(writer["pid"]) if is_local else -1, int(writer["start"]))
+        return ProcessHandle(int(writer["pid"]) if is_local else -1, int(writer["start"]))
     except (ValueError, KeyError, TypeError):
         return None

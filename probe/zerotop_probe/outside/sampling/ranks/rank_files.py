@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import clock, redact, tables
 from zerotop_probe.recording.directory import OUTPUT_SETTING, read_recording_info
 from zerotop_probe.recording.tables import STREAMS
@@ -63,7 +63,7 @@ class RankFiles:
     def __init__(
         self,
         recording: str,
-        note: Callable[[Process, int, str | None, str | None], None],
+        note: Callable[[ProcessHandle, int, str | None, str | None], None],
         recorded: Collection[tuple[int, int]] = (),
     ) -> None:
         """``note`` gets a rank's process, its number, and its files of stdout and stderr when they are known.
@@ -77,18 +77,18 @@ class RankFiles:
         info = read_recording_info(recording)
         self._redacts = bool(info.get("redact_output"))
         self._records = info.get(OUTPUT_SETTING) is not False
-        self._files: dict[Process, tuple[OutputFile, ...]] = {}
-        self._ranks: dict[Process, int] = {}
+        self._files: dict[ProcessHandle, tuple[OutputFile, ...]] = {}
+        self._ranks: dict[ProcessHandle, int] = {}
         self._logs: dict[tuple[int, int], _FileLog] = {}
 
-    def follow(self, process: Process, rank: int) -> None:
+    def follow(self, process: ProcessHandle, rank: int) -> None:
         """Look where a living rank writes to: its script may change that."""
         files = tuple(file for file in find_output_files(process.pid) if file.key not in self._recorded)
         if files and files != self._files.get(process):
             self._files[process], self._ranks[process] = files, rank
             self._note(process, rank, *_list_paths(files))
 
-    def record_end(self, process: Process) -> None:
+    def record_end(self, process: ProcessHandle) -> None:
         """Record the end of an ended rank's files."""
         files, written = self._files.get(process, ()), []
         for file in files:
@@ -107,7 +107,7 @@ class RankFiles:
             log.read_more()
             log.close()
 
-    def _create_log(self, file: OutputFile, process: Process) -> _FileLog:
+    def _create_log(self, file: OutputFile, process: ProcessHandle) -> _FileLog:
         owners = [one for one, files in self._files.items() if any(other.key == file.key for other in files)]
         ranks = sorted({self._ranks[one] for one in owners})
         rank = ranks[0] if len(ranks) == 1 else -1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.hardware.gpu_faults import list_gpus
 from zerotop_probe.recording.events import GpuFault
 
@@ -136,36 +138,26 @@ _AWAIT_RANKS_NS = 10 * 10**9
 _NEWS = 2
 
 
-class _Told(NamedTuple):
-    """A finding that was reported: its begin, and by how much the counter had grown."""
+class _First(NamedTuple):
+    """The first fault of its kind and GPU that was reported, with the ranks that use the GPU and their step."""
 
-    begin_ns: int
+    fault: GpuFault
     ranks: tuple[int, ...]
     step: int | None
-    grown: int
 
 
-class _State:
-    def __init__(self) -> None:
-        self.waiting: list[GpuFault] = []
-        self.told: dict[tuple[str, int | None, str], _Told] = {}
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report each kind of fault of a GPU once, and again with the new number when its counter has doubled."""
-    faults = recording.events_of(GpuFault)
-    if not faults:
-        return
-    state = recording.get_state(_State, _MEMORY.name)
-    waiting = [*state.waiting, *recording.read_new_items(faults, _MEMORY.name)]
-    state.waiting = []
-    for fault in waiting:
-        if fault.kind not in _KINDS or _is_part(waiting, fault):
-            continue
-        if (known_ns := _find_known(recording, fault)) is not None:
-            yield from _check_fault(recording, state, fault, known_ns)
-        else:
-            state.waiting.append(fault)
+    faults = window.recording.events_of(GpuFault)
+    fresh = [fault for fault in window.items(faults) if fault.kind in _KINDS and not _is_part(faults, fault)]
+    for fault, known_ns in window.await_each(fresh, partial(_find_known, window.recording)):
+        key = fault.writer.host, fault.gpu, fault.kind
+        first = window.find_once(partial(_begin_report, window.recording, fault, known_ns), key)
+        if first is not None and (fault is first.fault or fault.rise is not None):
+            grown = fault.value - fault.before if fault.value is not None and fault.before is not None else 0
+            if window.is_news(grown, lambda last, now: now >= _NEWS * last, key):
+                yield _build_finding(first, fault, known_ns, grown)
 
 
 def _is_part(faults: Sequence[GpuFault], fault: GpuFault) -> bool:
@@ -194,43 +186,32 @@ def _find_known(recording: Evidence, fault: GpuFault) -> int | None:
     return known_ns if known_ns <= recording.cursor_ns else None
 
 
-def _check_fault(recording: Evidence, state: _State, fault: GpuFault, known_ns: int) -> Iterator[Finding]:
-    key = fault.writer.host, fault.gpu, fault.kind
-    told = state.told.get(key)
-    grown = fault.value - fault.before if fault.value is not None and fault.before is not None else 0
-    if not _is_news(fault, told, grown):
-        return
-    if told is None:
-        users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), known_ns)
-        if not is_ours:
-            return
-        step = users[0].step_at(fault.unix_ns) if users else None
-        told = _Told(fault.unix_ns, tuple(sorted({process.rank for process in users})), step, grown)
-    state.told[key] = told._replace(grown=grown)
-    evidence = {"count": fault.value, "count_before": fault.before}
+def _begin_report(recording: Evidence, fault: GpuFault, known_ns: int) -> _First | None:
+    """Return the fault as the first one to be reported of its kind and GPU; None if it is usual, or another job's."""
+    usual = _USUAL_PER_MINUTE.get(fault.kind)
+    if usual is not None and (fault.rise or 0) <= usual * max(1.0, (fault.seconds or 0.0) / 60):
+        return None
+    users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), known_ns)
+    step = users[0].step_at(fault.unix_ns) if users else None
+    return _First(fault, tuple(sorted({process.rank for process in users})), step) if is_ours else None
+
+
+def _build_finding(first: _First, fault: GpuFault, known_ns: int, grown: int) -> Finding:
     lanes = fault.value / fault.before if fault.kind == "pcie_width" and fault.value and fault.before else None
-    kind = _KINDS[fault.kind]
     if fault.kind == "pcie_generation" and fault.value is not None and fault.before is not None:
         lanes = 0.5 ** max(0, fault.before - fault.value)  # each generation has twice the rate of the one before
-    yield kind.at(
+    return _KINDS[fault.kind].at(
         None,
-        told.begin_ns,
+        first.fault.unix_ns,
         known_ns,
-        evidence,
-        ranks=told.ranks,
-        step=told.step,
+        {"count": fault.value, "count_before": fault.before},
+        ranks=first.ranks,
+        step=first.step,
         gpu=fault.gpu,
         value=fault.value,
         before=fault.before,
-        concerned=list(told.ranks) or None,
+        concerned=list(first.ranks) or None,
         grown=grown,
         share=lanes,
         called=_ACTIONS.get(fault.value or 0, "see nvidia-smi -q"),
     )
-
-
-def _is_news(fault: GpuFault, told: _Told | None, grown: int) -> bool:
-    if told is not None:
-        return fault.rise is not None and grown >= _NEWS * told.grown
-    usual = _USUAL_PER_MINUTE.get(fault.kind)
-    return usual is None or (fault.rise or 0) > usual * max(1.0, (fault.seconds or 0.0) / 60)

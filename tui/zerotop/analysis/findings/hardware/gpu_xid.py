@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.findings.support.evidence import Evidence, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, find_earlier, list_gpus
 from zerotop.analysis.hardware.xids import Origin, Xid, describe_xid
 from zerotop.recording.events.event_files import select_events
@@ -58,12 +59,10 @@ _REPORTED_NS = 5 * 10**9
 _STOPPING_NS = 60 * 10**9
 
 
-@dataclass
-class _Reported:
+class _Reported(NamedTuple):
     fault: GpuFault
     users: list[Process]
     step: int | None
-    is_ended: bool = False
 
 
 class _End(NamedTuple):
@@ -75,33 +74,27 @@ class _End(NamedTuple):
     is_failure: bool
 
 
-class _State:
-    def __init__(self) -> None:
-        self.reported: list[_Reported] = []
-        self.seen: set[tuple[str, int | None, str, int | None]] = set()
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report each Xid of a GPU of the job at once, and again when a rank on it ends soon after."""
-    faults = recording.events_of(GpuFault)
-    if not faults:
-        return
-    state = recording.get_state(_State, _KIND.name)
-    for fault in recording.read_new_items(faults, _KIND.name):
+    reported = []
+    for fault in window.items(window.recording.events_of(GpuFault)):
         key = fault.writer.host, fault.gpu, fault.kind, fault.value
-        if fault.kind not in ("xid", "lost", *_BROKEN) or key in state.seen or _is_aftermath(recording, fault):
-            continue
-        users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
-        if is_ours:
-            state.seen.add(key)
-            step = users[0].step_at(fault.unix_ns) if users else None
-            state.reported.append(_Reported(fault, users, step))
-            yield _build_finding(state.reported[-1], None)
-    for one in state.reported:
-        if not one.is_ended and (end := _find_end(recording, one)) is not None:
-            one.is_ended = True
-            if end.is_failure:
-                yield _build_finding(one, end)
+        first = window.find_once(partial(_begin_report, window.recording, fault), key)
+        if first is not None and first.fault is fault:
+            reported.append(first)
+            yield _build_finding(first, None)
+    for one, end in window.await_each(reported, partial(_find_end, window.recording)):
+        if end.is_failure:
+            yield _build_finding(one, end)
+
+
+def _begin_report(recording: Evidence, fault: GpuFault) -> _Reported | None:
+    """Return the fault as one to be reported; None if it is of another kind, an aftermath, or another job's."""
+    if fault.kind not in ("xid", "lost", *_BROKEN) or _is_aftermath(recording, fault):
+        return None
+    users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
+    return _Reported(fault, users, users[0].step_at(fault.unix_ns) if users else None) if is_ours else None
 
 
 def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:

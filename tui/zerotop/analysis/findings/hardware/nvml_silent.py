@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop_probe.recording.events import GpuSilent
 
 _KIND = FindingKind(
@@ -29,33 +30,26 @@ _BACK = _KIND.with_changes(
 _TOGETHER_NS = 60 * 10**9
 
 
-class _State:
-    def __init__(self) -> None:
-        self.told: dict[tuple[str, int | None], tuple[int, tuple[int, ...], int | None]] = {}
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report a call when it has not returned for some seconds, and again when it has. Once for each GPU."""
-    silences = recording.events_of(GpuSilent)
-    if not silences:
-        return
-    state = recording.get_state(_State, _KIND.name)
-    for event in recording.read_new_items(silences, _KIND.name):
+    told: dict[tuple[str, int | None], tuple[int, tuple[int, ...], int | None]] = {}
+    for event in window.results(window.items(window.recording.events_of(GpuSilent)), None):
         host, seconds = event.writer.host, event.seconds or 0.0
         begin_ns, key = event.unix_ns - int(seconds * 1e9), (host, event.gpu)
-        others = [told for (other, _), told in state.told.items() if other == host]
-        if event.gpu is None and any(begin_ns - told[0] < _TOGETHER_NS for told in others):
+        others = [first for (other, _), first in told.items() if other == host]
+        if event.gpu is None and any(begin_ns - first[0] < _TOGETHER_NS for first in others):
             continue
-        if key not in state.told:
+        if key not in told:
             gpus = event.gpus or ([event.gpu] if event.gpu is not None else [])
-            users, is_ours = find_rank_processes(recording, host, gpus, event.unix_ns)
+            users, is_ours = find_rank_processes(window.recording, host, gpus, event.unix_ns)
             if event.gpu is not None and not is_ours:
                 continue
             step = users[0].step_at(begin_ns) if users else None
-            state.told[key] = begin_ns, tuple(sorted({process.rank for process in users})), step
+            told[key] = begin_ns, tuple(sorted({process.rank for process in users})), step
         elif not event.back:
             continue
-        begin_ns, ranks, step = state.told[key]
+        begin_ns, ranks, step = told[key]
         yield (_BACK if event.back else _KIND).at(
             None,
             begin_ns,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.findings.support.evidence import Group, Ints, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.started_threads import ADVICE, StartedThreads, find_started_threads
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.recording.moments.at import find_cores
 from zerotop_probe.recording.tables import PHASES
@@ -55,48 +55,50 @@ _FOREVER = np.iinfo(np.int64).max
 _PHASE_WORDS = {"cpu_optimizer": "the CPU optimizer"}
 
 
-@dataclass
-class _State:
-    last_ns: int = 0  # a node's samples were read up to here
-    crowded_ns: int = 0
-    ticks: list[tuple[int, float, float]] = field(default_factory=list)  # crowded ones: time, runnable threads, cores used
+class _Tick(NamedTuple):
+    """A sample of a node's ranks while its cores were crowded, and the time that it stands for."""
+
+    time_ns: int
+    length_ns: int
+    runnable: float
+    cores_used: float
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
-    """Report at most once for each attempt and node, after training has begun."""
-    for group in recording.groups:
-        for host in group.hosts if len(group.lead.steps) else ():
-            cores = find_cores(recording.at, host)
-            if cores is not None and (_KIND.name, host) not in group.reported:
-                yield _check_host(group, host, cores, group.get_state(_State, host))
+@in_each_node()
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
+    """Report at most once for each attempt and node, after training has begun: cores were crowded for long enough in all."""
+    cores = find_cores(window.recording.at, window.host)
+    if cores is None or not len(window.subject.lead.steps):
+        return
+    begin_ns = int(window.subject.lead.steps["begin_unix_ns"][0])
+    ticks = window.results(_read_ticks(window, cores, begin_ns), None)
+    crowded_ns = np.cumsum([tick.length_ns for tick in ticks])
+    last = int(np.searchsorted(crowded_ns, CROWDED_SECONDS * 1e9))
+    if last < len(ticks):
+        yield _build_finding(window.subject, window.subject.processes_on(window.host), cores, ticks[: last + 1], begin_ns)
 
 
-def _check_host(group: Group, host: str, cores: int, state: _State) -> Finding | None:
-    """Read on until the node's cores have been crowded for long enough in total."""
-    begin_ns = int(group.lead.steps["begin_unix_ns"][0])
-    state.last_ns = state.last_ns or begin_ns
-    processes = group.processes_on(host)
-    records = group.lead.at.records("processes", host)
-    samples = group.read_new(records, f"{_KIND.name} {host}").clip_window(begin_ns, _FOREVER)
+def _read_ticks(window: SearchWindow[Group], cores: int, begin_ns: int) -> Iterator[_Tick]:
+    records = window.recording.at.records("processes", window.host)
+    samples = window.records(records).clip_window(begin_ns, _FOREVER)
     if not len(samples):
-        return None
-    samples = samples.select(np.isin(samples.rows["pid"], [process.source.pid for process in processes]))
+        return
+    first_ns = int(samples.times[0])
+    earlier = records.read_window(max(begin_ns, first_ns - _LONGEST_TICK_NS), first_ns - 1).times
+    last_ns = int(earlier[-1]) if len(earlier) else begin_ns
+    samples = samples.select(
+        np.isin(samples.rows["pid"], [one.source.pid for one in window.subject.processes_on(window.host)])
+    )
     times, ticks = np.unique(samples.times, return_inverse=True)
     runnable = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"] + samples.rows["waiting_cores"]))
     used = np.bincount(ticks, np.nan_to_num(samples.rows["cores_used"]))
-    lengths = np.minimum(np.diff(times, prepend=state.last_ns), _LONGEST_TICK_NS)
+    lengths = np.minimum(np.diff(times, prepend=last_ns), _LONGEST_TICK_NS)
     for at in np.flatnonzero((runnable >= CROWDED_LOAD * cores) & (used >= CROWDED_RANKS_SHARE * cores)).tolist():
-        state.crowded_ns += int(lengths[at])
-        state.ticks.append((int(times[at]), float(runnable[at]), float(used[at])))
-        if state.crowded_ns >= CROWDED_SECONDS * 1e9:
-            group.reported.add((_KIND.name, host))
-            return _build_finding(group, processes, cores, state, begin_ns)
-    state.last_ns = int(times[-1]) if len(times) else state.last_ns
-    return None
+        yield _Tick(int(times[at]), int(lengths[at]), float(runnable[at]), float(used[at]))
 
 
-def _build_finding(group: Group, processes: list[Process], cores: int, state: _State, begin_ns: int) -> Finding:
-    times, runnable, used = (list(column) for column in zip(*state.ticks, strict=True))
+def _build_finding(group: Group, processes: list[Process], cores: int, ticks: list[_Tick], begin_ns: int) -> Finding:
+    times, lengths, runnable, used = (list(column) for column in zip(*ticks, strict=True))
     threads = float(np.median(runnable))
     # When training began is known only at the end of its first step.
     known_ns = max(times[-1], int(group.lead.steps["end_unix_ns"][0]))
@@ -106,7 +108,7 @@ def _build_finding(group: Group, processes: list[Process], cores: int, state: _S
         "cores": cores,
         "cores_used": float(np.median(used)),
         "processes": len(processes),
-        "crowded_s": state.crowded_ns / 1e9,
+        "crowded_s": sum(lengths) / 1e9,
         "over_s": (times[-1] - (begin_ns if started is None else first_ns)) / 1e9,
     }
     values: dict[str, Any] = {

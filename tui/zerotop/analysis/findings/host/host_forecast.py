@@ -75,7 +75,7 @@ class _Told(NamedTuple):
 
 
 class _State:
-    """The memory left in each second since the training has settled; ``checked`` of them were looked at."""
+    """The memory left in each second since the training has settled: a forecast and its news rest on all of them."""
 
     def __init__(self) -> None:
         self.begin_ns = 0

@@ -7,13 +7,13 @@ where an older recording does not tell it, the ranks must use much of the limit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Samples
+from zerotop.analysis.findings.support.evidence import Group, Ints, Samples
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB
 from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes, measure_used_bytes
 from zerotop.recording.steps.step_memory import measure_held_bytes
@@ -44,30 +44,22 @@ HOST_FULL_SECONDS = 1.0
 HOST_FULL_RANKS_SHARE = 0.5
 # Growth of used swap since the job began. A few pages are always swapped.
 SWAP_BYTES = 512 * MIB
+# Samples from this long before new ones show since when the memory has been full.
+_LOOK_BACK_NS = 10 * 10**9
 
 
-@dataclass
-class _State:
-    full_since_ns: int | None = None
-    lowest_swap: int | None = None
-
-
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_each_node(kinds=2)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each kind at most once for each attempt and node."""
-    for group in recording.groups:
-        for host in group.hosts:
-            state, records = group.get_state(_State, host), recording.at.records("hosts", host)
-            samples = group.read_new(records, f"{_SHORT.name} {host}")
-            samples = samples.clip_window(group.lead.source.created_ns - 1, recording.cursor_ns)
-            if not len(samples):
-                continue
-            yield _check_swap(group, host, state, samples)
-            yield _check_full(group, host, state, samples)
+    records, created_ns = window.recording.at.records("hosts", window.host), window.subject.lead.source.created_ns
+    samples = window.records(records).clip_window(created_ns - 1, window.recording.cursor_ns)
+    if len(samples):
+        yield _check_swap(window, samples)
+        begin_ns = max(created_ns - 1, int(samples.times[0]) - _LOOK_BACK_NS)
+        yield _check_full(window.subject, window.host, records.read_window(begin_ns, int(samples.times[-1])))
 
 
-def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Finding | None:
-    if (_SHORT.name, host) in group.reported:
-        return None
+def _check_full(group: Group, host: str, samples: Samples) -> Finding | None:
     times, limits, used = samples.times, measure_limit_bytes(samples.rows), measure_used_bytes(samples.rows)
     is_confined = limits < samples.rows["memory_total_bytes"]
     kept = measure_unreclaimable_bytes(samples.rows)
@@ -76,13 +68,9 @@ def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Fin
     is_short &= ~is_confined | ~np.isnan(kept) | (by_ranks >= HOST_FULL_RANKS_SHARE * limits)
     begins = find_run_begins(is_short)
     since = times[np.minimum(begins, len(times) - 1)]
-    if state.full_since_ns is not None:
-        since = np.where(begins == 0, state.full_since_ns, since)
-    state.full_since_ns = int(since[-1]) if is_short[-1] else None
     found = np.flatnonzero(is_short & (times - since >= HOST_FULL_SECONDS * 1e9))
     if not len(found):
         return None
-    group.reported.add((_SHORT.name, host))
     at = found[0]
     return _SHORT.at(
         group,
@@ -96,17 +84,17 @@ def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Fin
     )
 
 
-def _check_swap(group: Group, host: str, state: _State, samples: Samples) -> Finding | None:
+def _check_swap(window: SearchWindow[Group], samples: Samples) -> Finding | None:
     swapped = samples.rows["swap_used_bytes"]
     # Older pages may return from swap at the same time.
-    lowest = np.minimum.accumulate(swapped if state.lowest_swap is None else np.minimum(swapped, state.lowest_swap))
-    state.lowest_swap = int(lowest[-1])
+    *before, _ = window.results([int(swapped.min())], None)
+    lowest = np.minimum.accumulate(np.minimum(swapped, min(before, default=swapped[0])))
     over = np.flatnonzero((lowest >= 0) & (swapped - lowest >= SWAP_BYTES))
-    if (_SWAPPING.name, host) in group.reported or not len(over):
+    if not len(over):
         return None
-    group.reported.add((_SWAPPING.name, host))
     time_ns, evidence = int(samples.times[over[0]]), {"swapped_bytes": swapped[over[0]] - lowest[over[0]]}
-    return _SWAPPING.at(group, time_ns, time_ns, evidence, ranks=group.ranks_on(host), host=host)
+    ranks = window.subject.ranks_on(window.host)
+    return _SWAPPING.at(window.subject, time_ns, time_ns, evidence, ranks=ranks, host=window.host)
 
 
 def _sum_rank_bytes(group: Group, host: str, times: Ints) -> Ints:

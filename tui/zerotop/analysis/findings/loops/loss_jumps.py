@@ -63,6 +63,8 @@ _LASTING_VALUES = 3
 
 
 class _State:
+    """The place in the series of values: a level lasts from one jump to the next, however far back that is."""
+
     def __init__(self) -> None:
         self.checked = 0  # values
         self.begin = 0  # of the level: the first value after the last jump

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.findings.support.evidence import Group, Ints, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_each
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.event_values import PEAK
 from zerotop_probe.recording.events import EngineFacts
 
@@ -38,29 +38,19 @@ PEAK_SHARE = 0.02
 _STATES_SHARE = 0.7
 
 
-@dataclass
-class _State:
-    has_real_step: bool = False
-    # The lead's last real steps in full detail,
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
-    owner: int = -1
-
-
 class _Owner(NamedTuple):
     """The part with the highest peak in some steps."""
 
     indices: Ints  # of the steps
     peaks: Ints  # by part
     owner: int
-    has_changed: bool
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first owner of each attempt, and each later one, after PLATEAU_STEPS real steps in full detail agree."""
-    for group in recording.groups:
-        for owner, found in await_each(group, _KIND.name, _find_changes(group), partial(_await_look, group.lead)):
-            yield _build_finding(group, owner, found)
+    for owner, found in window.await_each(_find_changes(window), partial(_await_look, window.subject.lead)):
+        yield _build_finding(window, owner, found)
 
 
 def _await_look(lead: Process, owner: _Owner) -> FoundLook | None:
@@ -69,34 +59,24 @@ def _await_look(lead: Process, owner: _Owner) -> FoundLook | None:
     return await_look(lead, PEAK, lambda look: look.end_ns > begin_ns, int(rows["end_unix_ns"][-1]))
 
 
-def _find_changes(group: Group) -> Iterator[_Owner]:
-    state, lead = group.get_state(_State), group.lead
-    window = group.next_steps(len(lead.phased_steps), _KIND.name)
-    if window is None:
-        return
-    steps = lead.phased_steps[window]
-    real = np.flatnonzero(~steps["skipped"])
+def _find_changes(window: SearchWindow[Group]) -> Iterator[_Owner]:
+    lead = window.subject.lead
+    new = window.steps(lead.phased_steps)
+    steps = lead.phased_steps[new]
     # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
-    fresh = real[0 if state.has_real_step else 1 :]
-    fresh = fresh[~steps["light"][fresh]]
-    state.has_real_step |= len(real) > 0
-    state.indices = np.concatenate([state.indices, window.start + fresh])
-    state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
-    yield from _check_owner(group, state)
-    state.indices, state.peaks = state.indices[1 - PLATEAU_STEPS :], state.peaks[1 - PLATEAU_STEPS :]
-
-
-def _check_owner(group: Group, state: _State) -> Iterator[_Owner]:
-    if len(state.indices) < PLATEAU_STEPS:
+    first = window.find_once(lambda: next(iter((np.flatnonzero(~steps["skipped"]) + new.start).tolist()), None))
+    fresh = np.flatnonzero(~steps["skipped"] & ~steps["light"] & (np.arange(len(steps)) + new.start != first))
+    peaks = read_phase_peaks(lead, steps)[fresh] if len(fresh) else np.empty((0, len(PARTS)), np.int64)
+    together = window.results(zip((fresh + new.start).tolist(), peaks, strict=True), PLATEAU_STEPS - 1)
+    if len(together) < PLATEAU_STEPS:
         return
-    windows = np.lib.stride_tricks.sliding_window_view(_find_owners(state.peaks), PLATEAU_STEPS)
+    indices, peaks = np.array([index for index, _ in together]), np.array([peak for _, peak in together])
+    windows = np.lib.stride_tricks.sliding_window_view(_find_owners(peaks), PLATEAU_STEPS)
     agreed = np.flatnonzero((windows == windows[:, :1]).all(axis=1) & (windows[:, 0] >= 0))
-    owners = windows[agreed, 0]
-    for at in np.flatnonzero(np.diff(owners, prepend=state.owner)).tolist():
-        window = slice(agreed[at], agreed[at] + PLATEAU_STEPS)
-        has_changed, state.owner = state.owner >= 0, int(owners[at])
-        if group.count_report(_KIND.name):
-            yield _Owner(state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
+    for at in agreed.tolist():
+        if window.is_news(owner := int(windows[at, 0]), operator.ne):
+            found = slice(at, at + PLATEAU_STEPS)
+            yield _Owner(indices[found], peaks[found].max(axis=0), owner)
 
 
 def _find_owners(peaks: Ints) -> Ints:
@@ -106,8 +86,9 @@ def _find_owners(peaks: Ints) -> Ints:
     return np.where(is_clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
 
 
-def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Finding:
-    lead, (indices, peaks, owner, has_changed) = group.lead, found
+def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) -> Finding:
+    group, lead, (indices, peaks, owner) = window.subject, window.subject.lead, found
+    is_first = window.find_once(lambda: found, _KIND) is found
     rows = lead.phased_steps[indices]
     held = int(read_held_bytes(lead, rows).max())
     second, third = (index for index in range(len(PARTS)) if index != owner)
@@ -121,7 +102,7 @@ def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Finding:
         rows,
         evidence | {"held_after_step_bytes": held},
         known_ns=look.known_ns,
-        now=" now" if has_changed else "",
+        now="" if is_first else " now",
         owner=PARTS[owner],
         peak=peaks[owner],
         device_bytes=lead.device_bytes,

@@ -6,10 +6,10 @@ Read from the sampled memory without pages of files. Memory that stays in use af
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.evidence import Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import read_memory
 from zerotop.analysis.findings.support.memory.evaluation_batches import (
@@ -21,6 +21,7 @@ from zerotop.analysis.findings.support.memory.evaluation_batches import (
     measure_batches,
 )
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FAILED
 
@@ -51,54 +52,47 @@ _HIGHER = 1.25
 class _Peak(NamedTuple):
     """An evaluation of a rank, and its host memory in bytes."""
 
+    number: int
     begin_ns: int
     end_ns: int
     known_ns: int
     step: int
+    has_failed: bool
     before: int  # at most, outside evaluations
     highest: int
     highest_ns: int  # when that was
     left: int  # afterwards
 
 
-@dataclass
-class _State:
-    until_ns: int = 0  # samples were read up to here
-    before: int = 0  # the most outside evaluations so far
-    evaluations_read: int = 0
-    peaks: list[_Peak] = field(default_factory=list)  # of evaluations that needed more
-    reported: int = 0  # the highest one
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report an evaluation with larger batches, or the second one that needs more; again if a later one needs still more."""
-    for group in recording.groups:
-        state = group.get_state(_State)
-        for peak in _read_peaks(group.lead, state):
-            if not _is_notable(group.lead, peak):
-                continue
-            state.peaks.append(peak)
-            shapes = measure_batches(group.lead, peak.begin_ns, peak.end_ns)
-            is_cause = is_batch_larger(shapes) or len(state.peaks) > 1  # the first one may load what it needs
-            if is_cause and peak.highest >= _HIGHER * state.reported and group.count_report(_KIND.name):
-                state.reported = peak.highest
-                yield _build_finding(group, peak, shapes)
+    lead = window.subject.lead
+    for peak in window.extend(partial(_read_next, lead), 0):
+        if peak.has_failed or not _is_notable(lead, peak):
+            continue
+        first = window.find_once(partial(_Peak, *peak))
+        shapes = measure_batches(lead, peak.begin_ns, peak.end_ns)
+        is_cause = is_batch_larger(shapes) or peak != first  # the first one may load what it needs
+        if is_cause and window.is_news(peak.highest, lambda last, now: now >= _HIGHER * last):
+            yield _build_finding(window.subject, peak, shapes)
 
 
-def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
-    """Yield each new evaluation as soon as the memory left after it is known."""
-    spans = lead.read_rare_phases("eval").skip(state.evaluations_read)
-    for begin_ns, end_ns, span in zip(lead.compute_begins(spans).tolist(), spans.times.tolist(), spans.rows, strict=True):
-        after = lead.host_samples.read_window(end_ns, lead.at.cursor_ns)
-        if len(after) < _AFTER:
-            return
-        state.evaluations_read += 1
-        known_ns = int(after.times[_AFTER - 1])
-        state.before = max(state.before, _find_highest(lead, state.until_ns, begin_ns)[0])
-        highest, left = _find_highest(lead, begin_ns, end_ns), int(measure_held_bytes(after.rows)[:_AFTER].min())
-        state.until_ns = max(state.until_ns, known_ns)
-        if not span["flags"] & FAILED:
-            yield _Peak(begin_ns, end_ns, known_ns, int(span["step"]), state.before, *highest, left)
+def _read_next(lead: Process, last: _Peak | None) -> _Peak | None:
+    """Return the next evaluation as soon as the memory left after it is known."""
+    number, before, until_ns = (0, 0, 0) if last is None else (last.number + 1, last.before, last.known_ns)
+    spans = lead.read_rare_phases("eval").skip(number)
+    if not len(spans):
+        return None
+    begin_ns, end_ns, span = int(lead.compute_begins(spans)[0]), int(spans.times[0]), spans.rows[0]
+    after = lead.host_samples.read_window(end_ns, lead.at.cursor_ns)
+    if len(after) < _AFTER:
+        return None
+    known_ns = int(after.times[_AFTER - 1])
+    before = max(before, _find_highest(lead, until_ns, begin_ns)[0])
+    highest, left = _find_highest(lead, begin_ns, end_ns), int(measure_held_bytes(after.rows)[:_AFTER].min())
+    has_failed = bool(span["flags"] & FAILED)
+    return _Peak(number, begin_ns, end_ns, max(until_ns, known_ns), int(span["step"]), has_failed, before, *highest, left)
 
 
 def _find_highest(process: Process, begin_ns: int, end_ns: int) -> tuple[int, int]:

@@ -6,9 +6,11 @@ Read from the allocator at the begin and the end of each evaluation, and the sha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Samples
+import numpy as np
+
+from zerotop.analysis.findings.support.evidence import Group, Process, Samples
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.memory.evaluation_batches import (
     BATCH_ADVICE,
@@ -19,6 +21,7 @@ from zerotop.analysis.findings.support.memory.evaluation_batches import (
     measure_batches,
 )
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.tables import FAILED, PHASE_CODE
 
 _KIND = FindingKind(
@@ -44,48 +47,35 @@ JUMP_SHARE = 0.05
 EDGE_SHARE = 0.95
 
 
-@dataclass
-class _State:
-    until_ns: int = 0  # the lead's allocator was read up to here
-    reserved_peak: int = -1
-    training_peak: int = -1
-    evaluations_read: int = 0
-
-    def read_samples(self, lead: Process, end_ns: int) -> Samples:
-        """Read on up to ``end_ns``."""
-        samples = lead.records("allocator").read_window(self.until_ns, end_ns)
-        self.until_ns = max(self.until_ns, end_ns)
-        if len(samples):
-            self.reserved_peak = max(self.reserved_peak, int(samples.rows["reserved_bytes"].max()))
-            training = samples.rows["allocated_peak_bytes"][samples.rows["phase"] != PHASE_CODE["eval"]]
-            self.training_peak = max([self.training_peak, *training.max(initial=-1, keepdims=True).tolist()])
-        return samples
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each evaluation that reserves more memory than before; later ones use the same memory."""
-    for group in recording.groups:
-        state, lead = group.get_state(_State), group.lead
-        new = lead.read_rare_phases("eval").skip(state.evaluations_read)
-        state.evaluations_read += len(new)
-        for begin_ns, end_ns, span in zip(lead.compute_begins(new).tolist(), new.times.tolist(), new.rows, strict=True):
-            memory = _measure_memory(lead, begin_ns, end_ns, state)
-            if memory is not None and not span["flags"] & FAILED and group.count_report(_KIND.name):
-                yield _build_finding(group, begin_ns, end_ns, int(span["step"]), memory)
-        if len(lead.steps):
-            # During an evaluation no step finishes.
-            state.read_samples(lead, int(lead.steps["end_unix_ns"][-1]))
+    lead = window.subject.lead
+    evaluations, records = lead.read_rare_phases("eval"), lead.records("allocator")
+    begins, ends = lead.compute_begins(evaluations).tolist(), evaluations.times.tolist()
+    for index in range(len(ends))[window.steps(evaluations.rows)]:
+        begin_ns, end_ns, span = begins[index], ends[index], evaluations.rows[index]
+        earlier = records.read_window(ends[index - 1] if index else 0, begin_ns)
+        during = records.read_window(begin_ns, end_ns)
+        peaks = np.max(window.results([_find_peaks(earlier)], None), axis=0).tolist()
+        window.results([_find_peaks(during)], None)
+        memory = _measure_memory(lead, records.read_last(begin_ns), during, *peaks)
+        if memory is not None and not span["flags"] & FAILED:
+            yield _build_finding(window.subject, begin_ns, end_ns, int(span["step"]), memory)
 
 
-def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) -> dict[str, float] | None:
+def _find_peaks(samples: Samples) -> tuple[int, int]:
+    """Return the highest reserved bytes, and the highest allocated ones outside evaluations; -1 where there are none."""
+    if not len(samples):
+        return -1, -1
+    training = samples.rows["allocated_peak_bytes"][samples.rows["phase"] != PHASE_CODE["eval"]]
+    return int(samples.rows["reserved_bytes"].max()), int(training.max(initial=-1))
+
+
+def _measure_memory(
+    lead: Process, before: Any, during: Samples, reserved_before: int, training_peak: int
+) -> dict[str, float] | None:
     """Return the allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
-    state.read_samples(lead, begin_ns)
-    before, reserved_before, training_peak = (
-        lead.records("allocator").read_last(begin_ns),
-        state.reserved_peak,
-        state.training_peak,
-    )
-    during = state.read_samples(lead, end_ns)
     if before is None or not len(during):
         return None
     begin, peak = int(before["reserved_bytes"]), int(during.rows["reserved_bytes"].max())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.findings.support.evidence import Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_lines, line_values
-from zerotop.analysis.findings.support.lines.stack_lines import Delay
+from zerotop.analysis.findings.support.lines.line_findings import line_values
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 
 _KIND = FindingKind(
     name="checkpoint_pause",
@@ -35,26 +37,6 @@ PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
 
 
-class _State:
-    saves_read = 0
-    longest_s = 0.0
-
-    def __init__(self) -> None:
-        self.recent: list[_Save] = []  # at most OFTEN_SAVES
-
-
-class _Save(NamedTuple):
-    """A checkpoint, in unix nanoseconds."""
-
-    begin_ns: int
-    end_ns: int
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the checkpoint."""
-        return (self.end_ns - self.begin_ns) / 1e9
-
-
 class _Pause(NamedTuple):
     """The pauses that a finding reports: one long checkpoint, or many of them."""
 
@@ -64,51 +46,49 @@ class _Pause(NamedTuple):
     step: int
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first long pause of each attempt, later ones longer by SPIKE_SIMILAR_SHARE, and frequent pauses."""
-    for group in recording.groups:
-        for (delay, kind, evidence, step), found in await_lines(
-            group, _KIND.name, _find_pauses(group), lambda pause: pause.delay
-        ):
-            period = round(evidence.get("period", 1))
-            values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
-            yield kind.at(group, delay.begin_ns, delay.end_ns, evidence, known_ns=found.known_ns, step=step, **values)
+    for (delay, kind, evidence, step), found in window.await_each(_find_pauses(window), lambda one: await_line(one.delay)):
+        period = round(evidence.get("period", 1))
+        values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
+        times = delay.begin_ns, delay.end_ns
+        yield kind.at(window.subject, *times, evidence, known_ns=found.known_ns, step=step, **values)
 
 
-def _find_pauses(group: Group) -> Iterator[_Pause]:
-    lead, state = group.lead, group.get_state(_State)
-    saves = lead.read_rare_phases("checkpoint_save").skip(state.saves_read)
-    state.saves_read += len(saves)
-    for save in map(_Save, lead.compute_begins(saves).tolist(), saves.times.tolist()):
-        before = lead.steps_until(save.begin_ns)
-        if len(before):
-            state.recent = [*state.recent, save][-OFTEN_SAVES:]
-            yield from _find_long(group, state, save, before)
-            yield from _find_often(group, state.recent, before)
+def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
+    lead = window.subject.lead
+    saves = lead.read_rare_phases("checkpoint_save")
+    begins, ends = lead.compute_begins(saves), saves.times
+    for index in range(len(saves))[window.steps(saves.rows)]:
+        before = lead.steps_until(int(begins[index]))
+        if not len(before):
+            continue
+        pause, usual = float(ends[index] - begins[index]) / 1e9, float(np.median(before["iteration_s"][-20:]))
+        if pause >= max(PAUSE_SECONDS, PAUSE_ITERATIONS * usual) and window.is_news(pause, _is_longer):
+            evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
+            delay = _make_delay(lead, begins[index], ends[index])
+            yield _Pause(delay, _KIND, evidence, int(before["step"][-1]))
+        recent = slice(max(index + 1 - OFTEN_SAVES, int(np.searchsorted(begins, before["end_unix_ns"][0]))), index + 1)
+        often = window.find_once(partial(_find_often, lead, begins[recent], ends[recent], before))
+        if often is not None and often.delay.known_ns == ends[index]:
+            yield often
 
 
-def _find_long(group: Group, state: _State, save: _Save, before: Rows) -> Iterator[_Pause]:
-    pause = save.seconds
-    if pause < PAUSE_SECONDS or pause <= state.longest_s * (1 + SPIKE_SIMILAR_SHARE):
-        return
-    usual = float(np.median(before["iteration_s"][-20:]))
-    if pause >= PAUSE_ITERATIONS * usual:
-        state.longest_s = pause
-        evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
-        yield _Pause(_make_delay(group, save.begin_ns, save), _KIND, evidence, int(before["step"][-1]))
+def _is_longer(last: float, pause: float) -> bool:
+    return pause > last * (1 + SPIKE_SIMILAR_SHARE)
 
 
-def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pause]:
-    total = sum(save.seconds for save in recent)
-    share = total * 1e9 / (recent[-1].end_ns - recent[0].begin_ns)
-    if len(recent) < OFTEN_SAVES or share < OFTEN_SHARE or _OFTEN in group.reported:
-        return
-    group.reported.add(_OFTEN)
-    steps = before["step"][np.searchsorted(before["end_unix_ns"], recent[0].begin_ns) :]
+def _find_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pause | None:
+    total = float((ends - begins).sum()) / 1e9
+    share = total * 1e9 / float(ends[-1] - begins[0])
+    if len(begins) < OFTEN_SAVES or share < OFTEN_SHARE:
+        return None
+    steps = before["step"][np.searchsorted(before["end_unix_ns"], begins[0]) :]
     period = max(1.0, len(steps) / (OFTEN_SAVES - 1))
-    evidence = {"pause_s": total, "share": share, "period": period, "saves": len(recent)}
-    yield _Pause(_make_delay(group, recent[0].begin_ns, recent[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
+    evidence = {"pause_s": total, "share": share, "period": period, "saves": len(begins)}
+    return _Pause(_make_delay(lead, begins[0], ends[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
 
 
-def _make_delay(group: Group, begin_ns: int, last: _Save) -> Delay:
-    return Delay(group.lead, "checkpoint_save", begin_ns, last.end_ns, last.end_ns)
+def _make_delay(lead: Process, begin_ns: int, end_ns: int) -> Delay:
+    return Delay(lead, "checkpoint_save", int(begin_ns), int(end_ns), int(end_ns))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.thresholds import SPIKE_GAP_S, SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop.recording.moments.at import find_cores
 
@@ -61,38 +61,21 @@ class CpuUse(NamedTuple):
     threads: int  # runnable
 
 
-@dataclass
-class _State:
-    has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps with phases
-    gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))  # and their gaps
-    reported_gap: float | None = None
-    gpu_read_ns: int = 0  # the lead's GPU was read up to here
-    gpu_used_bytes: int = 0  # the highest so far
-    gpu_total_bytes: int = 0
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a gap, and again where it has changed by SPIKE_REPEAT_FACTOR."""
-    for group in recording.groups:
-        if group.lead.is_on_gpu:
-            yield from _check_group(group)
-
-
-def _check_group(group: Group) -> Iterator[Finding]:
-    lead, state = group.lead, group.get_state(_State)
-    window = group.next_steps(len(lead.phased_steps), _KIND.name)
-    if window is None:
-        return
-    fresh = lead.phased_steps[window]
+    group, lead = window.subject, window.subject.lead
+    new = window.steps(lead.phased_steps) if lead.is_on_gpu else slice(0)
+    fresh = lead.phased_steps[new]
     real = np.flatnonzero(~fresh["skipped"])
-    begin = 0 if state.has_real_step else 1
-    indices = np.concatenate([state.indices, window.start + real])[begin:]
-    gaps = np.concatenate([state.gaps, _measure_gaps(lead, fresh)[real]])[begin:]
-    state.has_real_step |= len(real) > 0
-    state.indices, state.gaps = indices[1 - SPIKE_STEPS :], gaps[1 - SPIKE_STEPS :]
-    if len(indices) < SPIKE_STEPS:
+    # The first real step is left out.
+    first = window.find_once(lambda: next(iter((real + new.start).tolist()), None))
+    real = real[real + new.start != first]
+    measured = zip((real + new.start).tolist(), _measure_gaps(lead, fresh)[real].tolist(), strict=True) if len(real) else ()
+    together = window.results(measured, SPIKE_STEPS - 1)
+    if len(together) < SPIKE_STEPS:
         return
+    indices, gaps = (np.array(column) for column in zip(*together, strict=True))
     windows = np.lib.stride_tricks.sliding_window_view(gaps, SPIKE_STEPS)
     middle = np.median(windows, axis=1)
     usual = np.median(
@@ -101,11 +84,12 @@ def _check_group(group: Group) -> Iterator[Finding]:
     similar = (np.abs(windows - middle[:, None]) <= SPIKE_SIMILAR_SHARE * middle[:, None]).all(axis=1)
     shares = middle / np.maximum(usual, 1e-9)
     for at in np.flatnonzero(similar & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
-        gap = float(middle[at])
-        if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
-            state.reported_gap = gap
-            if group.count_report(_KIND.name):
-                yield _build_finding(group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
+        if window.is_news(gap := float(middle[at]), _has_changed):
+            yield _build_finding(group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
+
+
+def _has_changed(last: float, gap: float) -> bool:
+    return not 1 / SPIKE_REPEAT_FACTOR < gap / last < SPIKE_REPEAT_FACTOR
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
@@ -206,7 +190,7 @@ def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
 def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
     """Return the bytes that the optimizer would need on the GPU, and the bytes that were always free there."""
     room: dict[str, float] = {}
-    lead, state = group.lead, group.get_state(_State)
+    lead = group.lead
     parameters, shared_by = lead.engine.trainable_parameters, lead.engine.data_parallel or 1
     if isinstance(parameters, int):
         # Adam in mixed precision: master weights and two moments, 4 bytes each; gradients of 2, and, during the update, 8
@@ -214,13 +198,9 @@ def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
         room |= _estimate_without_offload(lead)
         room["optimizer_bytes"] = 12.0 * parameters / shared_by
         room["needed_bytes"] = 22.0 * parameters / shared_by
-    samples = lead.gpu_samples.read_window(state.gpu_read_ns, known_ns)
-    state.gpu_read_ns = known_ns
-    if len(samples):
-        state.gpu_used_bytes = max(state.gpu_used_bytes, int(samples.rows["used_bytes"].max()))
-        state.gpu_total_bytes = int(samples.rows["total_bytes"][-1])
-    if state.gpu_total_bytes:
-        room["gpu_free_bytes"] = float(state.gpu_total_bytes - state.gpu_used_bytes)
+    samples = lead.gpu_samples.read_window(0, known_ns)
+    if len(samples) and (total := int(samples.rows["total_bytes"][-1])):
+        room["gpu_free_bytes"] = float(total - int(samples.rows["used_bytes"].max()))
     return room
 
 

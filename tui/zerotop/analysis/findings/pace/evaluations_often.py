@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_lines, line_values
-from zerotop.analysis.findings.support.lines.stack_lines import Delay
+from zerotop.analysis.findings.support.lines.line_findings import line_values
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 
 _KIND = FindingKind(
     name="evaluations_often",
@@ -28,43 +30,41 @@ _FEWEST, _LEAST_SHARE, _MORE_OFTEN_SHARE, _MORE_OFTEN_TIMES = 6, 0.15, 0.08, 2.0
 
 
 class _Often(NamedTuple):
+    begin: int  # number of the first evaluation
+    evaluations: int
     delay: Delay
     rows: Rows
     evidence: dict[str, float | None]
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first such evaluations of each attempt, and again with each doubling of their number."""
-    for group in recording.groups:
-        for often, found in await_lines(group, _KIND.name, _find_often(group), lambda often: often.delay):
-            values, share = line_values(found.line), often.evidence["share"] or 0.0
-            values["earlier"] = often.evidence.get("earlier")
-            yield _KIND.at_steps(group, often.rows, often.evidence, known_ns=found.known_ns, cost=share, **values)
+    for often, found in window.await_each(_find_often(window), lambda often: await_line(often.delay)):
+        values, share = line_values(found.line), often.evidence["share"] or 0.0
+        values["earlier"] = often.evidence.get("earlier")
+        yield _KIND.at_steps(window.subject, often.rows, often.evidence, known_ns=found.known_ns, cost=share, **values)
 
 
-class _State:
-    steps_read, due, begin = 0, _FEWEST, -1  # begin: the first of those that were reported, as an index
-
-    def __init__(self) -> None:
-        self.indexes: list[int] = []  # of the steps before which there was an evaluation
-
-
-def _find_often(group: Group) -> Iterator[_Often]:
-    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
-    fresh = np.flatnonzero(steps["eval_s"][state.steps_read :] > 0) + state.steps_read
-    state.steps_read = len(steps)
-    for index in fresh.tolist():
-        state.indexes.append(index)
-        count = len(state.indexes) - max(0, state.begin)
-        if count >= state.due and (often := _measure(group, steps, state)) is not None:
-            state.due = 2 * count
-            yield often
+def _find_often(window: SearchWindow[Group]) -> Iterator[_Often]:
+    lead, steps = window.subject.lead, window.subject.lead.steps
+    new = window.steps(steps)
+    fresh = (np.flatnonzero(steps["eval_s"][new] > 0) + new.start).tolist()  # steps before which there was an evaluation
+    indexes = window.results(fresh, None)
+    yield from window.extend(partial(_find_next, lead, indexes, len(indexes) - len(fresh)), 0)
 
 
-def _measure(group: Group, steps: Rows, state: _State) -> _Often | None:
-    """Return the last evaluations if they take much of the time; once reported, all since the first of these."""
-    first = state.begin if state.begin >= 0 else len(state.indexes) - _FEWEST
-    indexes, before = state.indexes[first:], state.indexes[: first + 1]
+def _find_next(lead: Process, indexes: list[int], searched: int, last: _Often | None) -> _Often | None:
+    """Return the next evaluations to report, with one of those behind the ``searched`` ones as their last."""
+    due = _FEWEST if last is None else last.begin + 2 * last.evaluations
+    ends = range(max(due, searched + 1), len(indexes) + 1)
+    found = (_measure(lead, indexes[:end], end - _FEWEST if last is None else last.begin) for end in ends)
+    return next((one for one in found if one is not None), None)
+
+
+def _measure(lead: Process, indexes: list[int], begin: int) -> _Often | None:
+    """Return the evaluations from number ``begin`` on if they take much of the time."""
+    before, indexes, steps = indexes[: begin + 1], indexes[begin:], lead.steps
     rows = steps[indexes[0] : indexes[-1] + 1]
     seconds = float(steps["eval_s"][indexes[1:]].sum())
     iterations = float(np.nansum(rows["iteration_s"][1:]))
@@ -73,7 +73,6 @@ def _measure(group: Group, steps: Rows, state: _State) -> _Often | None:
     is_more_often = earlier is not None and earlier >= _MORE_OFTEN_TIMES * period
     if period < 2 or share < (_MORE_OFTEN_SHARE if is_more_often else _LEAST_SHARE):
         return None
-    state.begin = first
     evidence: dict[str, float | None] = {
         "share": share,
         "period": period,
@@ -83,4 +82,4 @@ def _measure(group: Group, steps: Rows, state: _State) -> _Often | None:
     evidence |= {"iteration_s": float(np.nanmedian(rows["iteration_s"])), "earlier": earlier if is_more_often else None}
     begin_ns = int(rows["begin_unix_ns"][0] - 1e9 * steps["eval_s"][indexes[0]])
     known_ns = int(rows["end_unix_ns"][-1])
-    return _Often(Delay(group.lead, "eval", begin_ns, known_ns, known_ns, is_all_work=True), rows, evidence)
+    return _Often(begin, len(indexes), Delay(lead, "eval", begin_ns, known_ns, known_ns, is_all_work=True), rows, evidence)

@@ -70,6 +70,8 @@ class _Pending(NamedTuple):
 
 
 class _State:
+    """The changes of an attempt that may still be explained, confirmed or ended by steps of any later window."""
+
     def __init__(self) -> None:
         self.search = PaceSearch()
         self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them

@@ -53,6 +53,8 @@ class Stretch(NamedTuple):
 
 @dataclass
 class _State:
+    """The last stretches of a node, and the one in progress: each of them may last any time."""
+
     last_ns: int = 0
     ticks: list[tuple[int, float, float]] = field(default_factory=list)  # of the current stretch
     stretches: list[Stretch] = field(default_factory=list)  # the last finished ones

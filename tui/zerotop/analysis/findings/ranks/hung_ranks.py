@@ -73,6 +73,8 @@ class _Last(NamedTuple):
 
 
 class _State:
+    """The silence in progress, which may have begun long before a window, and what was reported of it."""
+
     last_heard_ns = 0  # when a phase began or ended last
     reported_ns = 0  # begin of the last silence that was reported
     is_unseen = False  # it was reported without stacks

@@ -38,6 +38,8 @@ _EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, e
 
 
 class _State:
+    """The stops of an attempt so far: reading all again in each window would be quadratic where ranks are stopped often."""
+
     def __init__(self) -> None:
         self.stopped: dict[ProcessKey, int] = {}  # since when, of those that are stopped now
         self.stops: list[tuple[int, int]] = []  # (when, rank) of all stops

@@ -57,7 +57,7 @@ class _Told(NamedTuple):
 
 
 class _State:
-    """What a process held of a GPU, by NVML's readings."""
+    """All of NVML's readings of what a process held of a GPU: a cycle lasts as long as the other processes want."""
 
     def __init__(self) -> None:
         self.times, self.used = GrowingArray(np.int64), GrowingArray(np.int64)

@@ -69,6 +69,8 @@ _NONE = _Forwards(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
 
 
 class _State:
+    """Forwards of steps that other ranks have not finished: ranks write their times independently, and some much later."""
+
     def __init__(self) -> None:
         self.forwards: dict[int, _Forwards] = {}  # by rank; those of steps that not all ranks have finished yet
         self.unfinished: dict[int, _Forwards] = {}  # device times of each rank's last step, to which more may come

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.formatting import format_percent, format_ranks
 from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.stacks import SILENT
@@ -47,33 +47,22 @@ _MOST_USES = 8
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_job()
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report once if all ranks stood still before the first step, unless one of them does work that merely takes long."""
-    state = recording.get_state(_State, _KIND.name)
-    if state.is_over:
-        return
+    recording = window.recording
     ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
     first_ns = min(ends, default=recording.cursor_ns + 1)
-    state.is_over = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
+    window.is_closed = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
     silent = [event for event in recording.events_of(events.Stacks) if event.why == SILENT]
     times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
-    for time_ns in times[bisect_right(times, state.checked_ns) :]:
-        state.checked_ns = time_ns
+    for time_ns in window.items(times):
         start = find_standstill(recording.at.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
-            state.is_over = True
             yield _build_finding(recording, start, time_ns)
-            return
         awaited = find_awaited(recording.at.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
-            state.is_over = True
             yield _build_awaited(awaited, time_ns, use)
-            return
-
-
-class _State:
-    checked_ns = 0  # of the last stacks that were looked at
-    is_over = False  # it was reported, or training began long ago
 
 
 def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:

@@ -41,14 +41,11 @@ class DetectorState:
         fresh = self.next_steps(len(items), key)
         return items[fresh] if fresh is not None else items[:0]
 
-    def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
-        """Return the steps, of ``count`` finished ones, not yet returned for ``key``; None if there are none.
-
-        ``overlap``: how many earlier steps are returned again.
-        """
+    def next_steps(self, count: int, key: str) -> slice | None:
+        """Return the steps, of ``count`` finished ones, not yet returned for ``key``; None if there are none."""
         state = self.get_state(_Position, key)
         begin, state.count = state.count, max(count, state.count)
-        return slice(max(0, begin - overlap), count) if count > begin else None
+        return slice(begin, count) if count > begin else None
 
     def count_report(self, name: str) -> bool:
         """Count one more finding of a kind; return whether to report it.

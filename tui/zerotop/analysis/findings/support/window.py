@@ -40,6 +40,7 @@ class SearchWindow(Generic[S]):
         self._firsts: dict[Hashable, list[Any]] = {}
         self._last: Any = None  # of the results that follow from each other
         self._kept: dict[Hashable, Any] = {}
+        self._news: dict[Hashable, Any] = {}
         self._waiting: list[Any] = []
         self._findings: set[Hashable] = set()
         self._reports: Counter[str] = Counter()
@@ -80,6 +81,13 @@ class SearchWindow(Generic[S]):
         if not known and (found := find()) is not None:
             known.append(found)
         return known[0] if known else None
+
+    def is_news(self, value: T, differs: Callable[[T, T], bool], of: Hashable = None) -> bool:
+        """Whether a value is the first one, or differs from the last one that was news."""
+        if of in self._news and not differs(self._news[of], value):
+            return False
+        self._news[of] = value
+        return True
 
     def keep(self, make: Callable[[], T], of: Hashable = None) -> T:
         """Return what ``make`` returned at first, for example a search that reads each step of a growing table once."""

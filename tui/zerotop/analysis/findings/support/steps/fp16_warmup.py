@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
@@ -14,19 +12,9 @@ SKIPPED_STEPS = 3
 """Skipped steps in a row, from the first step on, that are worth a finding: one or two are normal with any loss scale."""
 
 
-class _State:
-    skipped_steps = 0  # before the first real step, as far as steps were read
-    has_real_step = False
-
-
 def count_skipped_first(process: Process) -> int:
     """Return how many steps were skipped before the first real one."""
-    state = process.get_state(_State)
-    if not state.has_real_step:
-        fresh = process.steps["skipped"][state.skipped_steps :]
-        state.has_real_step = not fresh.all()
-        state.skipped_steps += int(np.argmin(fresh)) if state.has_real_step else len(fresh)
-    return state.skipped_steps
+    return next((count for count, is_skipped in enumerate(process.steps["skipped"]) if not is_skipped), len(process.steps))
 
 
 def read_loss_scales(process: Process, skipped: Rows) -> tuple[float, ...]:
