@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
-from zerotop.analysis.memory.expected.beyond_allocated import DEFAULT_ALLOCATOR, JobMemory, estimate_memory
+from zerotop.analysis.memory.expected.beyond_allocated import DEFAULT_ALLOCATOR, JobMemory, MeasuredContext, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
@@ -30,6 +30,7 @@ class Hardware:
     gpu_bytes: int | None = None  # of one GPU
     gpu: str = ""  # its name
     host_bytes: int | None = None  # of one node
+    measured: MeasuredContext | None = None  # on a machine with this GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,15 @@ def estimate_option(
 ) -> OptionEstimate:
     """Return the estimate of one stage and offload mode. ``rules``: of the simulated allocator; None without."""
     setup = build_setup(model, hardware, *mode)
-    memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes, rules=rules)
+    memory = estimate_memory(
+        shape,
+        setup,
+        work,
+        gpu=hardware.gpu,
+        gpu_bytes=hardware.gpu_bytes,
+        rules=rules,
+        measured=hardware.measured,
+    )
     return build_option(setup, mode[1], memory, hardware, own, work)
 
 

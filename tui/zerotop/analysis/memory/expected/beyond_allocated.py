@@ -42,6 +42,7 @@ _STUCK_SHARE = 0.12  # the least seen of it, which counts for the verdict
 # CUDA's context and libraries of one process, by the beginning of the GPU's name: lowest, usual, highest.
 _CONTEXTS = {"H100": (1.38e9, 1.4e9, 1.8e9), "H200": (1.38e9, 1.4e9, 1.8e9), "A100": (0.5e9, 0.8e9, 1.0e9)}
 _OTHER_CONTEXT = (0.5e9, 1.0e9, 1.8e9)
+_MORE_KERNELS = 0.8e9  # that a training loads at most beyond what the measuring program did
 _NCCL = (0.5e9, 0.5e9, 0.8e9)  # channels and buffers, with several ranks
 
 _ROUNDED = 1.4  # between 1 and 2, by the shapes of tensors
@@ -57,6 +58,14 @@ class Interval:
     likely: float
     high: float
     formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredContext:
+    """Bytes of one process on this machine's GPUs, as a small program measured them."""
+
+    context: float
+    nccl: float | None  # None where it was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ def estimate_memory(
     gpu: str = "",
     gpu_bytes: int | None = None,
     rules: AllocatorRules | None = DEFAULT_ALLOCATOR,
+    measured: MeasuredContext | None = None,
 ) -> JobMemory:
     """Return the memory of one rank.
 
@@ -93,6 +103,7 @@ def estimate_memory(
         gpu: its name.
         gpu_bytes: its memory, where known.
         rules: of the simulated allocator; None without a simulation, which takes some 20 ms.
+        measured: on the machine of the GPU, for types that no training was measured on.
     """
     moments = compute_moments(shape, setup, work)
     peak = moments[0].bytes
@@ -101,7 +112,7 @@ def estimate_memory(
     spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
-    context = find_context(gpu, setup)
+    context = find_context(gpu, setup, measured)
     reserved = _estimate_reserved(shape, setup, work, moments, rules)
     reserved = replace(reserved, low=max(low * peak, reserved.low))
     device = add_intervals(reserved, context, "reserved + context")
@@ -181,11 +192,19 @@ def _sum_rows(moment: PeakMoment, *names: str) -> float:
     return sum(row.bytes for row in moment.rows if row.name in names)
 
 
-def find_context(gpu: str, setup: EngineSetup) -> Interval:
+def find_context(gpu: str, setup: EngineSetup, measured: MeasuredContext | None = None) -> Interval:
+    """Return CUDA's context of a rank, and NCCL's memory: of the GPU's type, else as measured, else as others have."""
     name = next((name for name in _CONTEXTS if name in gpu.upper()), "")
-    text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
-    context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
-    return add_intervals(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
+    nccl = Interval(*_NCCL, "")
+    if not name and measured is not None:
+        size, text = measured.context, "CUDA's context and libraries, as measured on this machine"
+        context = Interval(size, size, size + _MORE_KERNELS, text)
+        if measured.nccl is not None:
+            nccl = Interval(measured.nccl, measured.nccl, max(_NCCL[2], measured.nccl), "")
+    else:
+        text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
+        context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
+    return add_intervals(context, nccl, f"{text}, and NCCL") if setup.ranks > 1 else context
 
 
 def list_host_rows(setup: EngineSetup, accumulation: int = 1) -> list[MemoryRow]:
