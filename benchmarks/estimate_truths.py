@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, estimate_memory
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
@@ -83,7 +84,8 @@ def estimate_row(row: dict[str, Any]) -> JobMemory | str:
     parts = express(row)
     if isinstance(parts, str):
         return parts
-    return estimate_memory(*parts, gpu=row.get("gpu") or "", gpu_bytes=row.get("gpu_memory"))
+    rules = AllocatorRules(expandable_segments="expandable_segments:True" in (row.get("allocator") or ""))
+    return estimate_memory(*parts, gpu=row.get("gpu") or "", gpu_bytes=row.get("gpu_memory"), rules=rules)
 
 
 def list_figures(row: dict[str, Any], memory: JobMemory) -> Iterator[tuple[str, Interval, float]]:

@@ -53,7 +53,10 @@ def _build_parser() -> argparse.ArgumentParser:
         'eval "$(zerotop completions bash)"',
     )
     completions.add_argument("shell", choices=("bash", "zsh", "fish"), help="for its startup file")
-    doctor = add_command("doctor", "check this machine's setup", "zerotop doctor")
+    doctor = add_command("doctor", "check this machine's setup", "zerotop doctor", "zerotop doctor --measure")
+    doctor.add_argument(
+        "--measure", action="store_true", help="measure its speeds and fixed memory in 20 s, and keep them for estimates"
+    )
     doctor.add_argument("--json", action="store_true", help=JSON_HELP)
     return parser
 

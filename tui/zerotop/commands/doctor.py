@@ -18,6 +18,7 @@ from pathlib import Path
 import pynvml
 
 from zerotop.analysis.text_tables import align_columns
+from zerotop.commands.measuring.measurement import measure_machine
 from zerotop_probe.inside import native
 from zerotop_probe.outside.sampling.ranks.build_locks import find_extensions_folder, find_stale_locks
 from zerotop_probe.recording import directory
@@ -40,6 +41,8 @@ class DoctorCheck:
 
 def doctor(options: argparse.Namespace) -> int:
     """Print all checks. Return 1 if something is missing that recording needs, else 0."""
+    if options.measure:
+        return measure_machine(is_json=options.json)
     checks = examine_machine()
     if options.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
@@ -29,6 +31,7 @@ from zerotop.commands.common.estimate_text import explain, format_options, forma
 from zerotop.commands.common.grades import print_grades
 from zerotop.commands.common.model_config import read_model_config
 from zerotop.commands.common.training_arguments import TrainingSettings, fill_options, resolve_batch
+from zerotop.commands.measuring.machine_file import MachineFigures, MachineFileError, find_machine_file, read_figures
 from zerotop.recording import catalog, sweeps
 from zerotop.recording.reader import Recording, RecordingError
 
@@ -146,7 +149,23 @@ def _find_hardware(options: argparse.Namespace) -> Hardware:
         from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes  # it brings NVML
 
         gpus, gpu_bytes = gpus or max(1, count_visible_gpus()), gpu_bytes or read_gpu_bytes()
-    return Hardware(gpus, options.nodes or 1, gpu_bytes, options.gpu or "", options.host_memory)
+    gpu, measured = options.gpu or "", None
+    # A memory size without a name is another machine's.
+    if gpu or options.gpu_memory is None:
+        figures = read_kept_figures()
+        if figures is not None and gpu.upper() in figures.gpu.upper():
+            gpu, context = figures.gpu, figures.values.get("context")
+            measured = MeasuredContext(context, figures.values.get("nccl")) if context is not None else None
+    return Hardware(gpus, options.nodes or 1, gpu_bytes, gpu, options.host_memory, measured)
+
+
+def read_kept_figures() -> MachineFigures | None:
+    """Return this machine's measurements; None without usable ones, with a warning if the file cannot be used."""
+    try:
+        return read_figures(find_machine_file())
+    except MachineFileError as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def _to_json(row: OptionEstimate, hardware: Hardware) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, estimate_memory
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
+from zerotop.analysis.memory.expected.beyond_allocated import DEFAULT_ALLOCATOR, JobMemory, MeasuredContext, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
@@ -29,6 +30,7 @@ class Hardware:
     gpu_bytes: int | None = None  # of one GPU
     gpu: str = ""  # its name
     host_bytes: int | None = None  # of one node
+    measured: MeasuredContext | None = None  # on a machine with this GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,20 @@ def estimate_option(
     work: Workload,
     mode: tuple[int, str],
     own: Sequence[Estimate],
+    *,
+    rules: AllocatorRules | None = DEFAULT_ALLOCATOR,
 ) -> OptionEstimate:
-    """Return the estimate of one stage and offload mode."""
+    """Return the estimate of one stage and offload mode. ``rules``: of the simulated allocator; None without."""
     setup = build_setup(model, hardware, *mode)
-    memory = estimate_memory(shape, setup, work, gpu=hardware.gpu, gpu_bytes=hardware.gpu_bytes)
+    memory = estimate_memory(
+        shape,
+        setup,
+        work,
+        gpu=hardware.gpu,
+        gpu_bytes=hardware.gpu_bytes,
+        rules=rules,
+        measured=hardware.measured,
+    )
     return build_option(setup, mode[1], memory, hardware, own, work)
 
 

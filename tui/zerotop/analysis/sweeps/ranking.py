@@ -107,9 +107,9 @@ def rank_model(
     )
 
     def predict(gpus: int, stage: int, offload: str, rows: int) -> OptionEstimate:
-        return estimate_option(
-            model, replace(hardware, gpus=gpus), shape, replace(work, micro_batch=rows), (stage, offload), ()
-        )
+        # Of hundreds, and what is needed at most does not depend on cached segments.
+        asked = replace(work, micro_batch=rows)
+        return estimate_option(model, replace(hardware, gpus=gpus), shape, asked, (stage, offload), (), rules=None)
 
     return rank_options(find_combinations(space, predict, hardware), hardware)
 

@@ -1,13 +1,15 @@
 """Memory beyond PyTorch's allocated bytes: reserved segments, CUDA's context, NCCL, and the host memory of a rank.
 
-The allocator is not simulated here. The shares below are medians over measured runs (``benchmarks/estimate_truths.py``),
-with the interval that held most of them: formulas alone do not tell a reserved figure exactly.
+Where the order of a step's blocks is known, reserved memory is that of a simulated allocator
+(:mod:`zerotop.analysis.memory.expected.step_blocks`). Elsewhere the shares below are medians over measured runs
+(``benchmarks/estimate_truths.py``), with the interval that held most of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
     LOSS,
@@ -18,6 +20,7 @@ from zerotop.analysis.memory.expected.peak_moments import (
     Workload,
     compute_moments,
 )
+from zerotop.analysis.memory.expected.step_blocks import is_simulated, simulate_beyond
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS, PARAMETERS
 
@@ -25,18 +28,21 @@ _STATES_SPREAD, _ACTIVATIONS_SPREAD, _GUESSED_SPREAD = (0.98, 1.02), (0.94, 1.06
 """Measured over computed allocated memory: of the optimizer's step, of other moments, and of adapters without checkpointing
 and of unknown families, for which no formula here knows what the forward keeps (dropout and casts differ)."""
 
+DEFAULT_ALLOCATOR = AllocatorRules()
+
 _PARTLY_USED = 1.0e9  # of segments, whatever their size
 _LAYER_SHARE = 0.1  # of a layer's blocks
 # Of the logits' blocks. With checkpointing the next forward puts layer inputs, which live long, into their free segments.
 _LOGITS_SHARES = {"logits": 0.4, "fused": 0.9}
 _LOGITS_SHARE = 0.1  # without checkpointing
 _GATHERING_SHARE = 0.15  # of allocated: FSDP's stream for gathering has segments of its own
-_RESERVED_SPREAD = (0.88, 1.22)
+_RESERVED_SPREAD, _SIMULATED_SPREAD = (0.88, 1.22), (0.95, 1.18)
 _STUCK_SHARE = 0.12  # the least seen of it, which counts for the verdict
 
 # CUDA's context and libraries of one process, by the beginning of the GPU's name: lowest, usual, highest.
 _CONTEXTS = {"H100": (1.38e9, 1.4e9, 1.8e9), "H200": (1.38e9, 1.4e9, 1.8e9), "A100": (0.5e9, 0.8e9, 1.0e9)}
 _OTHER_CONTEXT = (0.5e9, 1.0e9, 1.8e9)
+_MORE_KERNELS = 0.8e9  # that a training loads at most beyond what the measuring program did
 _NCCL = (0.5e9, 0.5e9, 0.8e9)  # channels and buffers, with several ranks
 
 _ROUNDED = 1.4  # between 1 and 2, by the shapes of tensors
@@ -52,6 +58,14 @@ class Interval:
     likely: float
     high: float
     formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredContext:
+    """Bytes of one process on this machine's GPUs, as a small program measured them."""
+
+    context: float
+    nccl: float | None  # None where it was not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +88,23 @@ class JobMemory:
 
 
 def estimate_memory(
-    shape: ModelShape, setup: EngineSetup, work: Workload, *, gpu: str = "", gpu_bytes: int | None = None
+    shape: ModelShape,
+    setup: EngineSetup,
+    work: Workload,
+    *,
+    gpu: str = "",
+    gpu_bytes: int | None = None,
+    rules: AllocatorRules | None = DEFAULT_ALLOCATOR,
+    measured: MeasuredContext | None = None,
 ) -> JobMemory:
-    """Return the memory of one rank. ``gpu``: its name; ``gpu_bytes``: its memory, where known."""
+    """Return the memory of one rank.
+
+    Args:
+        gpu: its name.
+        gpu_bytes: its memory, where known.
+        rules: of the simulated allocator; None without a simulation, which takes some 20 ms.
+        measured: on the machine of the GPU, for types that no training was measured on.
+    """
     moments = compute_moments(shape, setup, work)
     peak = moments[0].bytes
     is_step = moments[0].name == STEP
@@ -84,15 +112,9 @@ def estimate_memory(
     spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
-    context = find_context(gpu, setup)
-    likely = max(_add_segments(moment, setup, work) for moment in moments)
-    text = (
-        f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
-    )
-    text += f", {_find_logits_share(work)} of the logits'" + (
-        f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
-    )
-    reserved = Interval(max(low * peak, _RESERVED_SPREAD[0] * likely), likely, _RESERVED_SPREAD[1] * likely, text)
+    context = find_context(gpu, setup, measured)
+    reserved = _estimate_reserved(shape, setup, work, moments, rules)
+    reserved = replace(reserved, low=max(low * peak, reserved.low))
     device = add_intervals(reserved, context, "reserved + context")
     if gpu_bytes is not None:
         reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
@@ -106,6 +128,30 @@ def estimate_memory(
     )
     stuck = _find_stuck(shape, setup, work, moments[0])
     return JobMemory(moments, allocated, reserved, context, device, host, rows, stuck)
+
+
+def _estimate_reserved(
+    shape: ModelShape,
+    setup: EngineSetup,
+    work: Workload,
+    moments: tuple[PeakMoment, ...],
+    rules: AllocatorRules | None,
+) -> Interval:
+    if rules is not None and is_simulated(shape, setup):
+        likely = moments[0].bytes + simulate_beyond(shape, setup, work, rules)
+        low, high = _SIMULATED_SPREAD
+        return Interval(
+            low * likely, likely, high * likely, "the blocks of two steps in a simulation of PyTorch's allocator"
+        )
+    likely = max(_add_segments(moment, setup, work) for moment in moments)
+    low, high = _RESERVED_SPREAD
+    text = (
+        f"the highest moment with its segments: {_PARTLY_USED / 1e9:.0f} GB partly used, {_LAYER_SHARE} of a layer's blocks"
+    )
+    text += f", {_find_logits_share(work)} of the logits'" + (
+        f", {_GATHERING_SHARE} of all for FSDP" if _gathers(setup) else ""
+    )
+    return Interval(low * likely, likely, high * likely, text)
 
 
 def add_intervals(one: Interval, other: Interval, formula: str) -> Interval:
@@ -146,11 +192,19 @@ def _sum_rows(moment: PeakMoment, *names: str) -> float:
     return sum(row.bytes for row in moment.rows if row.name in names)
 
 
-def find_context(gpu: str, setup: EngineSetup) -> Interval:
+def find_context(gpu: str, setup: EngineSetup, measured: MeasuredContext | None = None) -> Interval:
+    """Return CUDA's context of a rank, and NCCL's memory: of the GPU's type, else as measured, else as others have."""
     name = next((name for name in _CONTEXTS if name in gpu.upper()), "")
-    text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
-    context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
-    return add_intervals(context, Interval(*_NCCL, ""), f"{text}, and NCCL") if setup.ranks > 1 else context
+    nccl = Interval(*_NCCL, "")
+    if not name and measured is not None:
+        size, text = measured.context, "CUDA's context and libraries, as measured on this machine"
+        context = Interval(size, size, size + _MORE_KERNELS, text)
+        if measured.nccl is not None:
+            nccl = Interval(measured.nccl, measured.nccl, max(_NCCL[2], measured.nccl), "")
+    else:
+        text = f"CUDA's context and libraries, as seen on {name or 'other GPUs'}"
+        context = Interval(*_CONTEXTS.get(name, _OTHER_CONTEXT), text)
+    return add_intervals(context, nccl, f"{text}, and NCCL") if setup.ranks > 1 else context
 
 
 def list_host_rows(setup: EngineSetup, accumulation: int = 1) -> list[MemoryRow]:

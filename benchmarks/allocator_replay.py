@@ -1,0 +1,144 @@
+"""Replay a recorded step through the simulated allocator, beside PyTorch's own counters of that job.
+
+    python benchmarks/allocator_replay.py
+
+The job: Qwen2 0.5 B in ZeRO-2 on one H200, of which the microscope recorded every allocation of step 23
+(``tests/recordings/gpu-microscope.zerotop``). The simulation starts as the job did, by DeepSpeed's source, and then runs
+that step three times. The trace has no streams: of it the gradient partition alone is DeepSpeed's reduction stream's,
+since ``overlap_comm`` is on. Neither has it what only a first step allocates: the workspaces of cuBLAS, as the recording's
+inventory shows them, and the optimizer's states.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from zerotop.analysis.memory.caching_allocator import AllocatorRules, Block, CachingAllocator
+from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.peak_moments import Workload
+from zerotop.analysis.memory.expected.step_blocks import REDUCTION, WORKSPACE, StepReplay
+from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
+from zerotop.recording.reader import Recording
+from zerotop_probe.recording.tables import HISTORY_ACTIONS, PHASES
+
+_RECORDING = Path(__file__).parents[1] / "tests" / "recordings" / "gpu-microscope.zerotop"
+_QWEN2 = {
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+_PARAMETERS, _ROWS, _TOKENS = 494_032_768, 4, 2048
+_LAST = 2  # the column ``edge`` of a reading at the end of a phase
+_ALLOC, _FREE = HISTORY_ACTIONS.index("alloc"), HISTORY_ACTIONS.index("free_completed")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The allocator's counters at one moment: PyTorch's, or the simulation's."""
+
+    moment: str
+    reserved: int
+    segments: int
+    peak: int  # of allocated bytes in the phase
+
+
+def read_counters(recording: Recording) -> list[Reading]:
+    """Return PyTorch's counters before and in the first step, in which reserved memory came to its height."""
+    rows = recording.sources["allocator"][0].array
+    rows = rows[rows["step"] == 0]
+    readings = [_read_row("start", rows[0])]
+    for phase in ("forward", "backward", "step"):
+        ends = rows[(rows["phase"] == PHASES.index(phase)) & (rows["edge"] == _LAST)]
+        readings.append(_read_row(phase, ends[-1]))
+    return readings
+
+
+def _read_row(moment: str, row: np.void) -> Reading:
+    return Reading(moment, int(row["reserved_bytes"]), int(row["segments"]), int(row["allocated_peak_bytes"]))
+
+
+def read_operations(recording: Recording) -> list[tuple[int, int, int]]:
+    """Return action, address and size of every allocation and free of the recorded step."""
+    rows = recording.sources["history"][0].array
+    rows = rows[np.isin(rows["action"], (_ALLOC, _FREE))]
+    return list(zip(rows["action"].tolist(), rows["address"].tolist(), rows["size_bytes"].tolist(), strict=True))
+
+
+def simulate(operations: list[tuple[int, int, int]]) -> Iterator[Reading]:
+    """Yield the simulation's counters at the moments of :func:`read_counters`, and after two more steps."""
+    shape = parse_shape(_QWEN2)
+    assert shape is not None
+    setup = build_setup(TrainedModel(_PARAMETERS, _PARAMETERS, None), Hardware(), 2, "none")
+    replay = StepReplay(shape, setup, Workload(_ROWS, _TOKENS // _ROWS), AllocatorRules())
+    replay.start()
+    allocator = replay.allocator
+    yield _read(allocator, "start")
+    for step in range(3):
+        yield from _replay_step(replay, operations, is_first=step == 0)
+    yield _read(allocator, "two more steps")
+
+
+def _replay_step(replay: StepReplay, operations: list[tuple[int, int, int]], *, is_first: bool) -> Iterator[Reading]:
+    allocator = replay.allocator
+    sizes = [size if action == _ALLOC else 0 for action, _, size in operations]
+    loss = [index for index, size in enumerate(sizes) if size == 4 * _TOKENS * _QWEN2["vocab_size"]][2]  # its gradient
+    head = sizes.index(2 * _QWEN2["vocab_size"] * _QWEN2["hidden_size"], loss)
+    partition = next(index for index, size in enumerate(sizes) if abs(size - 2 * _PARAMETERS) < 1 << 20)
+    update = sizes.index(4 * _PARAMETERS)
+    alive: dict[int, Block] = {}
+    if is_first:
+        allocator.allocate(WORKSPACE)
+    for index, (action, address, size) in enumerate(operations):
+        if action == _FREE:
+            if address in alive:
+                allocator.free(alive.pop(address))
+            continue
+        if is_first and index in (loss, update):
+            yield _read(allocator, "forward" if index == loss else "backward")
+        alive[address] = allocator.allocate(size, stream=REDUCTION if index == partition else 0)
+        if is_first and index == head:
+            allocator.allocate(WORKSPACE)
+        if is_first and index == update:
+            replay.make_states()
+    if is_first:
+        yield _read(allocator, "step")
+    for block in alive.values():
+        allocator.free(block)
+
+
+def _read(allocator: CachingAllocator, moment: str) -> Reading:
+    reading = Reading(moment, allocator.reserved, allocator.segments, allocator.allocated_peak)
+    allocator.reset_peaks()
+    return reading
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
+    recording = Recording.open(_RECORDING)
+    recording.refresh()
+    counted = {reading.moment: reading for reading in read_counters(recording)}
+    counted["two more steps"] = counted["step"]
+    print("| after | reserved, PyTorch | simulated | | segments, PyTorch | simulated |\n|---|---|---|---|---|---|")
+    for reading in simulate(read_operations(recording)):
+        truth = counted[reading.moment]
+        error = reading.reserved / truth.reserved - 1
+        print(
+            f"| {reading.moment} | {truth.reserved:,} | {reading.reserved:,} | {error:+.2%}"
+            f" | {truth.segments} | {reading.segments} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
