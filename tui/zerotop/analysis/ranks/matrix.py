@@ -96,11 +96,19 @@ class RankMatrix:
             values = np.where(np.isnan(phased), np.nan, values)
         return compute_usual(metric, values)
 
+    def find_usual(self, metric: RankMetric, values: Matrix) -> Matrix:
+        """Return the usual value of each rank in its recent steps, (ranks,); ``values`` are those of the metric."""
+        return self.usual_times[metric] if metric in self.times else compute_usual(metric, self.cut_recent(values))
+
     @property
     def figured_steps(self) -> int:
         """The most steps of a rank that its usual times are means of."""
         phased = ~np.isnan(self.cut_recent(self.times[RankMetric.OTHER])) if self.times else np.empty((0, 0))
         return int(phased.sum(axis=1).max(initial=0)) or self.recent_count
+
+    def cut_to(self, steps: int) -> RankMatrix:
+        """Return the matrix with figures of its last ``steps`` steps only."""
+        return self if steps == self.recent_count else replace(self, recent_count=steps)
 
 
 EMPTY_MATRIX = RankMatrix(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import Matrix, RankMatrix, RankMetric, compute_median, compute_usual
+from zerotop.analysis.ranks.matrix import Matrix, RankMatrix, RankMetric, compute_median
 
 Ints = NDArray[np.intp]
 
@@ -63,7 +63,9 @@ class Skew:
     own_s: float
     usual_s: float  # of the median rank, or of the other one of two
     iteration_s: float
-    longest_delay_s: float  # for how long the others usually wait for one rank, at most
+    delay_s: float  # for how long the others usually wait for this rank
+    longest_delay_s: float  # the same of the rank for which they wait longest
+    timed_steps: int  # those whose phases are known: all figures are means of these
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
     is_in_each: bool = True  # most of the steps show it; else it is an average
 
@@ -78,19 +80,28 @@ class Skew:
         return self.lag_s / self.iteration_s if self.iteration_s > 0 else 0.0
 
     @property
+    def delay_share(self) -> float:
+        """Delay as a share of an iteration."""
+        return self.delay_s / self.iteration_s if self.iteration_s > 0 else 0.0
+
+    @property
     def is_alike(self) -> bool:
         """Whether no rank stands out."""
         return self.iteration_share < ALIKE_SHARE or self.lag_s < _MIN_LAG_S
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether ranks do not communicate in that phase, so that the others wait for this rank later."""
-        return _is_alone(self.metric, self.meets_in_forward)
+        """Whether ranks do not communicate in that phase, so that the others wait for this rank later.
+
+        They do not wait where it makes up for the phase in another one.
+        """
+        return _is_alone(self.metric, self.meets_in_forward) and self.delay_s >= self.lag_s / 2
 
     @property
     def is_effect(self) -> bool:
         """Whether the rank waits for others, and not they for it: ranks meet in that phase, and none is late."""
-        return not self.is_waited_for and self.longest_delay_s < _DELAY_SHARE * self.iteration_s
+        is_alone = _is_alone(self.metric, self.meets_in_forward)
+        return not is_alone and self.longest_delay_s < _DELAY_SHARE * self.iteration_s
 
     @property
     def delays_others(self) -> bool:
@@ -132,18 +143,18 @@ def _measure_skew(matrix: RankMatrix, metric: RankMetric, row: int) -> Skew:
     if float(np.nanmedian(lag)) < (float(usual[row]) - _find_usual(usual)) / 2:  # it has pauses, now and then
         return replace(_measure_since(matrix, metric, row, 0), is_in_each=False)
     skew = _measure_since(matrix, metric, row, _find_onset(lag, float(np.nanmedian(lag)) / 2))
-    return _measure_since(matrix, metric, row, 0) if skew.is_effect else skew
+    return _measure_since(matrix, metric, row, 0) if skew.is_effect or skew.is_alike else skew
 
 
 def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int) -> Skew:
     recent = matrix.cut_recent(matrix.times[metric])
     own = matrix.compute_usual_time(metric, onset)
-    iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[RankMetric.ITERATION])[:, onset:]))
+    iterations, delays = (matrix.compute_usual_time(one, onset) for one in (RankMetric.ITERATION, RankMetric.WAIT))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
     steps = recent.shape[1] - onset
-    delay = float(np.nanmax(matrix.usual_times[RankMetric.WAIT], initial=0.0))
-    figures = float(own[row]), _find_usual(own), iteration, delay
-    return Skew(steps, since, len(matrix.processes), metric, row, *figures, matrix.meets_in_forward)
+    figures = float(own[row]), _find_usual(own), float(np.nanmedian(iterations)), float(delays[row])
+    longest, timed = float(np.nanmax(delays, initial=0.0)), matrix.cut_to(steps).figured_steps
+    return Skew(steps, since, len(matrix.processes), metric, row, *figures, longest, timed, matrix.meets_in_forward)
 
 
 def _find_onset(lag: Matrix, least: float) -> int:
@@ -166,9 +177,7 @@ class RankComparison:
 
 def compare_rank(matrix: RankMatrix, row: int, metric: RankMetric, values: Matrix) -> RankComparison:
     """Compare the usual value of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
-    medians = (
-        matrix.usual_times[metric] if metric in matrix.usual_times else compute_usual(metric, matrix.cut_recent(values))
-    )
-    own, usual = float(medians[row]), float(medians[1 - row]) if len(medians) == 2 else _find_usual(medians)
+    figures = matrix.find_usual(metric, values)
+    own, usual = float(figures[row]), float(figures[1 - row]) if len(figures) == 2 else _find_usual(figures)
     scale = choose_scale(metric, matrix, values)
     return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)

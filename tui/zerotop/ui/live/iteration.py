@@ -201,7 +201,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
         ("missing", missing, glyphs.missing, "muted"),
     ):
         if count and len(rows) < height:
-            rows.append(((f"{glyph} ", style), (name.ljust(width - 8), "text"), (str(count).rjust(6), "value")))
+            rows.append(((f"{glyph} ", style), (f"{count} {name}", "text")))  # no figure in the column of times
     return (rows + [()] * height)[:height]
 
 

@@ -45,14 +45,12 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         all_ranks = "Both ranks" if ranks == 2 else f"All {ranks} ranks"
         return f"{all_ranks} are alike: {detail}.", f"{all_ranks} are alike.", False
     others = "the other one" if ranks == 2 else "the others"
-    each = steps if skew.steps == 1 else f"each of {steps}" if skew.is_in_each else f"{steps} on average"
-    when = f"each step since step {skew.since_step}" if skew.since_step is not None else each
-    own, usual, late = format_duration(skew.own_s), format_duration(skew.usual_s), format_duration(skew.lag_s)
+    own, usual = format_duration(skew.own_s), format_duration(skew.usual_s)
     share, phase = f"{skew.iteration_share * 100:.0f} %", _PHASE_PHRASES[skew.metric]
     spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
-        what = f"Rank {rank} delays {others} by {late}"
-        text = f"{what} ({share} of an iteration) in {when}: {spends}."
+        what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", f"{skew.delay_share * 100:.0f} %"
+        text = f"{what} ({share} of an iteration){_name_steps(skew)}: {spends}."
         return text, f"{what} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_percent(skew.longest_delay_s / skew.iteration_s * 100)
@@ -61,8 +59,21 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
             f" {usual}: ranks wait for one another there."
         )
         return text, f"No rank delays {others}; rank {rank} is longest {phase}.", False
-    text = f"Rank {rank} takes {own} {phase} in {when}, {others} {usual}: {share} of an iteration."
+    text = f"Rank {rank} takes {own} {phase}{_name_steps(skew)}, {others} {usual}: {share} of an iteration."
     return text, f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).", skew.iteration_share >= WARNING_SHARE
+
+
+def _name_steps(skew: Skew) -> str:
+    """Name the steps that the figures are of; some were only counted, and their phases are not known."""
+    if skew.steps == 1:
+        return " in the only step"
+    if skew.timed_steps < skew.steps:
+        since = f" since step {skew.since_step}" if skew.since_step is not None else ""
+        which = f"the {skew.steps} steps{since}" if since else f"the last {skew.steps} steps"
+        return f", averaged over {skew.timed_steps} of {which}"
+    if skew.since_step is not None:
+        return f" in each step since step {skew.since_step}"
+    return f" in each of the last {skew.steps} steps" if skew.is_in_each else f" in the last {skew.steps} steps on average"
 
 
 def describe_hang(hang: Hang, ranks: int) -> str:

@@ -127,7 +127,7 @@ class Ranking:
         self._matrices = RankMatrices()
         self._samples = RankSamples(source.recording)
         self._columns = RECENT_STEPS
-        self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
+        self._skew: tuple[RankMatrix, RankMatrix, Skew | None] | None = None  # the last matrix, and what was found in it
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
         self._lookup: tuple[RankMetric, RankMatrix] | None = None  # the values to look up
@@ -155,14 +155,14 @@ class Ranking:
     def make_picture(self, frame: Frame, columns: int | None = None) -> RankPicture:
         """Return the picture at the frame's cursor and rank, of ``columns`` steps; None: as many as before."""
         self._columns = columns or self._columns
-        matrix = self._matrices.matrix_at(
+        whole = self._matrices.matrix_at(
             self._source.rank_steps,
             self._choose_cursor(frame),
             max(self._columns, RECENT_STEPS),
             meets_in_forward=frame.view.job.gathers_parameters,
             delays=list_delays(frame.findings, len(frame.view.ranks)),
         )
-        skew = self._find_skew(matrix)
+        matrix, skew = self._find_skew(whole)
         if not self._is_metric_chosen and skew is not None and skew.delays_others:
             self.choose_metric(RankMetric.WAIT)
         matrix, values = self._find_values(matrix)
@@ -170,13 +170,15 @@ class Ranking:
         hang = _find_hang(frame, matrix)
         asked = (matrix, id(values), self.metric, self.by_number, rank, view.progress.total_steps, view.job.state, hang)
         if self._last_picture is None or asked != self._picture_key:
-            self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, frame, hang)
+            self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, skew, frame, hang)
         return self._last_picture
 
-    def _find_skew(self, matrix: RankMatrix) -> Skew | None:
-        if self._skew[0] is not matrix:
-            self._skew = matrix, find_skew(matrix)
-        return self._skew[1]
+    def _find_skew(self, whole: RankMatrix) -> tuple[RankMatrix, Skew | None]:
+        """Return where ranks differ most, and the matrix whose figures are of the same steps."""
+        if self._skew is None or self._skew[0] is not whole:
+            skew = find_skew(whole)
+            self._skew = whole, whole if skew is None else whole.cut_to(skew.steps), skew
+        return self._skew[1:]
 
     def _find_values(self, matrix: RankMatrix) -> MatrixValues:
         """Return the matrix and the metric's values; before a slow lookup is done, the previous ones."""
@@ -219,7 +221,9 @@ class Ranking:
             return cursor_ns - cursor_ns % _REFRESH_NS
         return cursor_ns
 
-    def _build_picture(self, matrix: RankMatrix, values: Matrix, frame: Frame, hang: Hang | None) -> RankPicture:
+    def _build_picture(
+        self, matrix: RankMatrix, values: Matrix, skew: Skew | None, frame: Frame, hang: Hang | None
+    ) -> RankPicture:
         metric = self.metric
         deviation = _measure_deviations(matrix, metric, values)
         odd = deviation
@@ -227,7 +231,6 @@ class Ranking:
             # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
             odd = np.maximum(deviation, _measure_deviations(matrix, RankMetric.WAIT, matrix.times[RankMetric.WAIT]))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
-        skew = self._find_skew(matrix)
         return RankPicture(
             matrix=matrix,
             metric=metric,

@@ -126,7 +126,7 @@ class RanksScreen(MonitorScreen):
         (
             "map",
             "A line for each rank, a column for each step, the newest at the right. The colour shows the metric in the\n"
-            "title: the farther from the background, the higher the value (for free memory, the lower).",
+            "title: the farther from the background, the higher the value.",
         ),
         (
             "outliers first",

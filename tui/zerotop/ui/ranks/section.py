@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.ranks.matrix import Matrix, RankMetric, compute_median
+from zerotop.analysis.ranks.matrix import Matrix, RankMetric
 from zerotop.recording.samples import Ints
 from zerotop.ui.charts import HEAT, Canvas, compute_levels, plot_heatmap
 from zerotop.ui.drawing.formatting import choose_ticks
@@ -73,8 +73,9 @@ class Section:
 
     @cached_property
     def usual_values(self) -> Matrix:
-        """Median of the recent steps of each line."""
-        return compute_median(self.picture.matrix.cut_recent(self.line_values), 1)
+        """The usual value of each line's rank, as in the table; of several ranks the worst."""
+        usual = self.picture.matrix.find_usual(self.metric, self.picture.find_values(self.metric))
+        return compute_line_values(self.plan.lines, usual[:, None], self.metric)[:, 0]
 
     @cached_property
     def rank_deviations(self) -> Matrix:
@@ -91,8 +92,8 @@ class Section:
         low, high = self.heat_range
         _, factor = choose_unit(self.metric, high)
         ends = [format_figure(value * factor, high * factor, FIGURE_WIDTH).strip() for value in (low, high)]
-        if self.metric is RankMetric.FREE:
-            ends.reverse()
+        if np.nanmax(self.line_values, initial=high) > high:  # extreme steps have the last colour, too
+            ends[1] += "+"
         canvas = Canvas(len(HEAT), 1, self.glyphs)
         plot_heatmap(canvas, np.arange(len(HEAT))[None, :])
         legend: Row = ((f" {ends[0]} ", "axis"), *canvas.to_rows()[0], (f" {ends[1]}", "axis"))
@@ -128,8 +129,6 @@ class Section:
 
     def _draw_heat(self) -> list[Row]:
         levels = compute_levels(self.line_values, *self.heat_range)
-        if self.metric is RankMetric.FREE:  # little free memory gets the strongest colour
-            levels = np.where(levels < 0, levels, len(HEAT) - 1 - levels)
         levels = np.repeat(levels, np.diff(self.shape.step_columns), axis=1)
         levels = np.repeat(levels, max(1, self.plan.tall), axis=0)
         canvas = Canvas(levels.shape[1], self.plan.height, self.glyphs)

@@ -23,9 +23,9 @@ _LAUNCHES = FindingKind(
     name="launch_bound",
     severity=Severity.INFO,
     confidence=0.85,
-    headline="The GPU waits for launches in {share:percent} of each {iteration_s:seconds} iteration",
+    headline="The GPU waits for launches {share:percent} of the time in steps {first_step:.0f} to {last_step:.0f}",
     details=(
-        "Kernels run in {use:percent} of the time, and {cores:.1f} cores are busy to launch them: each takes less time than"
+        "These steps take {iteration_s:seconds}. Kernels run in {use:percent} of the time, and {cores:.1f} cores are busy to launch them: each takes less time than"
         " its launch.[ Iterations wander from {low_s:seconds} to {high_s:seconds} with the pace of those cores.]"
     ),
     advice="{help}",
@@ -101,6 +101,7 @@ def _judge_pace(group: Group, steps: Rows, *, was_launching: bool) -> tuple[Find
     begin, known_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
     iteration = compute_known_median(pace.rows["iteration_s"])
     evidence: dict[str, float] = {"iteration_s": iteration, "steps": len(pace.rows)}
+    ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
     is_launching = _is_launch_bound(group, pace)
@@ -109,7 +110,7 @@ def _judge_pace(group: Group, steps: Rows, *, was_launching: bool) -> tuple[Find
         if not is_launching:
             evidence["until_step"] = float(pace.rows["step"][0])
         kind = _LAUNCHES if is_launching else _ENDED
-        values: dict[str, Any] = {"low_s": None, "high_s": None, **evidence, **_advise(group, pace)}
+        values: dict[str, Any] = {"low_s": None, "high_s": None, **evidence, **ends, **_advise(group, pace)}
         cost = 1 - pace.use if is_launching else 0.0
         return kind.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **values), is_launching
     wanders = pace.wanders and not _is_disturbed(group, pace.rows)

@@ -96,6 +96,9 @@ def _draw_progress(view: LiveView, width: int, glyphs: Glyphs) -> Row:
     return join_rows(choose_items(items, width, gap=3 if width > 100 else 2), gap=3 if width > 100 else 2, style="band")
 
 
+_WHOLE_BAR = 25  # cells: in wider terminals there is room for words, too
+
+
 def _bar_width(width: int) -> int:
     return 0 if width < 70 else min(40, (width - 60) // 2)
 
@@ -108,7 +111,10 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         done = progress.finished_steps / progress.total_steps
         items.append((2, draw_stacked_bar([("progress", done)], 1.0, bar, glyphs, rest="progress-rest")))
     if is_known(progress.iteration_s):
-        items.append((8, ((format_pace(progress.iteration_s), "band-value"),)))
+        pace: Row = ((format_pace(progress.iteration_s), "band-value"),)
+        # While the job runs it is the pace of the last steps.
+        is_median = job.state.is_over and bar >= _WHOLE_BAR
+        items.append((8, (("median ", "band-muted"), *pace) if is_median else pace))
     if is_known(progress.tokens_per_s):
         items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
