@@ -21,6 +21,9 @@ OUTPUT_SETTING = "output"
 EXPECTED = "expected"
 # Why the recording is in a temporary folder.
 ELSEWHERE = "elsewhere"
+# The name of a job whose nodes' recordings were collected here over the network: no process in it is one of this machine's
+# that may be signalled.
+COLLECTED = "collected"
 
 # Limits, in a recording's first file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
 # With ``redact_output`` secrets are replaced in the recorded output, too. With ``stacks: false`` ranks sample no stacks.

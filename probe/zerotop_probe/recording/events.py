@@ -750,6 +750,20 @@ class NotReached(Event):
     why: str | None  # the reason
 
 
+class NodeLost(Event):
+    """A node of a collected recording has sent nothing for some seconds, though the collector can be reached."""
+
+    host: str | None  # the node's own host name
+    seconds: float | None  # how long it has been silent
+
+
+class NodeReturned(Event):
+    """A lost node sends again."""
+
+    host: str | None  # the node's own host name
+    seconds: float | None  # how long it was silent
+
+
 class NotEntered(RankEvent):
     """The probe could not be injected into a rank."""
 

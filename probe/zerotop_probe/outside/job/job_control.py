@@ -14,7 +14,7 @@ from typing import Any
 from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
 from zerotop_probe.outside.procfs import Process, read_environment, read_owner
 from zerotop_probe.recording import clock, events
-from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.directory import COLLECTED, SESSION_VARIABLE, read_recording_info
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -53,6 +53,7 @@ class JobFacts:
     # Ranks that were asked to load the probe and had not answered: they will load it later.
     pending_pids: set[int] = field(default_factory=set)
     other_host: str = ""  # the host, if the job ran on another machine or before this one was restarted
+    collected: bool = False  # the recording came over the network
 
     def is_alive(self) -> bool:
         """Whether the job's root, or a rank that outlived it, runs."""
@@ -62,6 +63,10 @@ class JobFacts:
 def read_facts(recording: str) -> JobFacts:
     """Read the events that samplers and commands of this node wrote since its last boot."""
     facts = JobFacts()
+    info = read_recording_info(recording)
+    if COLLECTED in info:  # what came over the network names no process here
+        facts.other_host, facts.collected = str(info.get("host") or "another node"), True
+        return facts
     unsorted: list[tuple[dict[str, Any], _Author]] = []
     here = (clock.read_hostname(), clock.read_boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(recording), "events-[nc]*.jsonl"))):
@@ -241,7 +246,7 @@ def request_stop(recording: str) -> None:
 def _explain_unreachable(facts: JobFacts) -> str:
     if not facts.other_host:
         return "its recording does not say that it was started"
-    if facts.other_host == clock.read_hostname():
+    if facts.other_host == clock.read_hostname() and not facts.collected:
         return "it ran before this machine was restarted"
     return f"it was started on {facts.other_host}; stop it there"
 
