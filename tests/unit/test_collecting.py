@@ -197,7 +197,7 @@ def test_the_collected_recording_names_no_process_here(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     assert forward(source, WrongAnswers(make_collector(tmp_path)))[0]
     info = directory.read_recording_info(str(tmp_path / "collected"))
-    assert info[directory.COLLECTED] == "llama"
+    assert info[directory.COLLECTED] == ["llama", ""]
     assert info["command"] == ["python", "train.py"]
     facts = job_control.read_facts(str(tmp_path / "collected"))
     assert facts.job is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from zerotop.commands.common.errors import FAILED, Problem
 from zerotop.commands.common.exit_messages import (
@@ -35,6 +37,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
     if options.report is not None:
         check_place(options.report)
+    if options.collector is not None:
+        from zerotop.commands.nodes.joining import check_options
+
+        check_options(options)
     if options.expect is not None:
         options.expected = ask_expectation(options.expect)
     if options.no_phase_peaks:
@@ -57,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         agent.launch_in_background(recording, options.command)
+        _start_forwarder(recording, options, quiet=True)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
@@ -73,9 +80,11 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording:
+        await_forwarder = _start_forwarder(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
+    await_forwarder()
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(recording)
     if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
@@ -99,6 +108,20 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
+
+
+def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> Callable[[], None]:
+    """Start sending the recording if that was asked for; return a function that waits until all of it has been sent."""
+    if options.collector is None:
+        return lambda: None
+    from zerotop.commands.nodes import joining
+
+    try:
+        forwarder = joining.start_forwarder(recording, options, quiet=quiet)
+    except OSError as error:
+        write_messages(f"The recording is not sent to the collector: {error.strerror}")
+        return lambda: None
+    return partial(joining.await_forwarder, forwarder)
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

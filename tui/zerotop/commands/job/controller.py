@@ -39,6 +39,10 @@ class JobController:
     @property
     def attach_command(self) -> str:
         """The shell command that reattaches to the job."""
+        collected = directory.read_recording_info(self._recording).get(directory.COLLECTED)
+        if collected:
+            job, address = map(str, collected)
+            return f"zerotop collect {shlex.quote(address)} --job {shlex.quote(job)}"
         return f"zerotop attach {shlex.quote(self._attach_name)}"
 
     @property

@@ -54,8 +54,11 @@ class _Node:
 class Collector:
     """The collector of one job. ``tell`` receives sentences for the user."""
 
-    def __init__(self, folder: str, key: Key, *, tell: Callable[[str], None], max_bytes: int = MAX_BYTES * 5 // 4) -> None:
-        """Take over a folder, for which ``prepare_folder`` has been called."""
+    def __init__(
+        self, folder: str, key: Key, *, tell: Callable[[str], None], place: str = "", max_bytes: int = MAX_BYTES * 5 // 4
+    ) -> None:
+        """Take over a folder, for which ``prepare_folder`` has been called. ``place``: the server's address, without secrets."""
+        self._place = place
         self._folder, self._key, self._tell, self._max_bytes = folder, key, tell, max_bytes
         self._nodes: dict[str, _Node] = {}
         self._events: EventWriter | None = None
@@ -182,7 +185,7 @@ class Collector:
             raise BadMessage(f"job {self._key.job} has {MAX_NODES} nodes already")
         write_text_file(Path(self._folder, NODES_FILE), json.dumps(self._known))
         if not os.path.exists(os.path.join(self._folder, SESSION_FILE)):
-            content = info | {COLLECTED: self._key.job, "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
+            content = info | {COLLECTED: [self._key.job, self._place], "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
             write_text_file(Path(self._folder, SESSION_FILE), json.dumps(content, indent=1) + "\n")
         node = self._nodes.get(host)
         if node is None:
@@ -230,7 +233,7 @@ class Collector:
 def prepare_folder(folder: str, job: str) -> int:
     """Create the folder of a job's collected recording, or take over an earlier one; return the lock on it. Raises Problem."""
     info = read_recording_info(folder)
-    if info and info.get(COLLECTED) != job:
+    if info and (info.get(COLLECTED) or [""])[0] != job:
         raise Problem(f"{folder} is the recording of something else: choose another --job or --recording")
     if not info and os.path.isdir(folder) and set(os.listdir(folder)) - {NODES_FILE}:
         raise Problem(f"{folder} is not empty: choose another folder with --recording")
