@@ -141,13 +141,17 @@ def test_nothing_is_lost_when_something_is_killed(programs: Programs, tmp_path: 
         assert forwarder.wait(60) == 0, programs.said
         assert collector.wait(60) == 0, programs.said
     # The forwarder's own words, of its last moments, need not have come.
-    sent, come = ({name: data for name, data in read_files(folder).items() if "-control-" not in name} for folder in (source, target))
+    sent, come = (
+        {name: data for name, data in read_files(folder).items() if "-control-" not in name} for folder in (source, target)
+    )
     assert come == sent
     assert list(target.glob("*.partial")) == []
     assert Recording.open(target).sources["spans"]
 
 
-NODE_JOB = "import sys, time\nfor step in range(int(sys.argv[1])):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+NODE_JOB = (
+    "import sys, time\nfor step in range(int(sys.argv[1])):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+)
 
 
 def start_node(programs: Programs, name: str, server: NatsServer, steps: int, *more: str) -> subprocess.Popen[bytes]:
@@ -159,7 +163,11 @@ def start_node(programs: Programs, name: str, server: NatsServer, steps: int, *m
     command = ["unshare", "--uts", "sh", "-c", inner, "sh", *run, "--", sys.executable, str(script), str(steps)]
     with (programs.folder / "said").open("ab") as said:
         process = subprocess.Popen(
-            command, env=make_environment(programs.folder, ZEROTOP_TOKEN=TOKEN), stdout=said, stderr=said, start_new_session=True
+            command,
+            env=make_environment(programs.folder, ZEROTOP_TOKEN=TOKEN),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
         )
     programs._running.append(process)
     return process

@@ -24,7 +24,9 @@ class NatsServer:
         self.address = address
         self.url = f"nats://{address}:{self.port}"
         self._config = folder / f"nats-{self.port}.conf"
-        self._config.write_text(f"listen: {address}:{self.port}\n" + ("authorization { token: $ZEROTOP_TOKEN }\n" if token else ""))
+        self._config.write_text(
+            f"listen: {address}:{self.port}\n" + ("authorization { token: $ZEROTOP_TOKEN }\n" if token else "")
+        )
         self._environment = os.environ | {"ZEROTOP_TOKEN": token}
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -18,12 +18,12 @@ from zerotop.commands.nodes.collected_folder import NodeFiles
 from zerotop.commands.nodes.collector import NODES_FILE, Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
-from zerotop.commands.nodes.messages import BadMessage, Change, Key
+from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import directory
 
-KEY = Key("llama", "a token that nobody guesses")
+KEY = JobKey("llama", "a token that nobody guesses")
 HOST = "node1"
 SPANS, EVENTS, COARSE = (f"spans-rank0-{HOST}-7.rec", f"events-node-{HOST}-7.jsonl", f"gpus-node-{HOST}-7.coarse.rec")
 
@@ -71,7 +71,9 @@ def forward(source: Path, link: WrongAnswers, **options: Any) -> tuple[bool, lis
     async def connect() -> Link:
         return link
 
-    sender = Forwarder(str(source), HOST, KEY, connect, is_over=lambda: True, tell=told.append, **{"patience_s": 0.0} | options)
+    sender = Forwarder(
+        str(source), HOST, KEY, connect, is_over=lambda: True, tell=told.append, **{"patience_s": 0.0} | options
+    )
     return asyncio.run(sender.run()), told
 
 
@@ -162,10 +164,10 @@ def test_long_files_take_many_messages(tmp_path: Path) -> None:
 
 def test_a_replacement_shows_only_when_it_is_complete(tmp_path: Path) -> None:
     files = NodeFiles(str(tmp_path), HOST, 1 << 40)
-    files.apply([(Change(SPANS, 0, 0, 3, 3), b"old")])
-    files.apply([(Change(SPANS, 1, 0, 2, 4), b"ne")])
+    files.apply([(FileChange(SPANS, 0, 0, 3, 3), b"old")])
+    files.apply([(FileChange(SPANS, 1, 0, 2, 4), b"ne")])
     assert (tmp_path / SPANS).read_bytes() == b"old"
-    files.apply([(Change(SPANS, 1, 2, 2, 4), b"w!")])
+    files.apply([(FileChange(SPANS, 1, 2, 2, 4), b"w!")])
     assert read_files(tmp_path) == {SPANS: b"new!"}
 
 
@@ -251,8 +253,8 @@ def test_too_many_changes_are_refused() -> None:
         messages.parse_changes({"changes": [[SPANS, 0, 0, 0, 0]] * (messages.MAX_CHANGES + 1)}, b"", HOST)
 
 
-@pytest.mark.parametrize("other", [Key("llama", "another token, as long"), Key("lama", KEY.token)])
-def test_another_token_or_job_reads_and_writes_nothing(tmp_path: Path, other: Key) -> None:
+@pytest.mark.parametrize("other", [JobKey("llama", "another token, as long"), JobKey("lama", KEY.token)])
+def test_another_token_or_job_reads_and_writes_nothing(tmp_path: Path, other: JobKey) -> None:
     told: list[str] = []
     collector = make_collector(tmp_path, told.append)
     info = directory.read_recording_info(str(make_source(tmp_path)))
@@ -279,7 +281,9 @@ def test_larger_messages_and_recordings_are_refused(tmp_path: Path) -> None:
     (source / SPANS).write_bytes(bytes(3_000_000))
     done, told = forward(source, WrongAnswers(make_collector(tmp_path, max_bytes=1_000_000)))
     assert not done
-    assert "the collector refuses: the recording of node node1 is larger than 0.0 GB: collect with a larger --max-size" in told[0]
+    assert (
+        "the collector refuses: the recording of node node1 is larger than 1 MB: collect with a larger --max-size" in told[0]
+    )
     assert sum(map(len, read_files(tmp_path / "collected").values())) < 1_000_000
 
 

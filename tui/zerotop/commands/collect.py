@@ -22,7 +22,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.joining import JOB_VARIABLE, URL_VARIABLE, check_options
 from zerotop.commands.nodes.link import Link, connect_nats, hide_secrets
-from zerotop.commands.nodes.messages import Key
+from zerotop.commands.nodes.messages import JobKey
 from zerotop_probe.outside import own_python
 from zerotop_probe.recording import directory
 
@@ -40,7 +40,7 @@ def collect(options: argparse.Namespace) -> int:
         return _watch(options, Path(folder), collector)
 
 
-def _collect_headless(options: argparse.Namespace, key: Key, folder: str) -> int:
+def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> int:
     lock = prepare_folder(folder, key.job)
     place = hide_secrets(options.collector)
     limit = {} if options.max_size is None else {"max_bytes": options.max_size}

@@ -34,7 +34,9 @@ def forward(options: argparse.Namespace) -> int:
     async def connect() -> Link:
         return await connect_nats(options.collector, key)
 
-    is_complete = asyncio.run(Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=_Teller(path)).run())
+    is_complete = asyncio.run(
+        Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=_Teller(path)).run()
+    )
     if not is_complete and path.is_dir():
         write_messages(
             f"The collector of job {key.job} lacks the end of this node's part. Send it later with:"
@@ -52,7 +54,7 @@ class _Ending:
 
     def is_over(self) -> bool:
         facts = job_control.read_facts(self._folder)
-        if not facts.samplers and not facts.other_host:  # it has yet to begin
+        if facts.job is None and not facts.other_host:  # it has yet to begin
             return time.monotonic() - self._began_s > _START_S
         return not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
 

@@ -34,7 +34,7 @@ class JobUnreachable(ProcessLookupError):
 class JobFacts:
     """The processes of a recording's job on this node, according to its events."""
 
-    samplers: list[Process] = field(default_factory=list)
+    samplers: list[Process] = field(default_factory=list)  # those that have not ended normally
     job: Process | None = None
     ranks: list[Process] = field(default_factory=list)
     without_probe: dict[Process, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
@@ -74,10 +74,12 @@ def read_facts(recording: str) -> JobFacts:
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
-        if writer.get("role") == "node":
+        found = [(event, author) for event in _iter_events(path)]
+        has_ended = any(event.get("event") == events.SamplerEnded.event_name for event, _ in found)
+        if writer.get("role") == "node" and not has_ended:
             with contextlib.suppress(*_DAMAGE_ERRORS):
                 facts.samplers += author.keep_believable([Process(int(writer["pid"]), int(writer["start"]))])
-        unsorted += [(event, author) for event in _iter_events(path)]
+        unsorted += found
     # Attaching and detaching write separate files; the times of one boot are comparable.
     for event, author in sorted(unsorted, key=_get_time_ns):
         with contextlib.suppress(*_DAMAGE_ERRORS):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from zerotop.commands.nodes.messages import MAX_CHANGES, BadMessage, Change, hash_file, is_file_name
+from zerotop.commands.nodes.messages import MAX_CHANGES, BadMessage, FileChange, hash_file, is_file_name
 
 _PARTIAL = ".partial"
 # What a file takes on disk at least.
@@ -60,8 +60,8 @@ class NodeFiles:
                 break
         return page
 
-    def apply(self, changes: Sequence[tuple[Change, bytes]]) -> None:
-        """Apply changes in their order; those that were applied before change nothing. Raise OutOfStep, BadMessage, OSError."""
+    def apply(self, changes: Sequence[tuple[FileChange, bytes]]) -> None:
+        """Apply changes in order; those that were applied before change nothing. Raise OutOfStep, BadMessage, OSError."""
         for change, data in changes:
             if change.size < 0:
                 self._delete(change)
@@ -70,7 +70,7 @@ class NodeFiles:
             else:
                 self._replace(change, data)
 
-    def _get_generation(self, change: Change) -> int:
+    def _get_generation(self, change: FileChange) -> int:
         file = self._files.get(change.name)
         if file is None:
             if change.offset:
@@ -82,7 +82,7 @@ class NodeFiles:
             raise OutOfStep
         return file.generation
 
-    def _delete(self, change: Change) -> None:
+    def _delete(self, change: FileChange) -> None:
         if self._files.pop(change.name, None) is None:  # deleted before
             return
         self._bytes -= _FILE_BYTES
@@ -95,7 +95,7 @@ class NodeFiles:
             os.unlink(self._make_path(name))
             self._bytes -= size
 
-    def _replace(self, change: Change, data: bytes) -> None:
+    def _replace(self, change: FileChange, data: bytes) -> None:
         """Write the next generation beside the file, and put it into its place when all of it has come."""
         file, partial = self._files[change.name], change.name + _PARTIAL
         if change.generation != file.next_generation:
@@ -111,7 +111,7 @@ class NodeFiles:
             file.generation, file.next_generation = change.generation, None
 
     def _write(self, name: str, offset: int, data: bytes) -> int:
-        """Write what is new of ``data``; return the number of bytes. Raise OutOfStep if the rest differs or bytes are missing."""
+        """Write what is new of ``data``; return the number of bytes. Raise OutOfStep if others are there, or are missing."""
         descriptor = os.open(self._make_path(name), _FLAGS | os.O_CREAT, 0o600)
         try:
             size = os.fstat(descriptor).st_size
@@ -127,7 +127,8 @@ class NodeFiles:
     def _check_room(self, more: int) -> None:
         if self._bytes + more > self.max_bytes:
             raise BadMessage(
-                f"the recording of node {self.host} is larger than {self.max_bytes / 1e9:.1f} GB: collect with a larger --max-size"
+                f"the recording of node {self.host} is larger than {self.max_bytes / 1e6:.0f} MB:"
+                " collect with a larger --max-size"
             )
 
     def _make_path(self, name: str) -> str:

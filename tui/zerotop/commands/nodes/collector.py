@@ -18,7 +18,7 @@ from zerotop.commands.common.errors import Problem
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
 from zerotop.commands.nodes.link import Connect, Link, LinkError, LinkRefused
-from zerotop.commands.nodes.messages import BadMessage, Key
+from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.recording.atomic_write import write_text_file
 from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.recording import events
@@ -55,9 +55,9 @@ class Collector:
     """The collector of one job. ``tell`` receives sentences for the user."""
 
     def __init__(
-        self, folder: str, key: Key, *, tell: Callable[[str], None], place: str = "", max_bytes: int = MAX_BYTES * 5 // 4
+        self, folder: str, key: JobKey, *, tell: Callable[[str], None], place: str = "", max_bytes: int = MAX_BYTES * 5 // 4
     ) -> None:
-        """Take over a folder, for which ``prepare_folder`` has been called. ``place``: the server's address, without secrets."""
+        """Take over a folder that ``prepare_folder`` has prepared. ``place``: the server's address, without secrets."""
         self._place = place
         self._folder, self._key, self._tell, self._max_bytes = folder, key, tell, max_bytes
         self._nodes: dict[str, _Node] = {}
@@ -150,7 +150,9 @@ class Collector:
             elif kind == messages.BYE:
                 node.has_ended = True
             else:
-                raise BadMessage(f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes")
+                raise BadMessage(
+                    f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes"
+                )
             return answer
 
     def _write(self, node: _Node, header: dict[str, Any], data: bytes) -> None:
@@ -231,7 +233,10 @@ class Collector:
 
 
 def prepare_folder(folder: str, job: str) -> int:
-    """Create the folder of a job's collected recording, or take over an earlier one; return the lock on it. Raises Problem."""
+    """Create the folder of a job's collected recording, or take over an earlier one; return the lock.
+
+    Raises Problem.
+    """
     info = read_recording_info(folder)
     if info and (info.get(COLLECTED) or [""])[0] != job:
         raise Problem(f"{folder} is the recording of something else: choose another --job or --recording")

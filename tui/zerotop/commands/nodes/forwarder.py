@@ -16,7 +16,7 @@ from typing import Any
 
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.link import Connect, Link, LinkError
-from zerotop.commands.nodes.messages import BadMessage, Key
+from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.commands.nodes.sent_files import Batch, SentFiles
 from zerotop_probe.recording.directory import read_recording_info
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
@@ -35,13 +35,16 @@ PATIENCE_S = 30.0
 
 
 class Forwarder:
-    """Sends one recording. ``is_over`` says whether nothing more will be written; ``tell`` receives sentences for the user."""
+    """Sends one recording.
+
+    ``is_over`` says whether nothing more will be written; ``tell`` receives sentences for the user.
+    """
 
     def __init__(
         self,
         folder: str,
         host: str,
-        key: Key,
+        key: JobKey,
         connect: Connect,
         *,
         is_over: Callable[[], bool],

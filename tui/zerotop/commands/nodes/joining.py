@@ -11,13 +11,13 @@ import subprocess
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.nodes.forwarder import PATIENCE_S
 from zerotop.commands.nodes.link import check_url
-from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, Key, is_job_name
+from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, is_job_name
 from zerotop_probe.outside import own_python
 
 URL_VARIABLE, JOB_VARIABLE = "ZEROTOP_COLLECTOR", "ZEROTOP_JOB"
 
 
-def check_options(options: argparse.Namespace) -> Key:
+def check_options(options: argparse.Namespace) -> JobKey:
     """Check address, job and token; return the key. Raises Problem."""
     if not options.collector:
         raise Problem("Give the address of a NATS server, such as nats://head:4222", USAGE)
@@ -33,7 +33,7 @@ def check_options(options: argparse.Namespace) -> Key:
             f" collector, such as: export {TOKEN_VARIABLE}={secrets.token_hex(16)}",
             USAGE,
         )
-    return Key(options.job, token)
+    return JobKey(options.job, token)
 
 
 def start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool) -> subprocess.Popen[bytes]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.commands.nodes.messages import MAX_DATA_BYTES, Key
+from zerotop.commands.nodes.messages import MAX_DATA_BYTES, JobKey
 
 SCHEMES = ("nats", "tls")
 _INSTALL = "NATS needs its client: pip install 'zerotop[nodes]'"
 _CONNECT_S = 5
+_AGAIN_S = 0.1
 # A dead connection is noticed after twice this time.
 _PING_S = 2
 _CLOSE_S = 2.0
@@ -68,7 +70,7 @@ def hide_secrets(url: str) -> str:
     return scheme + separator + rest.rpartition("@")[2]
 
 
-async def connect_nats(url: str, key: Key) -> Link:
+async def connect_nats(url: str, key: JobKey) -> Link:
     """Connect to a server: with the user or token of its address, else with ours. Raises LinkError."""
     import nats
     from nats import errors
@@ -78,8 +80,10 @@ async def connect_nats(url: str, key: Key) -> Link:
     async def note_closed(*_: Any) -> None:
         closed.set()
 
-    async def ignore_error(_: Exception) -> None:
-        """It is raised, too."""
+    causes: list[Exception] = []
+
+    async def note_error(error: Exception) -> None:
+        causes.append(error)
 
     place = hide_secrets(url)
     try:
@@ -87,15 +91,18 @@ async def connect_nats(url: str, key: Key) -> Link:
             url,
             token=None if "@" in url else key.token,
             allow_reconnect=False,
+            max_reconnect_attempts=1,  # to connect at all
+            reconnect_time_wait=_AGAIN_S,
             connect_timeout=_CONNECT_S,
             ping_interval=_PING_S,
             max_outstanding_pings=1,
             closed_cb=note_closed,
             disconnected_cb=note_closed,
-            error_cb=ignore_error,
+            error_cb=note_error,
         )
     except (OSError, asyncio.TimeoutError, errors.NoServersError, ssl.SSLError) as error:
-        raise LinkError(f"{place} cannot be reached ({_describe(error)}). Is nats-server running there") from error
+        cause = _describe(causes[-1] if causes else error)
+        raise LinkError(f"{place} cannot be reached ({cause}). Is nats-server running there") from error
     except (errors.Error, ValueError) as error:
         if "authorization" in str(error).lower():
             raise LinkRefused(f"{place} refuses our token: give nodes, collector and server the same one") from error
@@ -110,7 +117,9 @@ async def connect_nats(url: str, key: Key) -> Link:
 
 
 def _describe(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 class _NatsLink:

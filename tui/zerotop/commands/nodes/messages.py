@@ -1,7 +1,7 @@
 """Messages between the nodes of a job and its collector: a header of JSON, the bytes of files, and a seal.
 
-The seal is a BLAKE2b hash (RFC 7693) keyed by the token, over the job's name and the message. A message of another job, or of
-somebody without the token, is refused before anything in it is read.
+The seal is a BLAKE2b hash (RFC 7693) keyed by the token, over the job's name and the message. A message of another job, or
+of somebody without the token, is refused before anything in it is read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BadMessage(Exception):
     """A message is not what it must be; the text says why and ends without a full stop."""
 
 
-class Key(NamedTuple):
+class JobKey(NamedTuple):
     """The secret that the nodes of one job and its collector share."""
 
     job: str
@@ -75,7 +75,7 @@ class Key(NamedTuple):
         return hashlib.blake2b(self.job.encode() + b"\0" + body, key=key, digest_size=_SEAL_BYTES).digest()
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """One change of a file.
 
     With the next ``generation`` its content begins anew, because it was cut or replaced; nothing of it shows until all
@@ -89,18 +89,18 @@ class Change(NamedTuple):
     size: int
 
 
-def parse_changes(header: dict[str, Any], data: bytes, host: str) -> list[tuple[Change, bytes]]:
+def parse_changes(header: dict[str, Any], data: bytes, host: str) -> list[tuple[FileChange, bytes]]:
     """Return the changes of a node's files in a message, each with its bytes. Raise BadMessage."""
     values = header.get("changes")
     if not isinstance(values, list) or len(values) > MAX_CHANGES:
         raise BadMessage("a message has no list of changes, or too many")
     changes, begin = [], 0
     for value in values:
-        if not (isinstance(value, list) and len(value) == len(Change._fields) and isinstance(value[0], str)):
+        if not (isinstance(value, list) and len(value) == len(FileChange._fields) and isinstance(value[0], str)):
             raise BadMessage("a change is damaged")
         if any(type(number) is not int or not -1 <= number < 1 << 60 for number in value[1:]):
             raise BadMessage("a change has impossible numbers")
-        change = Change(*value)
+        change = FileChange(*value)
         check_file_name(change.name, host)
         if min(change.generation, change.offset, change.length) < 0 or begin + change.length > len(data):
             raise BadMessage("a change has impossible numbers")

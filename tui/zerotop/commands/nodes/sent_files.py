@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from zerotop.commands.nodes.messages import (
     MAX_CHANGES,
     MAX_DATA_BYTES,
-    Change,
+    FileChange,
     hash_bytes,
     hash_file,
     is_file_name,
@@ -33,7 +33,7 @@ class _Sent:
     tail: str = ""
 
 
-Batch = list[tuple[Change, bytes]]
+Batch = list[tuple[FileChange, bytes]]
 
 
 class SentFiles:
@@ -80,14 +80,14 @@ class SentFiles:
                     yield batch
                     batch, room = [], MAX_DATA_BYTES
         for name in sorted(name for name in self._sent if name not in names):
-            batch.append((Change(name, self._sent.pop(name).generation, 0, 0, -1), b""))
+            batch.append((FileChange(name, self._sent.pop(name).generation, 0, 0, -1), b""))
             if len(batch) == MAX_CHANGES:
                 yield batch
                 batch = []
         if batch:
             yield batch
 
-    def _read_changes(self, name: str) -> Iterator[tuple[Change, bytes]]:
+    def _read_changes(self, name: str) -> Iterator[tuple[FileChange, bytes]]:
         try:
             descriptor = open_plain_file(self._make_path(name)) if self._has_changed(name) else -1
         except OSError:  # deleted meanwhile, which the next scan finds
@@ -101,12 +101,12 @@ class SentFiles:
                 tail = _read_tail(descriptor, sent.size)
             if sent is None or hash_bytes(tail) != sent.tail:
                 sent, tail = self._begin_file(name, status.st_ino), b""
-                yield Change(name, sent.generation, 0, 0, status.st_size), b""
+                yield FileChange(name, sent.generation, 0, 0, status.st_size), b""
             while sent.size < status.st_size:
                 data = os.pread(descriptor, min(status.st_size - sent.size, MAX_DATA_BYTES // 2), sent.size)
                 if not data:  # cut meanwhile
                     return
-                change = Change(name, sent.generation, sent.size, len(data), status.st_size)
+                change = FileChange(name, sent.generation, sent.size, len(data), status.st_size)
                 sent.size += len(data)
                 tail = (tail + data)[-_TAIL_BYTES:]
                 sent.tail = hash_bytes(tail)

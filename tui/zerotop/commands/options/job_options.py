@@ -106,11 +106,12 @@ def _add_collect(add_command: AddCommand) -> None:
     )
     _add_job(collect)
     collect.add_argument(
-        "--recording", dest="folder", metavar="DIR", help="record in this folder [one named as the job in the state directory]"
+        "--recording",
+        dest="folder",
+        metavar="DIR",
+        help="record in this folder [one named as the job in the state directory]",
     )
-    collect.add_argument(
-        "--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]"
-    )
+    collect.add_argument("--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]")
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     forward = add_command(
