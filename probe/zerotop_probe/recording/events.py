@@ -751,16 +751,16 @@ class NotReached(Event):
 
 
 class NodeLost(Event):
-    """A node of a collected recording has sent nothing for some seconds, though the collector can be reached."""
+    """A node of a collected recording has sent nothing for some seconds, or none can be heard."""
 
-    host: str | None  # the node's own host name
+    host: str | None  # the node's own host name; null if the collector's connection to its server is lost
     seconds: float | None  # how long it has been silent
 
 
 class NodeReturned(Event):
-    """A lost node sends again."""
+    """A lost node sends again, or the server is back."""
 
-    host: str | None  # the node's own host name
+    host: str | None  # the node's own host name; null for the server
     seconds: float | None  # how long it was silent
 
 

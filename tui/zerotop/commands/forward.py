@@ -15,8 +15,7 @@ from zerotop.commands.nodes.joining import check_options
 from zerotop.commands.nodes.link import Link, connect_nats
 from zerotop.recording.catalog import find_recording
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.recording import clock, directory, events
-from zerotop_probe.recording.writer import EventWriter, Identity
+from zerotop_probe.recording import clock, directory
 
 # Below training in the kernel's eyes.
 _NICENESS = 10
@@ -35,7 +34,7 @@ def forward(options: argparse.Namespace) -> int:
         return await connect_nats(options.collector, key)
 
     is_complete = asyncio.run(
-        Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=_Teller(path)).run()
+        Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=write_messages).run()
     )
     if not is_complete and path.is_dir():
         write_messages(
@@ -57,17 +56,3 @@ class _Ending:
         if facts.job is None and not facts.other_host:  # it has yet to begin
             return time.monotonic() - self._began_s > _START_S
         return not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
-
-
-class _Teller:
-    """Says sentences on stderr, and on the screen by the recording."""
-
-    def __init__(self, path: Path) -> None:
-        self._folder = str(path)
-        self._events: EventWriter | None = None
-
-    def __call__(self, sentence: str) -> None:
-        write_messages(sentence)
-        if self._events is None:
-            self._events = EventWriter(self._folder, Identity.for_this_process("control"))
-        self._events.write(time.monotonic_ns(), events.SamplerError, where="collector", error=sentence)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import FAILED, Problem
 from zerotop.commands.common.exit_messages import (
@@ -31,6 +30,9 @@ from zerotop.commands.job.launching import NotRecorded, make_recording, run_unre
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
+
+if TYPE_CHECKING:
+    from zerotop.commands.nodes.joining import StartedForwarder
 
 
 def run(options: argparse.Namespace) -> int:
@@ -63,11 +65,13 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         agent.launch_in_background(recording, options.command)
-        _start_forwarder(recording, options, quiet=True)
+        forwarder = _start_forwarder(recording, options, quiet=True)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
     code = watch_job(recording)
+    if forwarder is not None:
+        write_messages(*forwarder.read_said())
     if has_ended(recording):
         write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
         if options.price_per_hour is not None:
@@ -80,11 +84,12 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording:
-        await_forwarder = _start_forwarder(recording, options)
+        forwarder = _start_forwarder(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
-    await_forwarder()
+    if forwarder is not None:
+        forwarder.await_end()
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(recording)
     if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
@@ -110,18 +115,17 @@ def _run_headless(options: argparse.Namespace) -> int:
     return FAILED if end.exit_code is None else end.exit_code
 
 
-def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> Callable[[], None]:
-    """Start sending the recording if that was asked for; return a function that waits until all of it has been sent."""
+def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> StartedForwarder | None:
+    """Start sending the recording to the collector if that was asked for."""
     if options.collector is None:
-        return lambda: None
-    from zerotop.commands.nodes import joining
+        return None
+    from zerotop.commands.nodes.joining import StartedForwarder
 
     try:
-        forwarder = joining.start_forwarder(recording, options, quiet=quiet)
+        return StartedForwarder(recording, options, quiet=quiet)
     except OSError as error:
         write_messages(f"The recording is not sent to the collector: {error.strerror}")
-        return lambda: None
-    return partial(joining.await_forwarder, forwarder)
+        return None
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

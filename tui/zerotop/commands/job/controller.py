@@ -52,6 +52,8 @@ class JobController:
         if facts.joined:
             first_node = Recording.open(self._path).info.get("host") or "the node that attached first"
             return f"Stops the ranks of this node gracefully; stop the whole job from {first_node}."
+        if facts.collected:
+            return "Not from here: stop it where it was started."
         names = facts.reached_hosts
         others = f"{len(names)} other nodes" if len(names) > _MAX_NAMES else ", ".join(names)
         return f"Stops it gracefully{f' here and on {others}' if names else ''}; again forces it."

@@ -64,6 +64,8 @@ class Collector:
         self._events: EventWriter | None = None
         self._told: set[str] = set()
         self._connected_s: float | None = None
+        self._heard_s: float | None = None  # when the server was last there, once it was
+        self._is_server_lost = False
         self._known = _read_nodes(folder)
 
     @property
@@ -214,6 +216,7 @@ class Collector:
             if self._connected_s is not None and now_s - looked_s > 2 * _POLL_S:  # we stood still ourselves
                 self._connected_s = now_s
             looked_s = now_s
+            self._watch_server(now_s)
             for node in self._nodes.values():
                 silent_s = now_s - max(node.heard_s, self._connected_s or now_s)
                 if silent_s > LOST_S and not node.is_lost and not node.has_ended:
@@ -221,7 +224,18 @@ class Collector:
                     self._write_event(events.NodeLost, node.host, now_s - node.heard_s)
                     self._tell(f"Node {node.host} has been silent for {now_s - node.heard_s:.0f} s.")
 
-    def _write_event(self, event: type[events.Event], host: str, silent_s: float) -> None:
+    def _watch_server(self, now_s: float) -> None:
+        if self._connected_s is None:
+            if self._heard_s is not None and self._nodes and not self._is_server_lost and now_s - self._heard_s > LOST_S:
+                self._is_server_lost = True
+                self._write_event(events.NodeLost, None, now_s - self._heard_s)
+            return
+        if self._is_server_lost and self._heard_s is not None:
+            self._is_server_lost = False
+            self._write_event(events.NodeReturned, None, now_s - self._heard_s)
+        self._heard_s = now_s
+
+    def _write_event(self, event: type[events.Event], host: str | None, silent_s: float) -> None:
         if self._events is None:
             self._events = EventWriter(self._folder, Identity.for_this_process("control"))
         self._events.write(time.monotonic_ns(), event, host=host, seconds=round(silent_s, 1))

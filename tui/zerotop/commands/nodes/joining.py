@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 import subprocess
+import tempfile
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.nodes.forwarder import PATIENCE_S
@@ -15,6 +16,7 @@ from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, i
 from zerotop_probe.outside import own_python
 
 URL_VARIABLE, JOB_VARIABLE = "ZEROTOP_COLLECTOR", "ZEROTOP_JOB"
+_MAX_SAID_BYTES = 1 << 14
 
 
 def check_options(options: argparse.Namespace) -> JobKey:
@@ -36,20 +38,30 @@ def check_options(options: argparse.Namespace) -> JobKey:
     return JobKey(options.job, token)
 
 
-def start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool) -> subprocess.Popen[bytes]:
-    """Start sending a recording, in a session of its own: it outlives us. Raises OSError."""
-    return subprocess.Popen(
-        own_python.build_command("zerotop.cli", "forward", os.path.abspath(recording)),
-        # The address may have a password in it, which a command line would show to everybody.
-        env=own_python.build_environment() | {URL_VARIABLE: options.collector, JOB_VARIABLE: options.job},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL if quiet else None,
-        start_new_session=True,
-    )
+class StartedForwarder:
+    """The process that sends a recording, in a session of its own: it outlives us."""
 
+    def __init__(self, recording: str, options: argparse.Namespace, *, quiet: bool) -> None:
+        """Start it; ``quiet`` keeps what it says until :meth:`read_said`. Raises OSError."""
+        self._said = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as we are there
+        self._process = subprocess.Popen(
+            own_python.build_command("zerotop.cli", "forward", os.path.abspath(recording)),
+            # The address may have a password in it, which a command line would show to everybody.
+            env=own_python.build_environment() | {URL_VARIABLE: options.collector, JOB_VARIABLE: options.job},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
+        )
 
-def await_forwarder(forwarder: subprocess.Popen[bytes]) -> None:
-    """Wait until all has been sent, or cannot be: a launcher may end what is left on its nodes. Ctrl-C ends waiting."""
-    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-        forwarder.wait(2 * PATIENCE_S)
+    def await_end(self) -> None:
+        """Wait until all has been sent, or cannot be: a launcher may end what is left on its nodes. Ctrl-C ends waiting."""
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            self._process.wait(2 * PATIENCE_S)
+
+    def read_said(self) -> list[str]:
+        """Return the sentences that were kept so far."""
+        if self._said is None:
+            return []
+        lines = os.pread(self._said.fileno(), _MAX_SAID_BYTES, 0).decode(errors="replace").splitlines()
+        return [line.removeprefix("zerotop: ") for line in lines]

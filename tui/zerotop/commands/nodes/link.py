@@ -102,7 +102,7 @@ async def connect_nats(url: str, key: JobKey) -> Link:
         )
     except (OSError, asyncio.TimeoutError, errors.NoServersError, ssl.SSLError) as error:
         cause = _describe(causes[-1] if causes else error)
-        raise LinkError(f"{place} cannot be reached ({cause}). Is nats-server running there") from error
+        raise LinkError(f"{place} cannot be reached ({cause}): start nats-server there, or correct the address") from error
     except (errors.Error, ValueError) as error:
         if "authorization" in str(error).lower():
             raise LinkRefused(f"{place} refuses our token: give nodes, collector and server the same one") from error

@@ -29,6 +29,22 @@ _BACK = _KIND.with_changes(
     advice="",
     fix="",
 )
+_NO_SERVER = _KIND.with_changes(
+    severity=Severity.WARNING,
+    headline="No node has been heard for {silent_s:seconds}: the server cannot be reached",
+    details="The collector's connection to the NATS server is lost. The nodes record on, and send it all later.",
+    advice="See whether nats-server runs, and whether this machine reaches it.",
+    fix="",
+)
+_SERVER_BACK = _BACK.with_changes(headline="The server is back after {silent_s:seconds}")
+# By whether it is the server, and whether it is back.
+_KINDS = {(False, False): _KIND, (False, True): _BACK, (True, False): _NO_SERVER, (True, True): _SERVER_BACK}
+
+
+class _State:
+    def __init__(self) -> None:
+        # Begin, last phase and step, by node.
+        self.silences: dict[str | None, tuple[int, str | None, int | None]] = {}
 
 
 def detect(recording: Evidence) -> Iterator[Finding]:
@@ -36,17 +52,18 @@ def detect(recording: Evidence) -> Iterator[Finding]:
     reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
     if not reports:
         return
+    state = recording.get_state(_State, _KIND.name)
     for event in recording.read_new_items(sorted(reports, key=get_event_time), _KIND.name):
-        host, seconds = event.host, event.seconds or 0.0
-        if host is None:
-            continue
-        last_group = recording.groups[-1:]
-        processes = last_group[0].processes_on(host) if last_group else []
+        host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
+        group = recording.groups[-1:]
+        processes = group[0].processes_on(host) if group and host is not None else []
         ranks = [process.rank for process in processes]
-        begin_ns = event.unix_ns - int(seconds * 1e9)
-        kind = _BACK if isinstance(event, NodeReturned) else _KIND
-        phase, step = _find_last(processes, event.unix_ns) if kind is _KIND else (None, None)
-        yield kind.at(
+        if is_back and host in state.silences:  # one finding tells both
+            begin_ns, phase, step = state.silences.pop(host)
+        else:
+            begin_ns, (phase, step) = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
+            state.silences[host] = begin_ns, phase, step
+        yield _KINDS[host is None, is_back].at(
             None,
             begin_ns,
             event.unix_ns,
