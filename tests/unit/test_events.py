@@ -52,7 +52,7 @@ def test_facts_are_converted_and_cannot_change() -> None:
 
 def test_writers_use_declared_fields(checkout_root: Path) -> None:
     checked = set()
-    for call in find_calls(checkout_root / "probe"):
+    for call in [*find_calls(checkout_root / "probe"), *find_calls(checkout_root / "tui" / "zerotop" / "commands")]:
         # Also both of ``events.Parted if joined else events.JobEnded``.
         constants = [
             node.attr

@@ -21,6 +21,9 @@ OUTPUT_SETTING = "output"
 EXPECTED = "expected"
 # Why the recording is in a temporary folder.
 ELSEWHERE = "elsewhere"
+# Of a recording that was collected from a job's nodes over the network: the job's name and the server's address. No process
+# is signalled because of what such a recording says.
+COLLECTED = "collected"
 
 # Limits, in a recording's first file: ``max_bytes`` and ``full_detail_s``, the seconds for which everything is kept.
 # With ``redact_output`` secrets are replaced in the recorded output, too. With ``stacks: false`` ranks sample no stacks.

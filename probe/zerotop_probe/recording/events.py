@@ -754,6 +754,20 @@ class NotReached(Event):
     why: str | None  # the reason
 
 
+class NodeLost(Event):
+    """A node of a collected recording has sent nothing for some seconds, or none can be heard."""
+
+    host: str | None  # the node's own host name; null if the collector's connection to its server is lost
+    seconds: float | None  # how long it has been silent
+
+
+class NodeReturned(Event):
+    """A lost node sends again, or the server is back."""
+
+    host: str | None  # the node's own host name; null for the server
+    seconds: float | None  # how long it was silent
+
+
 class NotEntered(RankEvent):
     """The probe could not be injected into a rank."""
 

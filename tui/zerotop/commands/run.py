@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import FAILED, Problem
 from zerotop.commands.common.exit_messages import (
@@ -30,11 +31,18 @@ from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
 
+if TYPE_CHECKING:
+    from zerotop.commands.nodes.joining import StartedForwarder
+
 
 def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
     if options.report is not None:
         check_place(options.report)
+    if options.collector is not None:
+        from zerotop.commands.nodes.joining import check_options
+
+        check_options(options)
     if options.expect is not None:
         options.expected = ask_expectation(options.expect)
     if options.no_phase_peaks:
@@ -57,10 +65,13 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         agent.launch_in_background(recording, options.command)
+        forwarder = _start_forwarder(recording, options, quiet=True)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
     code = watch_job(recording)
+    if forwarder is not None:
+        write_messages(*forwarder.read_said())
     if has_ended(recording):
         write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
         if options.price_per_hour is not None:
@@ -73,9 +84,12 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording:
+        forwarder = _start_forwarder(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
+    if forwarder is not None:
+        forwarder.await_end()
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(recording)
     if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
@@ -99,6 +113,19 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
+
+
+def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> StartedForwarder | None:
+    """Start sending the recording to the collector if that was asked for."""
+    if options.collector is None:
+        return None
+    from zerotop.commands.nodes.joining import StartedForwarder
+
+    try:
+        return StartedForwarder(recording, options, quiet=quiet)
+    except OSError as error:
+        write_messages(f"The recording is not sent to the collector: {error.strerror}")
+        return None
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

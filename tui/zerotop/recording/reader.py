@@ -320,8 +320,10 @@ class Recording:
     @property
     def is_over(self) -> bool:
         """Whether the end of the job, or of the attachment to it, was recorded."""
-        last = [event for kind in _BEGINNINGS + _ENDS for event in self._events.find_all(kind)[-1:]]
-        return bool(last) and isinstance(max(last, key=get_event_time), _ENDS)
+        last: dict[str, Event] = {}  # by node: one that ended is not the end of a job that others began, too
+        for event in sorted(chain(*map(self._events.find_all, _BEGINNINGS + _ENDS)), key=get_event_time):
+            last[event.writer.host] = event
+        return bool(last) and all(isinstance(event, _ENDS) for event in last.values())
 
     @property
     def is_live(self) -> bool:

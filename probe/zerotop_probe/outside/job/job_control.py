@@ -14,7 +14,7 @@ from typing import Any
 from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUEST, signal_job
 from zerotop_probe.outside.procfs import ProcessHandle, read_environment, read_owner
 from zerotop_probe.recording import clock, events
-from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.directory import COLLECTED, SESSION_VARIABLE, read_recording_info
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -34,7 +34,7 @@ class JobUnreachable(ProcessLookupError):
 class JobFacts:
     """The processes of a recording's job on this node, according to its events."""
 
-    samplers: list[ProcessHandle] = field(default_factory=list)
+    samplers: list[ProcessHandle] = field(default_factory=list)  # those that have not ended normally
     job: ProcessHandle | None = None
     ranks: list[ProcessHandle] = field(default_factory=list)
     without_probe: dict[ProcessHandle, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
@@ -53,6 +53,7 @@ class JobFacts:
     # Ranks that were asked to load the probe and had not answered: they will load it later.
     pending_pids: set[int] = field(default_factory=set)
     other_host: str = ""  # the host, if the job ran on another machine or before this one was restarted
+    collected: bool = False  # the recording came over the network
 
     def is_alive(self) -> bool:
         """Whether the job's root, or a rank that outlived it, runs."""
@@ -62,6 +63,10 @@ class JobFacts:
 def read_facts(recording: str) -> JobFacts:
     """Read the events that samplers and commands of this node wrote since its last boot."""
     facts = JobFacts()
+    info = read_recording_info(recording)
+    if COLLECTED in info:  # what came over the network names no process here
+        facts.other_host, facts.collected = str(info.get("host") or "another node"), True
+        return facts
     unsorted: list[tuple[dict[str, Any], _Author]] = []
     here = (clock.read_hostname(), clock.read_boot_id())
     for path in sorted(glob.glob(os.path.join(glob.escape(recording), "events-[nc]*.jsonl"))):
@@ -69,10 +74,12 @@ def read_facts(recording: str) -> JobFacts:
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
-        if writer.get("role") == "node":
+        found = [(event, author) for event in _iter_events(path)]
+        has_ended = any(event.get("event") == events.SamplerEnded.event_name for event, _ in found)
+        if writer.get("role") == "node" and not has_ended:
             with contextlib.suppress(*_DAMAGE_ERRORS):
                 facts.samplers += author.keep_believable([ProcessHandle(int(writer["pid"]), int(writer["start"]))])
-        unsorted += [(event, author) for event in _iter_events(path)]
+        unsorted += found
     # Attaching and detaching write separate files; the times of one boot are comparable.
     for event, author in sorted(unsorted, key=_get_time_ns):
         with contextlib.suppress(*_DAMAGE_ERRORS):
@@ -241,7 +248,7 @@ def request_stop(recording: str) -> None:
 def _explain_unreachable(facts: JobFacts) -> str:
     if not facts.other_host:
         return "its recording does not say that it was started"
-    if facts.other_host == clock.read_hostname():
+    if facts.other_host == clock.read_hostname() and not facts.collected:
         return "it ran before this machine was restarted"
     return f"it was started on {facts.other_host}; stop it there"
 

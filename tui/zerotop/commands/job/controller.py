@@ -39,6 +39,10 @@ class JobController:
     @property
     def attach_command(self) -> str:
         """The shell command that reattaches to the job."""
+        collected = directory.read_recording_info(self._recording).get(directory.COLLECTED)
+        if collected:
+            job, address = map(str, collected)
+            return f"zerotop collect {shlex.quote(address)} --job {shlex.quote(job)}"
         return f"zerotop attach {shlex.quote(self._attach_name)}"
 
     @property
@@ -48,6 +52,8 @@ class JobController:
         if facts.joined:
             first_node = Recording.open(self._path).info.get("host") or "the node that attached first"
             return f"Stops the ranks of this node gracefully; stop the whole job from {first_node}."
+        if facts.collected:
+            return "Not from here: stop it where it was started."
         names = facts.reached_hosts
         others = f"{len(names)} other nodes" if len(names) > _MAX_NAMES else ", ".join(names)
         return f"Stops it gracefully{f' here and on {others}' if names else ''}; again forces it."

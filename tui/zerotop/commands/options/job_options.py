@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
 from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
 
 _RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
+# The names are declared in commands.nodes, which is imported only where it is needed.
+_COLLECTOR, _JOB = os.environ.get("ZEROTOP_COLLECTOR"), os.environ.get("ZEROTOP_JOB")
+
 
 def add_job_commands(add_command: AddCommand) -> None:
     """Add the commands with their options."""
     _add_start(add_command)
     _add_attach(add_command)
+    _add_collect(add_command)
     _add_microscope(add_command)
 
 
@@ -32,7 +37,7 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--expect QUESTION] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -61,6 +66,7 @@ def _add_start(add_command: AddCommand) -> None:
         help='keep a prediction beside what is measured, as "what-if brisk-otter --stage 3"; see estimate --grade',
     )
     add_price(run)
+    _add_collector(run)
     run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it
 
 
@@ -86,6 +92,49 @@ def _add_attach(add_command: AddCommand) -> None:
     detach = add_command("detach", "remove the probe, stop recording", "zerotop detach 4711")
     detach.add_argument("recording", metavar="PID|RECORDING", help="a process of the job, or a recording")
     _add_host_options(detach, "on these nodes [all that attach reached from here]")
+
+
+def _add_collect(add_command: AddCommand) -> None:
+    collect = add_command(
+        "collect",
+        "watch a job on many nodes: what run --collector sends",
+        "zerotop collect nats://head:4222 --job llama",
+        "zerotop collect nats://head:4222 --job llama --headless",
+    )
+    collect.add_argument(
+        "collector", metavar="ADDRESS", nargs="?", default=_COLLECTOR, help="of a NATS server [$ZEROTOP_COLLECTOR]"
+    )
+    _add_job(collect)
+    collect.add_argument(
+        "--recording",
+        dest="folder",
+        metavar="DIR",
+        help="record in this folder [one named as the job in the state directory]",
+    )
+    collect.add_argument("--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]")
+    collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
+    collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
+    forward = add_command(
+        "forward",
+        "send a node's recording to zerotop collect",
+        "zerotop forward brisk-otter --collector nats://head:4222 --job llama",
+    )
+    forward.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
+    _add_collector(forward)
+
+
+def _add_collector(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--collector",
+        metavar="ADDRESS",
+        default=_COLLECTOR,
+        help="send the recording through this NATS server to zerotop collect [$ZEROTOP_COLLECTOR]",
+    )
+    _add_job(command)
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--job", metavar="NAME", default=_JOB, help="name of the job, the same on all nodes [$ZEROTOP_JOB]")
 
 
 def _add_microscope(add_command: AddCommand) -> None:

@@ -1,0 +1,281 @@
+"""Recordings of several nodes become one through a real NATS server, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import growing_recording
+from nats_servers import SERVER, TOKEN, NatsServer
+from programs import ZEROTOP, make_environment
+from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.nodes.collector import LOST_S, NODES_FILE
+from zerotop.recording.reader import Recording
+from zerotop_probe.recording import events
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not SERVER, reason="there is no program nats-server"),
+]
+JOB = ["--job", "llama"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_operators() -> None:
+    """No job here needs DeepSpeed's operators, which take minutes to compile."""
+
+
+class Programs:
+    """The programs of a test, all of which end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str, **options: str) -> subprocess.Popen[bytes]:
+        """Start zerotop; what it says is appended to ``said``."""
+        environment = make_environment(self.folder, ZEROTOP_TOKEN=TOKEN) | options
+        with (self.folder / "said").open("ab") as said:
+            process = subprocess.Popen([*ZEROTOP, *arguments], env=environment, stdout=said, stderr=said)
+        self._running.append(process)
+        return process
+
+    def grow(self, recording: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a made-up job."""
+        command = [sys.executable, growing_recording.__file__, str(recording), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        self._running.append(process)
+        return process
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "said").read_text()
+
+    def end(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    found = Programs(tmp_path)
+    yield found
+    found.end()
+
+
+def wait_for(true: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.1)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".rec", ".jsonl", ".log")}
+
+
+def end_process(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    process.send_signal(number)
+    process.wait(30)
+
+
+def count_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.rec")) if folder.is_dir() else 0
+
+
+def disturb(source: Path) -> None:
+    """Do to files what writers, folding and reopening do: cut, replace, delete."""
+    begins, spans, allocator = (sorted(source.glob(f"{table}-rank*.rec")) for table in ("begins", "probe", "allocator"))
+    begins[0].unlink()
+    os.truncate(begins[1], begins[1].stat().st_size - 5)
+    replacement = source / "replacement.partial"
+    replacement.write_bytes(spans[0].read_bytes()[:5000] + b"folded")
+    replacement.rename(spans[0])
+    with allocator[0].open("r+b") as file:
+        file.truncate(4096)
+        file.write(b"begun again")
+
+
+@pytest.mark.parametrize("victim", ["server", "forwarder", "collector", "disturbed"])
+def test_nothing_is_lost_when_something_is_killed(programs: Programs, tmp_path: Path, victim: str) -> None:
+    source, target = tmp_path / "source", tmp_path / "collected"
+    job = programs.grow(source, "--ranks", "4", "--hertz", "20")
+    with NatsServer(tmp_path) as server:
+        collect = ["collect", server.url, *JOB, "--headless", "--recording", str(target)]
+        forward = ["forward", str(source), "--collector", server.url, *JOB]
+        collector, forwarder = programs.start(*collect), programs.start(*forward)
+        wait_for(lambda: count_bytes(target) > 100_000)
+        if victim == "server":
+            server.kill()
+            wait_for(lambda: Recording.open(target).events_of(events.NodeLost), 12)
+            live = RunningRecording.open(target)
+            assert [event.host for event in live.events_of(events.NodeLost)] == [None]
+            assert live.is_live, "the job goes on, as far as anybody knows"
+            before = count_bytes(target)
+            server.start()
+            wait_for(lambda: count_bytes(target) > before)
+        elif victim == "forwarder":
+            end_process(forwarder)
+            disturb(source)
+            time.sleep(1)
+            forwarder = programs.start(*forward)
+        elif victim == "collector":
+            end_process(collector)
+            disturb(source)
+            time.sleep(1)
+            collector = programs.start(*collect)
+        else:
+            disturb(source)
+        time.sleep(2)
+        end_process(job)
+        assert forwarder.wait(60) == 0, programs.said
+        assert collector.wait(60) == 0, programs.said
+    # The forwarder's own words, of its last moments, need not have come.
+    sent, come = (
+        {name: data for name, data in read_files(folder).items() if "-control-" not in name} for folder in (source, target)
+    )
+    assert come == sent
+    assert list(target.glob("*.partial")) == []
+    assert Recording.open(target).sources["spans"]
+
+
+NODE_JOB = (
+    "import sys, time\nfor step in range(int(sys.argv[1])):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+)
+
+
+def start_node(programs: Programs, name: str, server: NatsServer, steps: int, *more: str) -> subprocess.Popen[bytes]:
+    """Run a little job as on a node of this name."""
+    script = programs.folder / "job.py"
+    script.write_text(NODE_JOB)
+    run = [*ZEROTOP, "run", "--headless", "--recording", str(programs.folder / name), "--collector", server.url, *JOB, *more]
+    inner = f'hostname {name} && exec "$@"'
+    command = ["unshare", "--uts", "sh", "-c", inner, "sh", *run, "--", sys.executable, str(script), str(steps)]
+    with (programs.folder / "said").open("ab") as said:
+        process = subprocess.Popen(
+            command,
+            env=make_environment(programs.folder, ZEROTOP_TOKEN=TOKEN),
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    programs._running.append(process)
+    return process
+
+
+needs_hosts = pytest.mark.skipif(
+    subprocess.run(["unshare", "--uts", "hostname", "x"], capture_output=True, check=False).returncode != 0,
+    reason="this user may not give a process another host name",
+)
+
+
+@needs_hosts
+def test_run_on_each_node_makes_one_recording(programs: Programs, tmp_path: Path) -> None:
+    target = tmp_path / "zerotop" / "sessions" / "llama"
+    with NatsServer(tmp_path) as server:
+        collector = programs.start("collect", server.url, *JOB, "--headless")
+        nodes = [start_node(programs, "nodea", server, 30), start_node(programs, "nodeb", server, 60)]
+        wait_for(lambda: len(list(target.glob("events-node-*.jsonl"))) == 2)
+        assert nodes[0].wait(60) == 0, programs.said
+        live = Recording.open(target)
+        assert not live.is_over, "another node goes on"
+        assert nodes[1].wait(60) == 0, programs.said
+        assert collector.wait(60) == 0, programs.said
+    recording = Recording.open(target)
+    assert recording.is_over
+    assert {event.writer.host for event in recording.events_of(events.JobEnded)} == {"nodea", "nodeb"}
+    sent = {name: data for node in ("nodea", "nodeb") for name, data in read_files(tmp_path / node).items()}
+    assert {name: data for name, data in read_files(target).items() if "-control-" not in name} == {
+        name: data for name, data in sent.items() if "-control-" not in name
+    }
+    assert sorted(json.loads((target / NODES_FILE).read_text())) == ["nodea", "nodeb"]
+    assert not recording.events_of(events.NodeLost)
+
+
+@needs_hosts
+def test_a_lost_node_is_told_within_ten_seconds(programs: Programs, tmp_path: Path) -> None:
+    target = tmp_path / "collected"
+    with NatsServer(tmp_path) as server:
+        programs.start("collect", server.url, *JOB, "--headless", "--recording", str(target))
+        start_node(programs, "nodea", server, 400)
+        lost = start_node(programs, "nodeb", server, 400)
+        wait_for(lambda: len(list(target.glob("output-node-*.log"))) == 2)
+        time.sleep(2)
+        begin = time.monotonic()
+        for pid in find_processes(str(tmp_path / "nodeb")):
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_for(lambda: "Node nodeb has been silent" in programs.said)
+            assert LOST_S - 1 < time.monotonic() - begin < 10
+            recording = Recording.open(target)
+            assert [event.host for event in recording.events_of(events.NodeLost)] == ["nodeb"]
+            size = sum(path.stat().st_size for path in target.glob("*-nodea-*"))
+            time.sleep(2)
+            assert sum(path.stat().st_size for path in target.glob("*-nodea-*")) > size, "the others go on"
+        finally:
+            for pid in find_processes(str(tmp_path / "nodeb")):
+                os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: "Node nodeb is back" in programs.said)
+        assert lost.poll() is None
+
+
+def find_processes(text: str) -> list[int]:
+    """Return the processes with this in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_server_without_authentication_is_refused(programs: Programs, tmp_path: Path) -> None:
+    with NatsServer(tmp_path, token="") as server:
+        assert programs.start("collect", server.url, *JOB, "--headless").wait(60) == 1
+    assert "lets everybody in, who could read the recording: start it with authentication" in programs.said
+
+
+def test_another_token_is_refused(programs: Programs, tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        wrong = programs.start("collect", server.url, *JOB, "--headless", ZEROTOP_TOKEN="another-token-of-tests")
+        assert wrong.wait(60) == 1
+    assert "refuses our token: give nodes, collector and server the same one" in programs.said
+
+
+def test_a_job_has_one_collector(programs: Programs, tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        programs.start("collect", server.url, *JOB, "--headless")
+        time.sleep(3)
+        second = programs.start("collect", server.url, *JOB, "--headless", "--recording", str(tmp_path / "other"))
+        assert second.wait(60) == 1
+    assert "Job llama is being collected already, on" in programs.said
+
+
+@needs_hosts
+def test_the_job_runs_without_a_server(programs: Programs, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path)
+    begin = time.monotonic()
+    node = start_node(programs, "nodea", server, 5)
+    wait_for(lambda: "step 4" in programs.said)
+    assert time.monotonic() - begin < 15, "it waited"
+    assert node.wait(100) == 0
+    assert "cannot be reached" in programs.said
+    assert "start nats-server there, or correct the address. This node records to" in programs.said
+    assert "lacks the end of this node's part. Send it later with: zerotop forward" in programs.said
+    assert Recording.open(tmp_path / "nodea").is_over

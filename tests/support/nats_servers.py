@@ -1,0 +1,60 @@
+"""A real NATS server, which tests kill and start again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from free_ports import find_free_port
+
+SERVER = shutil.which("nats-server", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin") or ""
+TOKEN = "a-token-of-these-tests"
+_START_S = 20.0
+
+
+class NatsServer:
+    """A server on this machine; with ``token`` empty anybody may connect."""
+
+    def __init__(self, folder: Path, *, token: str = TOKEN, address: str = "127.0.0.1") -> None:
+        self.port = find_free_port()
+        self.address = address
+        self.url = f"nats://{address}:{self.port}"
+        self._config = folder / f"nats-{self.port}.conf"
+        self._config.write_text(
+            f"listen: {address}:{self.port}\n" + ("authorization { token: $ZEROTOP_TOKEN }\n" if token else "")
+        )
+        self._environment = os.environ | {"ZEROTOP_TOKEN": token}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> NatsServer:
+        """Start it and wait until it listens."""
+        self.process = subprocess.Popen(
+            [SERVER, "-c", str(self._config)], env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection((self.address, self.port), 1).close()
+            except OSError:
+                assert time.monotonic() < deadline
+                assert self.process.poll() is None
+                time.sleep(0.05)
+            else:
+                return self
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def __enter__(self) -> NatsServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()

@@ -1,0 +1,328 @@
+"""Collecting the recordings of nodes: every change of a file arrives, whatever breaks meanwhile, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from zerotop.commands.nodes import forwarder, messages
+from zerotop.commands.nodes.collected_folder import NodeFiles
+from zerotop.commands.nodes.collector import NODES_FILE, Collector, prepare_folder
+from zerotop.commands.nodes.forwarder import Forwarder
+from zerotop.commands.nodes.link import Link, LinkError
+from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
+from zerotop.commands.nodes.sent_files import SentFiles
+from zerotop_probe.outside.job import job_control
+from zerotop_probe.recording import directory
+
+KEY = JobKey("llama", "a token that nobody guesses")
+HOST = "node1"
+SPANS, EVENTS, COARSE = (f"spans-rank0-{HOST}-7.rec", f"events-node-{HOST}-7.jsonl", f"gpus-node-{HOST}-7.coarse.rec")
+
+
+class WrongAnswers:
+    """A link without a network; ``breaks`` are the numbers of requests that are lost, before or after they were handled."""
+
+    def __init__(self, collector: Collector, breaks: dict[int, bool] | None = None) -> None:
+        self.collector, self.breaks, self.count = collector, breaks or {}, 0
+
+    async def request(self, message: bytes, timeout_s: float) -> bytes:
+        self.count += 1
+        is_handled = self.breaks.get(self.count, True)
+        answer = await self.collector.handle(message) if is_handled else b""
+        if self.count in self.breaks:
+            raise LinkError("cut")
+        return answer
+
+    async def answer_requests(self, handle: Callable[[bytes], Any]) -> None:
+        raise AssertionError
+
+    async def close(self) -> None:
+        pass
+
+
+def make_source(folder: Path) -> Path:
+    source = folder / "source"
+    directory.create_recording(["python", "train.py"], path=str(source))
+    return source
+
+
+def make_collector(folder: Path, tell: Callable[[str], None] = lambda _: None, **options: Any) -> Collector:
+    target = str(folder / "collected")
+    os.close(prepare_folder(target, KEY.job))
+    return Collector(target, KEY, tell=tell, **options)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in ("session.json", NODES_FILE)}
+
+
+def forward(source: Path, link: WrongAnswers, **options: Any) -> tuple[bool, list[str]]:
+    told: list[str] = []
+
+    async def connect() -> Link:
+        return link
+
+    sender = Forwarder(
+        str(source), HOST, KEY, connect, is_over=lambda: True, tell=told.append, **{"patience_s": 0.0} | options
+    )
+    return asyncio.run(sender.run()), told
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarder, "_RETRY_S", 0.0)
+    monkeypatch.setattr(forwarder, "_LOOK_S", -1.0)
+
+
+# What happens to a file: (kind, which file, number).
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("append", "append", "cut", "rewrite", "replace", "delete", "scan", "scan", "restart", "collector")),
+        st.sampled_from((SPANS, EVENTS, COARSE)),
+        st.integers(0, 9000),
+    ),
+    max_size=25,
+)
+
+
+class Growing:
+    """A folder, and both sides of a connection over which every request goes twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.target = folder / "source", folder / "target"
+        self.source.mkdir()
+        self.target.mkdir()
+        self.sent, self.files = SentFiles(str(self.source), HOST), NodeFiles(str(self.target), HOST, 1 << 40)
+        self.begin()
+
+    def begin(self) -> None:
+        self.files.begin()
+        listed: list[tuple[str, int, str]] = []
+        while page := self.files.list_page(listed[-1][0] if listed else ""):
+            listed += page
+        self.sent.begin(listed)
+
+    def scan(self) -> None:
+        for batch in self.sent.find_changes():
+            header = json.loads(json.dumps({"changes": [change for change, _ in batch]}))
+            changes = messages.parse_changes(header, b"".join(data for _, data in batch), HOST)
+            for _ in range(2):
+                self.files.apply(changes)
+
+    def take_step(self, kind: str, name: str, number: int) -> None:
+        path, content = self.source / name, os.urandom(number)
+        if kind == "append":
+            with path.open("ab") as file:
+                file.write(content)
+        elif kind == "cut" and path.exists():
+            os.truncate(path, min(number, path.stat().st_size))
+        elif kind == "rewrite":
+            path.write_bytes(content)
+        elif kind == "replace":
+            path.with_suffix(".partial").write_bytes(content)
+            path.with_suffix(".partial").rename(path)
+        elif kind == "delete":
+            path.unlink(missing_ok=True)
+        elif kind == "scan":
+            self.scan()
+        elif kind == "restart":
+            self.sent = SentFiles(str(self.source), HOST)
+            self.begin()
+        elif kind == "collector":
+            self.files = NodeFiles(str(self.target), HOST, 1 << 40)
+            self.begin()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=_STEPS)
+def test_cut_replaced_and_deleted_files_arrive(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    both = Growing(tmp_path_factory.mktemp("growing"))
+    for step in steps:
+        both.take_step(*step)
+    both.scan()
+    assert read_files(both.target) == read_files(both.source)
+
+
+def test_long_files_take_many_messages(tmp_path: Path) -> None:
+    both = Growing(tmp_path)
+    both.take_step("append", SPANS, 3_000_000)
+    both.scan()
+    both.take_step("replace", SPANS, 2_000_000)
+    both.take_step("append", EVENTS, 700_000)
+    both.scan()
+    assert read_files(both.target) == read_files(both.source)
+
+
+def test_a_replacement_shows_only_when_it_is_complete(tmp_path: Path) -> None:
+    files = NodeFiles(str(tmp_path), HOST, 1 << 40)
+    files.apply([(FileChange(SPANS, 0, 0, 3, 3), b"old")])
+    files.apply([(FileChange(SPANS, 1, 0, 2, 4), b"ne")])
+    assert (tmp_path / SPANS).read_bytes() == b"old"
+    files.apply([(FileChange(SPANS, 1, 2, 2, 4), b"w!")])
+    assert read_files(tmp_path) == {SPANS: b"new!"}
+
+
+@pytest.mark.parametrize("is_handled", [True, False])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_request_that_is_lost_is_repeated(tmp_path: Path, number: int, is_handled: bool) -> None:
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(os.urandom(1_500_000))
+    (source / EVENTS).write_bytes(b"{}\n")
+    link = WrongAnswers(make_collector(tmp_path), {number: is_handled})
+    done, told = forward(source, link, patience_s=60.0)
+    assert done
+    assert [text for text in told if text.startswith("cut")]
+    assert read_files(tmp_path / "collected") == read_files(source)
+
+
+def test_what_the_collector_has_is_not_sent_again(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(os.urandom(5_000_000))
+    first = WrongAnswers(make_collector(tmp_path))
+    assert forward(source, first)[0]
+    again = WrongAnswers(make_collector(tmp_path))
+    assert forward(source, again)[0]
+    assert first.count > again.count
+    assert again.count <= 8
+
+
+def test_the_collected_recording_names_no_process_here(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    assert forward(source, WrongAnswers(make_collector(tmp_path)))[0]
+    info = directory.read_recording_info(str(tmp_path / "collected"))
+    assert info[directory.COLLECTED] == ["llama", ""]
+    assert info["command"] == ["python", "train.py"]
+    facts = job_control.read_facts(str(tmp_path / "collected"))
+    assert facts.job is None
+    assert not facts.samplers
+    with pytest.raises(job_control.JobUnreachable, match="stop it there"):
+        job_control.request_stop(str(tmp_path / "collected"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../spans-rank0-node1-7.rec",
+        "/tmp/spans-rank0-node1-7.rec",
+        "spans-rank0-node1-7.rec/..",
+        "spans-rank0-node2-7.rec",
+        "session.json",
+        "nodes.json",
+        "microscope.json",
+        "spans-rank0-node1-7.pickle",
+        "events-node-node1-7.jsonl\n",
+        "shells-rank0-node1-7.rec",
+        "",
+    ],
+)
+def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadMessage, match=r"is not the name of a recording's file of node node1"):
+        messages.parse_changes({"changes": [[name, 0, 0, 1, 1]]}, b"x", HOST)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        [SPANS, 0, -1, 1, 1],
+        [SPANS, 0, 0, 2, 2],
+        [SPANS, -1, 0, 1, 1],
+        [SPANS, 0, 0, True, 1],
+        [SPANS, 0, 0.0, 1, 1],
+        [SPANS, 0, 1 << 61, 1, 1],
+        [SPANS, 0, 0, 1],
+        [7, 0, 0, 1, 1],
+        None,
+    ],
+)
+def test_impossible_changes_are_refused(change: Any) -> None:
+    with pytest.raises(BadMessage):
+        messages.parse_changes({"changes": [change]}, b"x", HOST)
+
+
+def test_too_many_changes_are_refused() -> None:
+    with pytest.raises(BadMessage):
+        messages.parse_changes({"changes": [[SPANS, 0, 0, 0, 0]] * (messages.MAX_CHANGES + 1)}, b"", HOST)
+
+
+@pytest.mark.parametrize("other", [JobKey("llama", "another token, as long"), JobKey("lama", KEY.token)])
+def test_another_token_or_job_reads_and_writes_nothing(tmp_path: Path, other: JobKey) -> None:
+    told: list[str] = []
+    collector = make_collector(tmp_path, told.append)
+    info = directory.read_recording_info(str(make_source(tmp_path)))
+    hello = {"kind": "hello", "host": HOST, "session": "1", "format": [1, 0], "info": info}
+    answer = asyncio.run(collector.handle(other.seal(hello)))
+    assert os.listdir(tmp_path / "collected") == []
+    assert told == ["Refused: a message was sent with another ZEROTOP_TOKEN or for another job."]
+    with pytest.raises(BadMessage):
+        other.open(answer)
+
+
+@pytest.mark.parametrize("place", [0, 31, 32, 35, 40, -1])
+def test_a_changed_message_is_refused(place: int) -> None:
+    message = bytearray(KEY.seal({"kind": "ping"}, b"data"))
+    message[place] ^= 1
+    with pytest.raises(BadMessage):
+        KEY.open(bytes(message))
+
+
+def test_larger_messages_and_recordings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadMessage, match="larger"):
+        KEY.open(KEY.seal({}, bytes(1 << 20)))
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(bytes(3_000_000))
+    done, told = forward(source, WrongAnswers(make_collector(tmp_path, max_bytes=1_000_000)))
+    assert not done
+    assert (
+        "the collector refuses: the recording of node node1 is larger than 1 MB: collect with a larger --max-size" in told[0]
+    )
+    assert sum(map(len, read_files(tmp_path / "collected").values())) < 1_000_000
+
+
+def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(b"records")
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    collector = make_collector(tmp_path)
+    (tmp_path / "collected" / SPANS).symlink_to(victim)
+    forward(source, WrongAnswers(collector))
+    assert victim.read_bytes() == b"mine"
+
+
+def test_a_second_recording_of_a_node_is_refused(tmp_path: Path) -> None:
+    first = make_source(tmp_path)
+    (first / SPANS).write_bytes(b"records")
+    collector = make_collector(tmp_path)
+    assert forward(first, WrongAnswers(collector))[0]
+    second = tmp_path / "second"
+    directory.create_recording(["python", "train.py"], path=str(second))
+    done, told = forward(second, WrongAnswers(collector))
+    assert not done
+    assert "job llama already has a recording of node node1: start another run with another --job" in told[0]
+    assert read_files(tmp_path / "collected") == {SPANS: b"records"}
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(os.urandom(600_000))
+    write, failures = os.pwrite, iter(range(3))
+
+    def fill(descriptor: int, data: bytes, offset: int) -> int:
+        if next(failures, None) is not None:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[: len(data) // 2 + 1], offset)
+
+    monkeypatch.setattr(os, "pwrite", fill)
+    done, told = forward(source, WrongAnswers(make_collector(tmp_path)), patience_s=60.0)
+    assert done
+    assert "nothing can be written to" in told[0]
+    assert read_files(tmp_path / "collected") == read_files(source)

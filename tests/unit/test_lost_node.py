@@ -1,0 +1,74 @@
+"""A node of a collected recording that falls silent, and one that comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
+from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.support.finding import Severity
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+HOSTS = ("node1", "node1", "node2", "node2")
+
+
+def detect(folder: Path, *reports: tuple[float, type[events.Event], float], lost: str | None = "node2") -> list[Any]:
+    for rank, host in enumerate(HOSTS):
+        who = make_identity(rank, host=host)
+        steps = range(10 if rank != 3 else 9)
+        spans = [
+            span
+            for step in steps
+            for span in (
+                make_span(step, step + 0.5, "forward", step),
+                make_span(step + 0.5, step + 0.9, "step", step, BOUNDARY),
+            )
+        ]
+        begins = [
+            make_record(BEGINS, time_ns=int((step + part) * S), step=step, micro_step=0, phase=PHASE_CODE[phase])
+            for step in range(len(steps) + 1)
+            for part, phase in ((0, "forward"), (0.5, "step"))
+            if part == 0 or step < len(steps)
+        ]
+        write_table(folder, SPANS, who, *spans).close()
+        write_table(folder, BEGINS, who, *begins).close()
+    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+    writer = EventWriter(str(folder), make_identity(-1, host="watcher")._replace(role="control"), clock=clock)
+    for second, kind, silent_s in reports:
+        writer.write(int(second * S), kind, host=lost, seconds=silent_s)
+    writer.close()
+    recording = read_recording(folder)
+    return [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
+
+
+def test_it_is_told_with_its_ranks_and_their_last_phase(tmp_path: Path) -> None:
+    (finding,) = detect(tmp_path, (16.0, events.NodeLost, 6.2))
+    assert finding.headline == "Node node2 has sent nothing for 6.20 s: ranks 2 and 3"
+    assert finding.details.startswith("Last seen in forward, step 9. The node, its network or zerotop there has failed")
+    assert finding.severity is Severity.ERROR
+    assert finding.ranks == (2, 3)
+    assert finding.fix == "ping -c 3 node2"
+
+
+def test_it_is_told_when_it_is_back(tmp_path: Path) -> None:
+    (finding,) = detect(tmp_path, (16.0, events.NodeLost, 6.2), (30.0, events.NodeReturned, 20.0))
+    assert finding.headline == "Node node2 is back after 20 s: ranks 2 and 3"
+    assert finding.severity is Severity.INFO
+
+
+def test_nothing_without_reports(tmp_path: Path) -> None:
+    assert detect(tmp_path) == []
+
+
+def test_a_lost_server_is_no_lost_node(tmp_path: Path) -> None:
+    (finding,) = detect(tmp_path, (16.0, events.NodeLost, 7.0), lost=None)
+    assert finding.headline == "No node has been heard for 7.00 s: the server cannot be reached"
+    assert (finding.severity, finding.ranks, finding.fix) == (Severity.WARNING, (), "")
+
+
+def test_a_server_that_is_back_is_told(tmp_path: Path) -> None:
+    (finding,) = detect(tmp_path, (16.0, events.NodeLost, 7.0), (30.0, events.NodeReturned, 21.0), lost=None)
+    assert finding.headline == "The server is back after 21 s"

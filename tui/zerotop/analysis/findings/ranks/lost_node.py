@@ -1,0 +1,92 @@
+"""A node of a collected recording fell silent: it, its network or zerotop there failed. Told again when it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerotop.analysis.findings.support.evidence import Evidence, Process
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.processes.phases import find_current
+from zerotop.recording.events.event_index import get_event_time
+from zerotop_probe.recording.events import NodeLost, NodeReturned
+
+_KIND = FindingKind(
+    name="lost_node",
+    severity=Severity.ERROR,
+    confidence=0.9,
+    headline="Node {host} has sent nothing for {silent_s:seconds}[: {concerned:ranks}]",
+    details=(
+        "[Last seen in {phase}, step {last_step}.] The node, its network or zerotop there has failed or stands still. The"
+        " other nodes are recorded on; what this one still records follows when it is back."
+    ),
+    advice="See whether the node answers, and whether the job goes on there.",
+    fix="ping -c 3 {host}",
+)
+_BACK = _KIND.with_changes(
+    severity=Severity.INFO,
+    headline="Node {host} is back after {silent_s:seconds}[: {concerned:ranks}]",
+    details="What it recorded meanwhile has followed, or follows now.",
+    advice="",
+    fix="",
+)
+_NO_SERVER = _KIND.with_changes(
+    severity=Severity.WARNING,
+    headline="No node has been heard for {silent_s:seconds}: the server cannot be reached",
+    details="The collector's connection to the NATS server is lost. The nodes record on, and send it all later.",
+    advice="See whether nats-server runs, and whether this machine reaches it.",
+    fix="",
+)
+_SERVER_BACK = _BACK.with_changes(headline="The server is back after {silent_s:seconds}")
+# By whether it is the server, and whether it is back.
+_KINDS = {(False, False): _KIND, (False, True): _BACK, (True, False): _NO_SERVER, (True, True): _SERVER_BACK}
+
+
+class _State:
+    def __init__(self) -> None:
+        # Begin, last phase and step, by node.
+        self.silences: dict[str | None, tuple[int, str | None, int | None]] = {}
+
+
+def detect(recording: Evidence) -> Iterator[Finding]:
+    """Report a node when it fell silent, and when it is back."""
+    reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
+    if not reports:
+        return
+    state = recording.get_state(_State, _KIND.name)
+    for event in recording.read_new_items(sorted(reports, key=get_event_time), _KIND.name):
+        host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
+        group = recording.groups[-1:]
+        processes = group[0].processes_on(host) if group and host is not None else []
+        ranks = [process.rank for process in processes]
+        if is_back and host in state.silences:  # one finding tells both
+            begin_ns, phase, step = state.silences.pop(host)
+        else:
+            begin_ns, (phase, step) = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
+            state.silences[host] = begin_ns, phase, step
+        yield _KINDS[host is None, is_back].at(
+            None,
+            begin_ns,
+            event.unix_ns,
+            {"silent_s": seconds},
+            ranks=tuple(ranks),
+            step=step,
+            phase=phase,
+            last_step=step,
+            host=host,
+            concerned=ranks or None,
+        )
+
+
+def _find_last(processes: list[Process], known_ns: int) -> tuple[str | None, int | None]:
+    """Return phase and step of the rank that came least far, as far as its records go."""
+    found = []
+    for process in processes:
+        begins = process.recording.recording.find_sibling("begins", process.source)
+        if begins is not None and begins.last_ns:
+            phase, _, step = find_current(begins, process.source, min(begins.last_ns, known_ns))
+            if phase and step is not None:
+                found.append((step, phase))
+    if not found:
+        return None, None
+    step, phase = min(found)
+    return phase, step

@@ -1,0 +1,58 @@
+"""``zerotop forward``: send this node's recording to the collector of its job, while it grows or afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from zerotop.commands.common.errors import FAILED
+from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.nodes.forwarder import Forwarder
+from zerotop.commands.nodes.joining import check_options
+from zerotop.commands.nodes.link import Link, connect_nats
+from zerotop.recording.catalog import find_recording
+from zerotop_probe.outside.job import job_control
+from zerotop_probe.recording import clock, directory
+
+# Below training in the kernel's eyes.
+_NICENESS = 10
+# How long a sampler may take to begin.
+_START_S = 20.0
+
+
+def forward(options: argparse.Namespace) -> int:
+    """Send the recording until it is over. Return 0 if the collector has all of it."""
+    key = check_options(options)
+    path = find_recording(options.recording)
+    host = str(directory.read_recording_info(str(path)).get("host") or clock.read_hostname())
+    os.nice(_NICENESS)
+
+    async def connect() -> Link:
+        return await connect_nats(options.collector, key)
+
+    is_complete = asyncio.run(
+        Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=write_messages).run()
+    )
+    if not is_complete and path.is_dir():
+        write_messages(
+            f"The collector of job {key.job} lacks the end of this node's part. Send it later with:"
+            f" zerotop forward {path} --job {key.job} --collector ADDRESS"
+        )
+    return 0 if is_complete else FAILED
+
+
+class _Ending:
+    """Whether a recording is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = str(path)
+        self._began_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        facts = job_control.read_facts(self._folder)
+        if facts.job is None and not facts.other_host:  # it has yet to begin
+            return time.monotonic() - self._began_s > _START_S
+        return not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)

@@ -1,0 +1,278 @@
+"""Writes the recordings of a job's nodes as one, from what their forwarders send, and notices nodes that fall silent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.nodes import messages
+from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
+from zerotop.commands.nodes.link import Connect, Link, LinkError, LinkRefused
+from zerotop.commands.nodes.messages import BadMessage, JobKey
+from zerotop.recording.atomic_write import write_text_file
+from zerotop_probe.outside.causes import describe_cause
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import COLLECTED, MAX_BYTES, SESSION_FILE, read_recording_info
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+from zerotop_probe.recording.writer import EventWriter, Identity
+
+LOST_S = 6.0
+"""A node that is silent for this time is lost: it sends something every second."""
+NODES_FILE = "nodes.json"
+"""Which recording each node of the collected one has: {host: hash}."""
+MAX_NODES = 10_000
+_POLL_S = 0.5
+_RETRY_S = 0.5
+_PING_S = 2.0
+# Nodes that are lost for this time keep the end of the others from being that of the job no longer.
+_GIVEN_UP_S = 60.0
+
+
+@dataclass
+class _Node:
+    host: str
+    recording: str
+    files: NodeFiles
+    session: str = ""
+    number: int = 0
+    heard_s: float = 0.0
+    is_lost: bool = False
+    has_ended: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Collector:
+    """The collector of one job. ``tell`` receives sentences for the user."""
+
+    def __init__(
+        self, folder: str, key: JobKey, *, tell: Callable[[str], None], place: str = "", max_bytes: int = MAX_BYTES * 5 // 4
+    ) -> None:
+        """Take over a folder that ``prepare_folder`` has prepared. ``place``: the server's address, without secrets."""
+        self._place = place
+        self._folder, self._key, self._tell, self._max_bytes = folder, key, tell, max_bytes
+        self._nodes: dict[str, _Node] = {}
+        self._events: EventWriter | None = None
+        self._told: set[str] = set()
+        self._connected_s: float | None = None
+        self._heard_s: float | None = None  # when the server was last there, once it was
+        self._is_server_lost = False
+        self._known = _read_nodes(folder)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all nodes have ended, except those that were given up."""
+        now_s = time.monotonic()
+        open_nodes = [node for node in self._nodes.values() if not node.has_ended]
+        given_up = [node for node in open_nodes if node.is_lost and now_s - node.heard_s > _GIVEN_UP_S]
+        return len(self._nodes) > len(open_nodes) and len(open_nodes) == len(given_up)
+
+    async def run(self, connect: Connect) -> None:
+        """Collect until all nodes have ended. Raises Problem if the server refuses us or the job has a collector."""
+        watch = asyncio.create_task(self._watch_nodes())
+        try:
+            while True:
+                link: Link | None = None
+                try:
+                    link = await connect()
+                    await self._check_alone(link)
+                    self._connected_s = time.monotonic()
+                    answering = asyncio.create_task(link.answer_requests(self.handle))
+                    done, _ = await asyncio.wait({watch, answering}, return_when=asyncio.FIRST_COMPLETED)
+                    if watch in done:
+                        answering.cancel()
+                        watch.result()
+                        return
+                    answering.result()
+                except LinkRefused as error:
+                    raise Problem(str(error)) from error
+                except LinkError as error:
+                    self._tell_once(str(error))
+                finally:
+                    self._connected_s = None
+                    if link is not None:
+                        await link.close()
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            watch.cancel()
+            if self._events is not None:
+                self._events.close()
+
+    async def _check_alone(self, link: Link) -> None:
+        """Raise Problem if the job has a collector already."""
+        with contextlib.suppress(LinkError, BadMessage):
+            answer, _ = self._key.open(await link.request(self._key.seal({"kind": messages.PING}), _PING_S))
+            if answer.get("kind") == messages.OK:
+                raise Problem(f"Job {self._key.job} is being collected already, on {messages.shorten(answer.get('by'))}")
+
+    async def handle(self, message: bytes) -> bytes:
+        """Return the answer to a request."""
+        question = None
+        try:
+            header, data = self._key.open(message)
+            question = header.get("question")
+            answer = await self._answer(header, data)
+        except OutOfStep:
+            answer = {"kind": messages.UNKNOWN}
+        except BadMessage as error:
+            answer = {"kind": messages.REFUSED, "why": str(error)}
+            self._tell_once(f"Refused: {error}")
+        except OSError as error:
+            why = f"nothing can be written to {self._folder}: {describe_cause(error)}"
+            answer = {"kind": messages.REFUSED, "why": why}
+            self._tell_once(why[0].upper() + why[1:])
+        return self._key.seal(answer | {"question": question})
+
+    async def _answer(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        kind = header.get("kind")
+        if kind == messages.PING:
+            return {"kind": messages.OK, "by": os.uname().nodename}
+        host = messages.check_host(header.get("host"))
+        if kind == messages.HELLO:
+            return self._welcome(host, header)
+        node = self._nodes.get(host)
+        if node is None or not node.session or node.session != header.get("session"):
+            return {"kind": messages.UNKNOWN}
+        async with node.lock:
+            self._note_heard(node)
+            answer: dict[str, Any] = {"kind": messages.OK}
+            if kind == messages.LIST:
+                answer["files"] = await asyncio.to_thread(node.files.list_page, str(header.get("after")))
+            elif kind == messages.WRITE:
+                self._write(node, header, data)
+            elif kind == messages.BYE:
+                node.has_ended = True
+            else:
+                raise BadMessage(
+                    f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes"
+                )
+            return answer
+
+    def _write(self, node: _Node, header: dict[str, Any], data: bytes) -> None:
+        changes, number = messages.parse_changes(header, data, node.host), header.get("number")
+        if not changes:
+            return
+        if type(number) is not int or number < node.number:  # it came late, and was sent again meanwhile
+            return
+        try:
+            node.files.apply(changes)
+        except OutOfStep:
+            node.session = ""
+            raise
+        node.number = number
+
+    def _welcome(self, host: str, header: dict[str, Any]) -> dict[str, Any]:
+        """Begin with a node, or once more. Raise BadMessage, OSError."""
+        info, form = header.get("info"), header.get("format")
+        if not isinstance(info, dict) or not info or not isinstance(form, list) or not form:
+            raise BadMessage(f"node {host} sent no {SESSION_FILE}")
+        if form[0] != FORMAT_MAJOR:
+            raise BadMessage(
+                f"zerotop on {host} records in format {form[0]}, here in {FORMAT_MAJOR}: install the same version on both"
+            )
+        recording = hashlib.blake2b(json.dumps(info, sort_keys=True).encode(), digest_size=16).hexdigest()
+        if self._known.setdefault(host, recording) != recording:
+            raise BadMessage(
+                f"job {self._key.job} already has a recording of node {host}: start another run with another --job,"
+                " and give each node a host name of its own"
+            )
+        if len(self._known) > MAX_NODES:
+            raise BadMessage(f"job {self._key.job} has {MAX_NODES} nodes already")
+        write_text_file(Path(self._folder, NODES_FILE), json.dumps(self._known))
+        if not os.path.exists(os.path.join(self._folder, SESSION_FILE)):
+            content = info | {COLLECTED: [self._key.job, self._place], "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
+            write_text_file(Path(self._folder, SESSION_FILE), json.dumps(content, indent=1) + "\n")
+        node = self._nodes.get(host)
+        if node is None:
+            node = self._nodes[host] = _Node(host, recording, NodeFiles(self._folder, host, self._max_bytes))
+            self._tell(f"Node {host} takes part.")
+        node.files.begin()
+        node.session, node.number, node.has_ended = str(header.get("session")), 0, False
+        self._note_heard(node)
+        return {"kind": messages.OK}
+
+    def _note_heard(self, node: _Node) -> None:
+        silent_s, node.heard_s = time.monotonic() - node.heard_s, time.monotonic()
+        if node.is_lost:
+            node.is_lost = False
+            self._write_event(events.NodeReturned, node.host, silent_s)
+            self._tell(f"Node {node.host} is back after {silent_s:.0f} s.")
+
+    async def _watch_nodes(self) -> None:
+        """Tell of nodes that fall silent, while we can hear; return when all nodes have ended."""
+        looked_s = time.monotonic()
+        while not self.is_over:
+            await asyncio.sleep(_POLL_S)
+            now_s = time.monotonic()
+            if self._connected_s is not None and now_s - looked_s > 2 * _POLL_S:  # we stood still ourselves
+                self._connected_s = now_s
+            looked_s = now_s
+            self._watch_server(now_s)
+            for node in self._nodes.values():
+                silent_s = now_s - max(node.heard_s, self._connected_s or now_s)
+                if silent_s > LOST_S and not node.is_lost and not node.has_ended:
+                    node.is_lost = True
+                    self._write_event(events.NodeLost, node.host, now_s - node.heard_s)
+                    self._tell(f"Node {node.host} has been silent for {now_s - node.heard_s:.0f} s.")
+
+    def _watch_server(self, now_s: float) -> None:
+        if self._connected_s is None:
+            if self._heard_s is not None and self._nodes and not self._is_server_lost and now_s - self._heard_s > LOST_S:
+                self._is_server_lost = True
+                self._write_event(events.NodeLost, None, now_s - self._heard_s)
+            return
+        if self._is_server_lost and self._heard_s is not None:
+            self._is_server_lost = False
+            self._write_event(events.NodeReturned, None, now_s - self._heard_s)
+        self._heard_s = now_s
+
+    def _write_event(self, event: type[events.Event], host: str | None, silent_s: float) -> None:
+        if self._events is None:
+            self._events = EventWriter(self._folder, Identity.for_this_process("control"))
+        self._events.write(time.monotonic_ns(), event, host=host, seconds=round(silent_s, 1))
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told and len(self._told) < 1000:
+            self._told.add(sentence)
+            self._tell(f"{sentence}.")
+
+
+def prepare_folder(folder: str, job: str) -> int:
+    """Create the folder of a job's collected recording, or take over an earlier one; return the lock.
+
+    Raises Problem.
+    """
+    info = read_recording_info(folder)
+    if info and (info.get(COLLECTED) or [""])[0] != job:
+        raise Problem(f"{folder} is the recording of something else: choose another --job or --recording")
+    if not info and os.path.isdir(folder) and set(os.listdir(folder)) - {NODES_FILE}:
+        raise Problem(f"{folder} is not empty: choose another folder with --recording")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid():
+        raise Problem(f"{folder} belongs to another user: choose another folder with --recording")
+    os.chmod(folder, status.st_mode & 0o755 & ~0o022)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise Problem(f"Another zerotop collects to {folder}") from None
+    return lock
+
+
+def _read_nodes(folder: str) -> dict[str, str]:
+    try:
+        value = json.loads(Path(folder, NODES_FILE).read_text(encoding="utf-8"))
+        return {str(host): str(recording) for host, recording in value.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -1,0 +1,185 @@
+"""Sends a node's recording to the collector as it grows, from a process of its own: the job never waits for the network.
+
+The node's own recording is the store: a request is repeated until the collector has written what is in it, and after a
+restart of either side the collector says what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zerotop.commands.nodes import messages
+from zerotop.commands.nodes.link import Connect, Link, LinkError
+from zerotop.commands.nodes.messages import BadMessage, JobKey
+from zerotop.commands.nodes.sent_files import Batch, SentFiles
+from zerotop_probe.recording.directory import read_recording_info
+from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
+
+PERIOD_S = 0.3
+"""From one look at the recording's files to the next."""
+BEAT_S = 1.0
+"""The longest time without a message."""
+_ANSWER_S = 10.0
+_LIST_S = 60.0  # the collector hashes its files
+_RETRY_S = 0.5
+# How often to look whether the job has ended.
+_LOOK_S = 1.0
+PATIENCE_S = 30.0
+"""How long after the end of the job to try without success."""
+
+
+class Forwarder:
+    """Sends one recording.
+
+    ``is_over`` says whether nothing more will be written; ``tell`` receives sentences for the user.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        host: str,
+        key: JobKey,
+        connect: Connect,
+        *,
+        is_over: Callable[[], bool],
+        tell: Callable[[str], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._folder, self._host, self._key, self._connect = folder, host, key, connect
+        self._is_over, self._tell, self._patience_s = is_over, tell, patience_s
+        self._files = SentFiles(folder, host)
+        self._session = ""
+        self._number = 0
+        self._changes: Iterator[Batch] | None = None
+        self._batch: Batch = []
+        self._sent_s = self._looked_s = 0.0
+        self._over_s: float | None = None
+        self._told: set[str] = set()
+
+    async def run(self) -> bool:
+        """Send until the recording is over; return whether the collector has all of it."""
+        while os.path.isdir(self._folder):
+            link: Link | None = None
+            try:
+                link = await self._connect()
+                await self._send_all(link)
+                return True
+            except LinkError as error:
+                self._tell_once(f"{error}. This node records to {self._folder} meanwhile")
+            except FileNotFoundError:  # the recording was deleted
+                continue
+            finally:
+                if link is not None:
+                    await link.close()
+            self._look_for_end()
+            if self._over_s is not None and time.monotonic() - max(self._over_s, self._sent_s) > self._patience_s:
+                return False
+            await asyncio.sleep(_RETRY_S)
+        return False
+
+    async def _send_all(self, link: Link) -> None:
+        if not self._session:
+            await self._begin(link)
+        is_checked = False
+        while True:
+            began_s = time.monotonic()
+            self._look_for_end()
+            is_over = self._over_s is not None
+            count = await self._send_changes(link)
+            if is_over and not count:
+                if is_checked:
+                    await self._ask(link, {"kind": messages.BYE})
+                    return
+                # Once more by the hashes of whole files.
+                await self._begin(link)
+                is_checked = True
+            elif time.monotonic() - self._sent_s > BEAT_S:
+                await self._ask(link, {"kind": messages.WRITE, "changes": []})
+            if not is_over:
+                await asyncio.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
+
+    async def _send_changes(self, link: Link) -> int:
+        """Send what is new; return the number of changes. What was not answered is sent again first."""
+        count = 0
+        if self._changes is None:
+            self._changes = self._files.find_changes()
+        while self._batch or (batch := next(self._changes, None)) is not None:
+            if not self._batch:
+                assert batch is not None
+                self._batch = batch
+                self._number += 1
+            header = {"kind": messages.WRITE, "changes": [change for change, _ in self._batch], "number": self._number}
+            await self._ask(link, header, b"".join(data for _, data in self._batch))
+            count += len(self._batch)
+            self._batch = []
+        self._changes = None
+        return count
+
+    async def _begin(self, link: Link) -> None:
+        """Introduce this node and learn what the collector has of it."""
+        self._session, self._number, self._changes, self._batch = secrets.token_hex(8), 0, None, []
+        info = read_recording_info(self._folder)
+        hello = {"kind": messages.HELLO, "format": [FORMAT_MAJOR, FORMAT_MINOR], "info": info}
+        listed: list[tuple[str, int, str]] = []
+        try:
+            await self._ask(link, hello, timeout_s=_LIST_S)
+            while True:
+                after = listed[-1][0] if listed else ""
+                answer = await self._ask(link, {"kind": messages.LIST, "after": after}, timeout_s=_LIST_S)
+                page = [(str(name), int(size), str(digest)) for name, size, digest in answer["files"]]
+                listed += page
+                if not page:
+                    break
+            await self._compare_files(link, listed)
+        except BaseException:
+            self._session = ""
+            raise
+
+    async def _compare_files(self, link: Link, listed: list[tuple[str, int, str]]) -> None:
+        """Begin with what the collector has; it hears from us while we hash our files."""
+        comparing = asyncio.create_task(asyncio.to_thread(self._files.begin, listed))
+        try:
+            while not (await asyncio.wait({comparing}, timeout=BEAT_S))[0]:
+                await self._ask(link, {"kind": messages.WRITE, "changes": []})
+        finally:
+            await comparing
+
+    async def _ask(
+        self, link: Link, header: dict[str, Any], data: bytes = b"", *, timeout_s: float = _ANSWER_S
+    ) -> dict[str, Any]:
+        """Return the collector's answer. Raises LinkError if there is none, or if it refuses."""
+        ask = {"host": self._host, "session": self._session, **header}
+        question = secrets.token_hex(8)
+        raw = await link.request(self._key.seal(ask | {"question": question}, data), timeout_s)
+        try:
+            answer, _ = self._key.open(raw)
+        except BadMessage as error:
+            raise LinkError(f"the collector's answer is not valid: {error}") from error
+        if answer.get("question") != question:
+            raise LinkError("the collector answered another question")
+        if answer["kind"] == messages.UNKNOWN:
+            self._session = ""
+            raise LinkError("the collector was started again")
+        if answer["kind"] != messages.OK:
+            raise LinkError(f"the collector refuses: {messages.shorten(answer.get('why'))}")
+        self._sent_s = time.monotonic()
+        self._told.clear()
+        return answer
+
+    def _look_for_end(self) -> None:
+        now_s = time.monotonic()
+        if self._over_s is None and now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            with contextlib.suppress(OSError):
+                self._over_s = now_s if self._is_over() else None
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)

@@ -1,0 +1,67 @@
+"""Starting and awaiting the process that sends a node's recording to the collector."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import secrets
+import subprocess
+import tempfile
+
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.nodes.forwarder import PATIENCE_S
+from zerotop.commands.nodes.link import check_url
+from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, is_job_name
+from zerotop_probe.outside import own_python
+
+URL_VARIABLE, JOB_VARIABLE = "ZEROTOP_COLLECTOR", "ZEROTOP_JOB"
+_MAX_SAID_BYTES = 1 << 14
+
+
+def check_options(options: argparse.Namespace) -> JobKey:
+    """Check address, job and token; return the key. Raises Problem."""
+    if not options.collector:
+        raise Problem("Give the address of a NATS server, such as nats://head:4222", USAGE)
+    if not options.job:
+        raise Problem("Name the job, the same on all nodes: --job NAME", USAGE)
+    if not is_job_name(options.job):
+        raise Problem(f"{options.job} is not a job's name: letters, digits, _ and -, at most 64", USAGE)
+    check_url(options.collector)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if len(token) < MIN_TOKEN:
+        raise Problem(
+            f"{TOKEN_VARIABLE} must have one secret of at least {MIN_TOKEN} characters for the server, the nodes and the"
+            f" collector, such as: export {TOKEN_VARIABLE}={secrets.token_hex(16)}",
+            USAGE,
+        )
+    return JobKey(options.job, token)
+
+
+class StartedForwarder:
+    """The process that sends a recording, in a session of its own: it outlives us."""
+
+    def __init__(self, recording: str, options: argparse.Namespace, *, quiet: bool) -> None:
+        """Start it; ``quiet`` keeps what it says until :meth:`read_said`. Raises OSError."""
+        self._said = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as we are there
+        self._process = subprocess.Popen(
+            own_python.build_command("zerotop.cli", "forward", os.path.abspath(recording)),
+            # The address may have a password in it, which a command line would show to everybody.
+            env=own_python.build_environment() | {URL_VARIABLE: options.collector, JOB_VARIABLE: options.job},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
+        )
+
+    def await_end(self) -> None:
+        """Wait until all has been sent, or cannot be: a launcher may end what is left on its nodes. Ctrl-C ends waiting."""
+        with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            self._process.wait(2 * PATIENCE_S)
+
+    def read_said(self) -> list[str]:
+        """Return the sentences that were kept so far."""
+        if self._said is None:
+            return []
+        lines = os.pread(self._said.fileno(), _MAX_SAID_BYTES, 0).decode(errors="replace").splitlines()
+        return [line.removeprefix("zerotop: ") for line in lines]
