@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
@@ -33,10 +34,10 @@ def list_live_names() -> list[str]:
     return [recording.name for recording in open_overviews().read_all() if recording.is_live]
 
 
-def open_overviews() -> Overviews:
-    """Open the index of the state directory."""
+def open_overviews(folder: Path | None = None, cache: str = "overviews.json") -> Overviews:
+    """Open the index of a folder [the state directory]; ``cache``: the file in the state directory that keeps it."""
     root = catalog.find_default_folder()
-    return Overviews(root, root.with_name("overviews.json"), lambda path: job_control.is_job_alive(str(path)))
+    return Overviews(folder or root, root.with_name(cache), lambda path: job_control.is_job_alive(str(path)))
 
 
 def recordings(options: argparse.Namespace) -> int:

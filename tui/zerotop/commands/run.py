@@ -17,6 +17,7 @@ from zerotop.commands.common.exit_messages import (
 )
 from zerotop.commands.common.expectation import ask_expectation
 from zerotop.commands.common.gc_pause import freeze_imports
+from zerotop.commands.common.past_runs import describe_past
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.job_report import (
     check_place,
@@ -73,6 +74,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
     if forwarder is not None:
         write_messages(*forwarder.read_said())
     if has_ended(recording):
+        write_messages(*describe_past(recording))
         write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
         if options.price_per_hour is not None:
             write_messages(*describe_cost(recording))
@@ -102,7 +104,7 @@ def _run_headless(options: argparse.Namespace) -> int:
         messages.append(f"{ranks}, no longer recorded.")
     messages += describe_missing_probe(recording)
     if not end.signal:  # whoever sent one wants an end, not an analysis
-        messages += describe_worst_finding(recording)
+        messages += [*describe_worst_finding(recording), *describe_past(recording)]
     if options.expect and not end.signal:
         messages += describe_expectation(recording)
     if options.price_per_hour is not None:

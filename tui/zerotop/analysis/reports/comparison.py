@@ -28,10 +28,7 @@ def compare_paths(recordings: Sequence[Recording], names: Sequence[str] = ()) ->
     """Compare recordings, each up to its end. ``names``: the column headings [the recordings' names]."""
     sides = [RecordedRun(recording) for recording in recordings]
     sections = (
-        compare_setup,
-        _compare_arguments,
-        _compare_settings,
-        compare_versions,
+        compare_configuration,
         _compare_times,
         _compare_memory,
         _compare_findings,
@@ -43,6 +40,12 @@ def compare_paths(recordings: Sequence[Recording], names: Sequence[str] = ()) ->
 
 Sides = Sequence[RecordedRun]
 ReadValue = Callable[[RecordedRun], Value]
+
+
+def compare_configuration(sides: Sides) -> Iterator[Measure]:
+    """Compare all that was known before the first step."""
+    for section in (compare_setup, _compare_arguments, _compare_settings, compare_versions):
+        yield from section(sides)
 
 
 def _build_measures(section: str, unit: Unit, sides: Sides, readers: Mapping[str, ReadValue]) -> Iterator[Measure]:

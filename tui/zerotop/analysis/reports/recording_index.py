@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.reports.end_summary import select_costly
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.gpu_time import measure_gpu_time
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import Overview, build_overview
 from zerotop.recording import catalog
@@ -21,7 +23,7 @@ from zerotop.recording.headers import DAMAGE_ERRORS
 from zerotop.recording.quick_read import Stamp, open_glimpse, read_stamp
 from zerotop.recording.reader import SILENCE_NS, Recording, RecordingError
 
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 """Increased whenever the content of an overview changes."""
 
 # Findings are searched in the newest recordings, and not in very large ones: it takes a second for each 10 MiB or so.
@@ -104,14 +106,14 @@ class Overviews:
                 return self._read_recording(recording)
         return None
 
-    def judge_next(self) -> ListedRecording | None:
-        """Search for the worst finding of the newest ended recording without one; None if all have theirs."""
-        for recording in self.recordings[:_MOST_JUDGED]:
+    def judge_next(self, most: int | None = _MOST_JUDGED) -> ListedRecording | None:
+        """Search the findings of the newest ended recording without them; None if the ``most`` newest have theirs."""
+        for recording in self.recordings[:most]:
             overview, key = recording.overview, (recording.path, recording.stamp)
             is_due = overview is not None and overview.worst is None and not (recording.is_live or overview.problem)
             if overview is not None and is_due and key not in self._judged and recording.stamp.bytes <= _MOST_JUDGED_BYTES:
                 self._judged.add(key)
-                return self._replace_overview(recording, find_worst(recording.path, overview))
+                return self._replace_overview(recording, judge_recording(recording.path, overview))
         return None
 
     def _read_recording(self, recording: ListedRecording) -> ListedRecording:
@@ -162,17 +164,26 @@ def read_overview(path: Path) -> Overview:
         return Overview(path.name, problem=f"{path} is damaged: its metadata cannot be read.")
 
 
-def find_worst(path: Path, overview: Overview) -> Overview:
-    """Return a recording's overview with the finding that costs most; without it where the search fails."""
+def judge_recording(path: Path, overview: Overview) -> Overview:
+    """Return a recording's overview with its findings and GPU time; without them where the search fails."""
     try:
         run = RecordedRun(Recording.open(path))
         steps = run.source.job_steps
         costs = select_costly(rank_findings(run.findings, steps, run.source.end_ns))
+        gpu_s, idle_gpu_s = measure_gpu_time(run.recording, overview.seconds)
     except Exception:  # one recording never breaks the list, whatever is in it
         return overview
     training_s = measure_training_s(steps)
     share = costs[0].compute_share(training_s) if costs and costs[0].seconds and training_s else math.nan
-    return replace(overview, worst=costs[0].finding.headline if costs else "", worst_share=share)
+    return replace(
+        overview,
+        worst=costs[0].finding.headline if costs else "",
+        worst_share=share,
+        lost_s=costs[0].seconds if costs and costs[0].seconds else math.nan,
+        findings=tuple(one.name for one in run.findings if one.severity is not Severity.INFO),
+        gpu_s=gpu_s,
+        idle_gpu_s=idle_gpu_s,
+    )
 
 
 def _load_cache(cache: Path) -> KnownOverviews:

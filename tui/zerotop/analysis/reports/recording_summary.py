@@ -25,7 +25,8 @@ PIECES = 96
 """The maximum number of values in a sparkline."""
 
 DETACHED = "detached"
-_NUMBERS = ("seconds", "iteration_s", "worst_share")  # NaN where unknown
+_NUMBERS = ("seconds", "iteration_s", "worst_share", "lost_s", "gpu_s", "idle_gpu_s")  # NaN where unknown
+_TUPLES = ("command", "iterations", "findings")
 OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "OOM (GPU)", "OOM (host)"
 
 
@@ -35,6 +36,7 @@ class Overview(EngineSummary):
 
     name: str
     command: tuple[str, ...] = ()
+    working_directory: str = ""  # of the command
     begin_ns: int = 0
     seconds: float = math.nan  # from launch to the job's end, or to the last record
     over: bool = False  # the job's end was recorded
@@ -53,6 +55,11 @@ class Overview(EngineSummary):
     lost_output_bytes: int = 0
     worst: str | None = None  # headline of the finding that costs most; "" without one, None before it was searched
     worst_share: float = math.nan  # of the training time that it costs; NaN where it costs none
+    # As ``worst``, these are unknown before findings were searched.
+    lost_s: float = math.nan  # training time that it costs; NaN as above
+    findings: tuple[str, ...] = ()  # names of the errors and warnings, a name for each occurrence
+    gpu_s: float = math.nan  # seconds of all GPUs on which ranks allocated, from launch to end
+    idle_gpu_s: float = math.nan  # of them, without a kernel
 
     @property
     def end_ns(self) -> int:
@@ -69,7 +76,7 @@ class Overview(EngineSummary):
         if set(values) != {field.name for field in fields(cls)}:
             raise TypeError("the fields differ")
         times = {name: math.nan if values[name] is None else float(values[name]) for name in _NUMBERS}
-        tuples = {name: tuple(values[name]) for name in ("command", "iterations")}
+        tuples = {name: tuple(values[name]) for name in _TUPLES}
         return cls(**{**values, **times, **tuples})
 
 
@@ -88,6 +95,7 @@ def build_overview(recording: Recording) -> Overview:
     return Overview(
         name=recording.name,
         command=tuple(map(str, command)) if isinstance(command, list) else (),
+        working_directory=recording.info.get("working_directory") or "",
         begin_ns=recording.begin_ns,
         seconds=max(0, _find_end(recording) - recording.begin_ns) / 1e9,
         over=recording.is_over,

@@ -9,6 +9,16 @@ from zerotop.commands.options.option_types import parse_age, parse_size
 def add_recording_commands(add_command: AddCommand) -> None:
     """Add the commands with their options."""
     _add_recordings(add_command)
+    history = add_command(
+        "history",
+        "show how often each command ran, how fast, and what was found",
+        "zerotop history",
+        "zerotop history --history /shared/runs --json",
+    )
+    history.add_argument(
+        "--history", metavar="DIR", help="add the recordings in this folder and those of all who name it, too"
+    )
+    history.add_argument("--json", action="store_true", help=JSON_HELP)
     replay = add_command(
         "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
     )
