@@ -10,7 +10,14 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.findings.pace import data_bursts, evaluations_often, host_pace, iteration_shift, steps_in_turn
+from zerotop.analysis.findings.pace import (
+    data_bursts,
+    evaluations_often,
+    host_pace,
+    iteration_shift,
+    long_pause,
+    steps_in_turn,
+)
 from zerotop.analysis.findings.support import detection
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
@@ -135,3 +142,23 @@ def test_longer_batches_where_lengths_vary(tmp_path: Path, factor: float, seed: 
     told = [one for one in found if "batches have" in one.details]
     assert [abs((one.step or 0) - 300) <= 20 for one in told] == [True] * (factor > 1)
     assert all(" tokens instead of 3" in one.details for one in told)
+
+
+@pytest.mark.parametrize(("faster", "told"), [(8, Severity.INFO), (20, Severity.INFO), (60, Severity.WARNING)])
+@pytest.mark.parametrize("first_s", [0.0, 8.0])
+def test_steps_that_are_faster_at_first_are_no_warning(tmp_path: Path, faster: int, told: Severity, first_s: float) -> None:
+    """Before queues and caches are full, as in the steps after one that compiles. Later, the same is a slowdown."""
+    steps = np.array([0.006, 0.01, 0.003, 0.001]) * np.random.default_rng(1).normal(3.0, 0.03, (200, 4))
+    steps[:faster] /= 2
+    steps[0] += first_s / 4
+    write_parts(tmp_path, steps.tolist())
+    found = find(tmp_path, iteration_shift.detect, long_pause.detect)
+    assert [(one.severity, bool(one.cost)) for one in found] == [(told, told == Severity.WARNING)]
+
+
+@pytest.mark.parametrize(("step", "told"), [(9, Severity.INFO), (60, Severity.WARNING)])
+def test_a_pause_among_the_first_steps_is_no_warning(tmp_path: Path, step: int, told: Severity) -> None:
+    steps = np.tile([0.01, 0.02, 0.005, 0.001], (200, 1))
+    steps[step, 1] += 6
+    write_parts(tmp_path, steps.tolist())
+    assert [one.severity for one in find(tmp_path, iteration_shift.detect, long_pause.detect)] == [told]

@@ -26,6 +26,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
 )
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline
 from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
@@ -278,6 +279,11 @@ def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
     return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
 
 
+def _is_at_start(shift: PaceShift) -> bool:
+    """Whether the steps before the change are the first of all."""
+    return int(np.searchsorted(shift.change.process.steps["step"], shift.step)) <= WARM_UP_STEPS
+
+
 def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
     if line is None or (shift.is_uncertain and line.known_call is None):
@@ -320,7 +326,8 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
         note_named_line(change.group, line, found.known_ns)
-    if not shift.is_worse:
+    is_warm_up = cause is None and not is_named and _is_at_start(shift)
+    if not shift.is_worse or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)
@@ -345,7 +352,7 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
         busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
         longer="longer" if shift.is_worse else "shorter",
         part=_describe_part(shift),
-        cost=shift.cost,
+        cost=0.0 if is_warm_up else shift.cost,
         pid=change.process.source.pid,
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,

@@ -22,7 +22,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, UNSEEN, Delay, FoundLine, read_new_stacks
-from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
+from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
@@ -209,7 +209,7 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
 
 
 def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
-    kind, line = _EVALUATION if pause.is_evaluation else _KIND, found.line
+    kind, line, steps = _EVALUATION if pause.is_evaluation else _KIND, found.line, pause.group.lead.steps
     compiled = measure_compiling(pause.group.lead, pause.rows)
     if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
         kind = name_line(kind, line)
@@ -217,7 +217,8 @@ def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
     elif pause.is_evaluation and line is not None:
         kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
     is_compiling = compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
-    if is_compiling:
+    is_warm_up = line is None and int(np.searchsorted(steps["step"], pause.rows["step"][0])) <= WARM_UP_STEPS
+    if is_compiling or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO)
     evidence = {"pause_s": pause.seconds, "iteration_s": pause.usual_s, "iterations": pause.seconds / pause.usual_s}
     return kind.at_steps(

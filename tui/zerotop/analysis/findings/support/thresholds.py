@@ -6,6 +6,9 @@ from zerotop.analysis.formatting import GIB, MIB
 
 # Iterations shorter than this (seconds) vary by the host's jitter; nobody trains a model of that size for its speed.
 SHORTEST_ITERATION_S = 0.005
+# Steps in which a job still compiles, chooses kernels, and fills queues and caches. A change of pace among them is a warning
+# only with a cause or a line.
+WARM_UP_STEPS = 20
 # Two steps in a row that take this share of the job's time are a change of pace, not a pause.
 FAR_SHARE = 0.5
 # Seconds of a step between its phases that are worth a finding.
