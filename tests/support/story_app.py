@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.pilot import Pilot
 
 from fake_source import FakeSource, Story
+from played_source import PlayedSource
 from screens import read_rows
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
@@ -60,11 +61,15 @@ class FakeJob:
 class Watch:
     """An app over a story whose clock is set by the test."""
 
-    def __init__(self, story: Story, seconds: float | None, *, glyphs: Glyphs = BLOCKS) -> None:
+    def __init__(self, story: Story | str, seconds: float | None, *, glyphs: Glyphs = BLOCKS) -> None:
         self.seconds = seconds
         self.clock = 1000.0
         self.job = FakeJob()
-        self.source = FakeSource(story, None if seconds is None else lambda: self.seconds or 0.0)
+        self.source: FakeSource | PlayedSource
+        if isinstance(story, Story):
+            self.source = FakeSource(story, None if seconds is None else self._read_clock)
+        else:
+            self.source = PlayedSource(story, self._read_clock)
         self.app = ZerotopApp(
             self.source,
             None if seconds is None else self.job,
@@ -72,6 +77,9 @@ class Watch:
             glyphs=glyphs,
             clock=lambda: self.clock,
         )
+
+    def _read_clock(self) -> float:
+        return self.seconds or 0.0
 
     def text(self) -> str:
         """The screen without its colours."""

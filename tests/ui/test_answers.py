@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_source import FakeSource, offload_story
+from played_source import PlayedSource
 from screens import read_rows
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
@@ -34,11 +34,11 @@ from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.screen import RanksScreen
 
 
-class SlowSource(FakeSource):
+class SlowSource(PlayedSource):
     """A source whose views take until the gate is opened."""
 
     def __init__(self) -> None:
-        super().__init__(offload_story(), lambda: 75.0)
+        super().__init__("story", lambda: 65.0)
         self.gate = threading.Event()
         self.gate.set()
 
@@ -69,12 +69,12 @@ async def test_time_moves_on_the_screen_before_what_was_then() -> None:
         source.gate.clear()
         for key in ("comma", "comma"):
             app.simulate_key(key)
-        await wait_while_busy(lambda: "PAUSED −0:19" in read_screen(app))
-        assert " 15/616" in read_screen(app)  # the step at the end, which was shown before
+        await wait_while_busy(lambda: "PAUSED −0:20" in read_screen(app))
+        assert " 13/14" in read_screen(app)  # the step at the end, which was shown before
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in read_screen(app)
-        assert "PAUSED −0:19" in read_screen(app)
+        assert " 13/14" not in read_screen(app)
+        assert "PAUSED −0:20" in read_screen(app)
 
 
 async def test_the_newest_request_is_answered_and_those_before_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ async def test_the_newest_request_is_answered_and_those_before_it_are_not(monkey
         source.gate.set()
         await pilot.pause()
         assert source.views == views + 2
-        assert "PAUSED −0:49" in read_screen(app)
+        assert "PAUSED −0:50" in read_screen(app)
 
 
 async def test_another_screen_comes_with_the_frame_there_is() -> None:
@@ -104,10 +104,10 @@ async def test_another_screen_comes_with_the_frame_there_is() -> None:
         source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
-        await wait_while_busy(lambda: "Threads" in read_screen(app) and " 15/616" in read_screen(app))
+        await wait_while_busy(lambda: "Threads" in read_screen(app) and " 13/14" in read_screen(app))
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in read_screen(app)
+        assert " 13/14" not in read_screen(app)
 
 
 async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_is_now() -> None:
@@ -115,22 +115,22 @@ async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
-        await wait_until(pilot, lambda: " 15/616" in read_screen(app))
+        await wait_until(pilot, lambda: " 13/14" in read_screen(app))
         await pilot.press("1")
         source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
         await wait_while_busy(
-            lambda: app.screen.id == "threads" and "PAUSED −0:10" in read_screen(app) and " 15/616" in read_screen(app)
+            lambda: app.screen.id == "threads" and "PAUSED −0:10" in read_screen(app) and " 13/14" in read_screen(app)
         )
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in read_screen(app)
+        assert " 13/14" not in read_screen(app)
         assert "PAUSED −0:10" in read_screen(app)
 
 
 async def test_an_error_in_the_worker_ends_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = FakeSource(offload_story(), lambda: 75.0)
+    source = PlayedSource("story", lambda: 65.0)
     app = ZerotopApp(source, title="broken", glyphs=BLOCKS, clock=lambda: 0.0)
 
     def fail_at(cursor_ns: int | None) -> LiveView:
@@ -150,7 +150,7 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(monitor, "SETTLED_S", 0.01)
     monkeypatch.setattr(monitor, "READY_S", 0.05)
     monkeypatch.setattr(monitor, "KEYED_S", 0.0)
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
     frozen = list[int]()
     monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     async with app.run_test(size=(120, 40)) as pilot:
@@ -178,7 +178,7 @@ def test_garbage_of_the_start_is_never_looked_at_again() -> None:
 
 
 async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_of_now() -> None:
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="sizes", glyphs=BLOCKS, clock=lambda: 0.0)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), title="sizes", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("2")
@@ -187,18 +187,18 @@ async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_o
         await pilot.pause()
         seen = read_screen(app)
         assert [len(line) for line in seen.split("\n")] == [80] * 24
-        assert "15/616" in seen
+        assert "13/14" in seen
         assert "Live" in seen.split("\n")[-2]
 
 
 def test_steps_are_counted_from_where_one_goes() -> None:
-    viewer = Viewer(FakeSource(offload_story(), lambda: 75.0), None, lambda: 0.0)
-    assert viewer.make_frame().view.progress.step == 14
+    viewer = Viewer(PlayedSource("story", lambda: 65.0), None, lambda: 0.0)
+    assert viewer.make_frame().view.progress.step == 12
     for number in (-1, -1, -1, 1):  # before any frame of them is made
         viewer.seek_steps(number)
-    assert viewer.make_frame().view.progress.step == 12
+    assert viewer.make_frame().view.progress.step == 10
     viewer.seek_steps(1)
-    assert viewer.make_frame().view.progress.step == 13
+    assert viewer.make_frame().view.progress.step == 11
 
 
 @pytest.mark.parametrize("metric", [RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES])
@@ -262,7 +262,7 @@ async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None
 
     seen = []
     for theme in (DARK_NAME, LIGHT_NAME):
-        app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="themes", glyphs=BLOCKS, clock=lambda: 0.0)
+        app = ZerotopApp(PlayedSource("story", lambda: 65.0), title="themes", glyphs=BLOCKS, clock=lambda: 0.0)
         async with app.run_test(size=(120, 40)) as pilot:
             app.theme = theme
             await pilot.pause()

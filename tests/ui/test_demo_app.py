@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from fake_source import FakeSource, cpu_story
+from played_source import PlayedSource
+from recordings import open_recording
 from screens import read_rows
 from story_app import FakeJob
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.live_view import JobState
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.demo_app import DemoApp, Guide, guide_story
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS
 
 
 def make_app(seconds: float, *, is_fixed: bool = False) -> DemoApp:
-    source = FakeSource(cpu_story(), lambda: seconds)
+    source = PlayedSource("cpu-clean", lambda: seconds)
     return DemoApp(source, FakeJob(), glyphs=BLOCKS, guide=Guide(is_fixed=is_fixed))
 
 
@@ -35,7 +37,7 @@ async def test_the_story_is_one_key_away(size: tuple[int, int]) -> None:
 
 async def test_the_tips_follow_the_training() -> None:
     for is_fixed, tip in ((False, "Healthy so far"), (True, "No fault is planted this time")):
-        app = make_app(60.0, is_fixed=is_fixed)
+        app = make_app(38.0, is_fixed=is_fixed)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert tip in "\n".join(read_rows(app))
@@ -50,7 +52,7 @@ def make_stall() -> Finding:
 
 
 def test_the_recording_has_no_key_to_itself() -> None:
-    app = DemoApp(FakeSource(cpu_story(), None), glyphs=BLOCKS, guide=guide_story("A note."))
+    app = DemoApp(RecordingSource(open_recording("cpu-clean")), glyphs=BLOCKS, guide=guide_story("A note."))
     assert app.check_action("story", ()) is False
     frame = app.viewer.make_frame()
     assert frame.tip.startswith("A note. Next: n goes to the next finding")

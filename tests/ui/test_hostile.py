@@ -8,7 +8,6 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.widgets._toast import Toast
 
-from fake_source import offload_story
 from recordings import rewrite_events
 from screens import read_rows
 from story_app import Watch
@@ -53,7 +52,7 @@ async def test_what_a_panel_passes_on(glyphs: Glyphs) -> None:
 
 
 async def test_a_notice() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 65.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         seen.app.notify(NASTY)
         await pilot.pause()

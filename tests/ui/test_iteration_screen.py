@@ -16,7 +16,6 @@ from textual.widgets import Input, OptionList
 
 import recordings
 import screens
-from fake_source import failed_story, many_story, offload_story
 from small_recording import BEGIN_NS, S, make_identity, make_record, write_table
 from story_app import Watch
 from waiting import PATIENCE_S, wait_until
@@ -294,9 +293,9 @@ async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
                 assert glyphs is not ASCII or text.isascii()
 
 
-@pytest.mark.parametrize("story", [offload_story, many_story, failed_story])
-async def test_sources_without_records_raise_nothing(story: Any) -> None:
-    watch = Watch(story(), 75.0)
+@pytest.mark.parametrize(("name", "seconds"), [("story", 1.0), ("story", 40.0), ("cpu-clean", 30.0)])
+async def test_jobs_without_steps_raise_nothing(name: str, seconds: float) -> None:
+    watch = Watch(name, seconds)
     async with watch.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         watch.app.action_switch("iteration")

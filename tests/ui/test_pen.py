@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from textual.widgets._toast import Toast
 
 from cell_terminal import CellTerminal
-from fake_source import FakeSource, offload_story
+from played_source import PlayedSource
 from screens import read_rows
 from zerotop.ui.app import frame_scheduler, monitor
 from zerotop.ui.app.app import ZerotopApp
@@ -75,14 +75,14 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
         if isinstance(update, WrittenText):
             written.append(update.render_segments(app.console))
 
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), glyphs=BLOCKS)
     async with app.run_test(size=size) as pilot:
-        app.viewer.go_to_seconds(40)
+        app.viewer.go_to_seconds(50)
         app.draw_frame()
         await pilot.pause()
         terminal = CellTerminal(read_rows(app))
         monkeypatch.setattr(ZerotopApp, "_display", note_written)
-        for tenths in range(401, 420):
+        for tenths in range(501, 520):
             app.viewer.go_to_seconds(tenths / 10)
             app.draw_frame()
             await pilot.pause()
@@ -92,21 +92,21 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
 
 
 async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         app.notify("Something")
         while not any(isinstance(widget, Toast) for widget in app.screen._compositor.visible_widgets):
             await pilot.pause(0.01)
         monkeypatch.setattr(DirectWriter, "write", lambda *_: pytest.fail("written over a message"))
-        app.viewer.go_to_seconds(40)
+        app.viewer.go_to_seconds(50)
         app.draw_frame()
         await pilot.press("question_mark")
-        app.viewer.go_to_seconds(41)
+        app.viewer.go_to_seconds(51)
         app.draw_frame()
 
 
 async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 60.0), glyphs=BLOCKS)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), glyphs=BLOCKS)
     async with app.run_test() as pilot:
         await pilot.pause()
         await pilot.press("tab")
@@ -115,7 +115,7 @@ async def test_a_panel_that_loses_the_focus_as_the_program_ends_writes_nothing(m
         before = panel.plain_text()
         with monkeypatch.context() as ending:
             ending.setitem(app._screen_stacks, app.current_mode, [])
-            app.viewer.go_to_seconds(40)
+            app.viewer.go_to_seconds(50)
             frame = app.viewer.make_frame()
             panel.deliver_rows(frame, panel.draw_cached(frame, *panel.size))
             panel.on_resize()

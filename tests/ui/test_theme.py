@@ -12,7 +12,7 @@ from rich.color import Color, ColorSystem
 from textual.dom import DOMNode
 from textual.theme import Theme
 
-from fake_source import FakeSource, offload_story
+from played_source import PlayedSource
 from screens import read_rows
 from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -188,7 +188,7 @@ def test_every_style_has_a_rule() -> None:
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 async def test_styles_are_those_of_textual(theme: Theme) -> None:
     """Textual's own way: a node with the class, in the widget."""
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="styles", clock=lambda: 1000.0)
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0), title="styles", clock=lambda: 1000.0)
     async with app.run_test(size=(120, 40)) as pilot:
         app.theme = theme.name
         await pilot.pause()
@@ -246,7 +246,7 @@ def has_drawn(app: ZerotopApp) -> bool:
 
 async def test_no_screen_has_an_emoji() -> None:
     """Fonts of terminals lack them, or draw them in another width."""
-    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0))
+    app = ZerotopApp(PlayedSource("story", lambda: 65.0))
     async with app.run_test() as pilot:
         for key in ("question_mark", "escape", "a", "escape", "i", "escape", "ctrl+p"):
             await pilot.press(key)

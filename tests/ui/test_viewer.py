@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fake_source import BEGIN_NS, FakeSource, cpu_story, offload_story
+from played_source import PlayedSource
+from recordings import open_recording
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import SPEEDS, Playhead
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.dialogs.go_to_dialog import parse_destination
@@ -25,10 +27,11 @@ def fake_clock() -> Clock:
     return Clock()
 
 
-def make_viewer(clock: Clock, *, live: bool = True) -> Viewer:
+def make_viewer(clock: Clock, *, live: bool = True, name: str = "gpu-offload-110") -> Viewer:
     begun = clock.now
-    source = FakeSource(offload_story() if live else cpu_story(), (lambda: 75.0 + clock.now - begun) if live else None)
-    return Viewer(source, None, clock)
+    if live:
+        return Viewer(PlayedSource(name, lambda: 60.0 + clock.now - begun), None, clock)
+    return Viewer(RecordingSource(open_recording("cpu-clean")), None, clock)
 
 
 def read_step(viewer: Viewer) -> int | None:
@@ -71,16 +74,16 @@ def test_speeds_end_at_both_ends_and_keep_the_place(fake_clock: Clock) -> None:
 def test_live_follows_until_someone_looks_back(fake_clock: Clock) -> None:
     watched = make_viewer(fake_clock)
     assert read_step(watched) == 14
-    fake_clock.now += 60
+    fake_clock.now += 5
     assert watched.poll()
-    assert read_step(watched) == 36
+    assert read_step(watched) == 27
     watched.toggle_play()
-    fake_clock.now += 60
+    fake_clock.now += 5
     frame = watched.make_frame()
-    assert frame.view.progress.step == 36
-    assert frame.moment.end_s - frame.moment.cursor_s == pytest.approx(60)
+    assert frame.view.progress.step == 27
+    assert frame.moment.end_s - frame.moment.cursor_s == pytest.approx(5)
     watched.playhead.follow_end()
-    assert read_step(watched) == 58
+    assert read_step(watched) == 39
 
 
 def test_steps_back_and_on(fake_clock: Clock) -> None:
@@ -112,7 +115,7 @@ def test_a_replay_plays_to_its_end_and_again_from_its_begin(fake_clock: Clock) -
     watched.toggle_play()
     assert watched.playhead.playing
     assert read_step(watched) is None
-    fake_clock.now += 12.0
+    fake_clock.now += 0.4
     assert watched.poll()
     assert read_step(watched) == 8
     fake_clock.now += 1000.0
@@ -124,20 +127,21 @@ def test_a_replay_plays_to_its_end_and_again_from_its_begin(fake_clock: Clock) -
 
 def test_times(fake_clock: Clock) -> None:
     watched = make_viewer(fake_clock)
-    watched.go_to_seconds(60)
-    assert watched.make_frame().view.cursor_ns == BEGIN_NS + 60 * 10**9
+    begin_ns = watched.source.begin_ns
+    watched.go_to_seconds(50)
+    assert watched.make_frame().view.cursor_ns == begin_ns + 50 * 10**9
     watched.seek_seconds(-10)
-    assert watched.make_frame().view.cursor_ns == BEGIN_NS + 50 * 10**9
+    assert watched.make_frame().view.cursor_ns == begin_ns + 40 * 10**9
     watched.seek_seconds(-1000)
-    assert watched.make_frame().view.cursor_ns == BEGIN_NS
+    assert watched.make_frame().view.cursor_ns == begin_ns
     watched.go_to_share(0.5)
-    assert watched.make_frame().view.cursor_ns == pytest.approx(BEGIN_NS + 75 * 10**9 // 2, abs=2)
+    assert watched.make_frame().view.cursor_ns == pytest.approx(begin_ns + 30 * 10**9, abs=2)
     watched.go_to_share(1.0)
     assert watched.playhead.following
 
 
 def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(fake_clock: Clock) -> None:
-    watched = make_viewer(fake_clock)
+    watched = make_viewer(fake_clock, name="story")
     watched.make_frame()
     watched.set_rank(2)
     watched.go_to_share(0.0)

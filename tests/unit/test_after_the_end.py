@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from fake_source import FakeSource, offload_story
+from played_source import PlayedSource
 from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.ui.drawing.labels import describe_no_output, describe_no_ranks
 from zerotop.ui.iteration.panels import _describe_missing
@@ -27,6 +27,6 @@ def list_texts(view: LiveView, state: JobState, *, has_steps: bool) -> list[str]
 @pytest.mark.parametrize("has_steps", [False, True])
 @pytest.mark.parametrize("state", list(JobState))
 def test_texts_of_empty_panels(state: JobState, has_steps: bool) -> None:
-    texts = list_texts(FakeSource(offload_story(), lambda: 75.0).view_at(None), state, has_steps=has_steps)
+    texts = list_texts(PlayedSource("story", lambda: 65.0).view_at(None), state, has_steps=has_steps)
     announced = [text for text in texts if ANNOUNCED.search(text)]
     assert bool(announced) is not state.is_over, texts

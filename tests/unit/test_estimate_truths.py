@@ -19,13 +19,13 @@ def truths(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("estimate_truths")
 
 
-def read_rows() -> list[dict[str, Any]]:
+def read_graded_rows() -> list[dict[str, Any]]:
     lines = (BENCHMARKS / "estimate_truths.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["graded"]]
 
 
 def test_every_graded_row_is_expressed(truths: Any) -> None:
-    assert [row["id"] for row in read_rows() if isinstance(truths.express(row), str)] == []
+    assert [row["id"] for row in read_graded_rows() if isinstance(truths.express(row), str)] == []
 
 
 @pytest.mark.parametrize(("figure", "most"), [("allocated", 0.02), ("reserved", 0.05), ("NVML", 0.05), ("host", 0.03)])
@@ -33,7 +33,7 @@ def test_every_graded_row_is_expressed(truths: Any) -> None:
 def test_median_errors_where_all_settings_are_told(truths: Any, figure: str, most: float, is_held_out: bool) -> None:
     errors = [
         abs(part.likely / measured - 1)
-        for row in read_rows()
+        for row in read_graded_rows()
         if row["quality"] == "exact" and truths.is_held_out(row) == is_held_out
         for name, part, measured in truths.list_figures(row, truths.estimate_row(row))
         if name == figure
@@ -44,7 +44,9 @@ def test_median_errors_where_all_settings_are_told(truths: Any, figure: str, mos
 
 def test_no_exact_row_fits_falsely(truths: Any) -> None:
     failed = [
-        row for row in read_rows() if row["measured"].get("oom") and row["quality"] == "exact" and row.get("gpu_memory")
+        row
+        for row in read_graded_rows()
+        if row["measured"].get("oom") and row["quality"] == "exact" and row.get("gpu_memory")
     ]
     assert failed
     assert [row["id"] for row in failed if truths.estimate_row(row).needed < row["gpu_memory"]] == []

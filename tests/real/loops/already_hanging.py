@@ -25,7 +25,7 @@ def ask():
     input()  # hang: input
 
 
-def read_rows():
+def load_batch():
     os.mkfifo("rows")
     with open("rows") as rows:  # hang: file
         rows.read()
@@ -43,7 +43,7 @@ def stop():
     if kind == "input":
         ask()
     if kind == "file":
-        read_rows()
+        load_batch()
     if kind == "loop":
         count_tokens()
     if kind == "broadcast":
