@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zerotop.analysis.memory.expected.beyond_allocated import (
+    NCCL_HOST,
     Interval,
     JobMemory,
     add_intervals,
@@ -49,7 +50,6 @@ _LARGEST_SHARE = 0.3  # of all parameters in the largest tensor, where its size 
 _RESERVED_SPREAD = 0.18  # of reserved memory, where it is not as recorded
 _HOST_SPREAD = 0.15  # of the host memory that differs
 _HOST_NOISE = 0.08  # between runs
-_NCCL_HOST = 0.4e9  # of a process with NCCL
 _CONTEXT_STEP = 0.32e9  # contexts of one setting differ by this, as NCCL and cuBLAS open one more channel or handle
 _BEYOND = "beyond the formulas"
 _SAME_MOMENT = 0.02  # a measured backward is this close to the moment that decided it
@@ -291,7 +291,7 @@ def _predict_host(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[I
     before = _sum([*list_host_rows(base.setup, base.work.accumulation)])
     change = _sum(rows) - before
     if setup.is_loop:  # DeepSpeed sets NCCL up for one rank, too
-        change += _NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1))
+        change += NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1))
     likely = max(0.0, base.host_rss + change)
     width = _HOST_SPREAD * abs(change) + (_HOST_NOISE * base.host_rss if (setup, work) != (base.setup, base.work) else 0)
     note = "measured" if not change else "measured, and the difference of what is offloaded"

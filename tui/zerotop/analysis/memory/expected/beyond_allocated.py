@@ -7,6 +7,7 @@ Where the order of a step's blocks is known, reserved memory is that of a simula
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
@@ -46,7 +47,11 @@ _MORE_KERNELS = 0.8e9  # that a training loads at most beyond what the measuring
 _NCCL = (0.5e9, 0.5e9, 0.8e9)  # channels and buffers, with several ranks
 
 _ROUNDED = 1.4  # between 1 and 2, by the shapes of tensors
-_PROCESS = (2.2e9, 2.3e9, 2.6e9)  # Python, PyTorch's and CUDA's libraries in host memory
+_TENSORS = "pinned tensor by tensor: the next power of two of the largest, 1.4 x others"
+# Python, PyTorch's, Transformers' and CUDA's libraries in host memory: with DeepSpeed, and without it.
+_PROCESS, _LOOP_PROCESS = (2.2e9, 2.3e9, 2.6e9), (1.5e9, 1.65e9, 2.1e9)
+NCCL_HOST = 0.4e9
+"""Host memory of a process that NCCL adds, among several ranks. DeepSpeed starts it for one, too."""
 _SPREAD_PINNED = (0.93, 1.1)
 
 
@@ -120,10 +125,12 @@ def estimate_memory(
         reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
     rows = tuple(list_host_rows(setup, work.accumulation))
     pinned = sum(row.bytes for row in rows)
+    least, usual, most = _LOOP_PROCESS if setup.is_loop else _PROCESS
+    communicates = NCCL_HOST * (setup.is_loop and setup.ranks > 1)
     host = Interval(
-        _PROCESS[0] + _SPREAD_PINNED[0] * pinned,
-        _PROCESS[1] + pinned,
-        _PROCESS[2] + _SPREAD_PINNED[1] * pinned,
+        least + communicates + _SPREAD_PINNED[0] * pinned,
+        usual + communicates + pinned,
+        most + communicates + _SPREAD_PINNED[1] * pinned,
         "libraries of a process, and what is offloaded, pinned",
     )
     stuck = _find_stuck(shape, setup, work, moments[0])
@@ -214,21 +221,44 @@ def list_host_rows(setup: EngineSetup, accumulation: int = 1) -> list[MemoryRow]
     DeepSpeed's 16-bit copy of the partition, and tensor by tensor parameters and the gradients of several micro-batches.
     """
     rows = []
+    is_cast = setup.stage == 3 and setup.offload_optimizer == "cpu" and setup.offload_parameters == "none"
+    # Stage 3 clones its master weights (``stage3.py``). With parameters in host memory, too, more is there than is known,
+    # and the rounded sum is nearer to what was measured.
+    pinned = (GRADIENTS,) if is_cast else (GRADIENTS, MASTER_WEIGHTS)
     for name, size in compute_expected(setup).host.items():
-        if size and name in (GRADIENTS, MASTER_WEIGHTS):
+        if size and name in pinned:
             rows.append(MemoryRow(name, _round_up(size), "ZeRO's formula, pinned: the next power of two"))
         elif size and name == PARAMETERS:
-            rows.append(MemoryRow(name, _ROUNDED * size, "ZeRO's formula, pinned tensor by tensor: x 1.4"))
+            rows.append(MemoryRow(name, _round_tensors(setup, size), f"ZeRO's formula, {_TENSORS}"))
         elif size:
             rows.append(MemoryRow(name, size, "ZeRO's formula"))
+    share = setup.bytes_each * setup.trainable / setup.ranks
     if rows:
         count = 2 if setup.offload_parameters == "cpu" else 1
-        copy = count * _round_up(setup.bytes_each * setup.trainable / setup.ranks)
-        rows.append(MemoryRow("16-bit copy", copy, f"2 P / N, pinned{', twice' if count > 1 else ''}"))
-    if accumulation > 1 and setup.offload_optimizer == "cpu" and setup.stage in (1, 2):
-        gradients = _ROUNDED * setup.bytes_each * setup.trainable / setup.ranks
-        rows.append(MemoryRow("accumulated gradients", gradients, "2 P / N, pinned tensor by tensor: x 1.4"))
+        note = f"2 P / N, pinned{', twice' if count > 1 else ''}"
+        rows.append(MemoryRow("16-bit copy", count * _round_up(share), note))
+    if is_cast:
+        rows.append(MemoryRow("updated weights", share, "2 P / N: cast to 16 bits before they go to the GPU"))
+    if setup.offload_optimizer == "cpu" and setup.stage in (1, 2):
+        rows += _list_gradient_buffers(setup, share, accumulation)
     return rows
+
+
+def _list_gradient_buffers(setup: EngineSetup, share: float, accumulation: int) -> Iterator[MemoryRow]:
+    """Yield the pinned buffers through which stages 1 and 2 bring gradients to the CPU (``stage_1_and_2.py``)."""
+    if setup.largest_layer:
+        largest = setup.bytes_each * min(setup.largest_layer, setup.trainable)
+        yield MemoryRow(
+            "gradient on its way", _round_up(largest), "of the largest tensor, pinned (temp_grad_buffer_for_cpu_offload)"
+        )
+    if accumulation > 1:
+        yield MemoryRow("accumulated gradients", _round_tensors(setup, share), f"2 P / N, {_TENSORS}")
+
+
+def _round_tensors(setup: EngineSetup, size: float) -> float:
+    """Return a rank's share of all tensors, each of them pinned: the largest is known, others have many sizes."""
+    largest = min(size, setup.bytes_each * (setup.largest_layer or 0) / (setup.ranks if setup.stage == 3 else 1))
+    return (_round_up(largest) if largest else 0) + _ROUNDED * (size - largest)
 
 
 def _round_up(size: float) -> int:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -63,7 +63,7 @@ class Layers:
     embeddings: int  # parameters of embedding and head
     layer: int  # parameters of one layer
     largest: int
-    linears: Mapping[str, tuple[int, int, int]]  # of a layer: inputs, outputs, how many
+    linears: Mapping[str, tuple[int, int, int]] = field(hash=False)  # of a layer: inputs, outputs, how many
     kept: int  # of a layer
     kept_frozen: int  # of a layer whose weights are not trained
     ends: int

@@ -9,6 +9,9 @@ optimizer makes at its end, need segments of their own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 from zerotop.analysis.memory.caching_allocator import AllocatorRules, Block, CachingAllocator
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
@@ -250,6 +253,13 @@ def is_simulated(shape: ModelShape, setup: EngineSetup) -> bool:
 
 def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
     """Return the bytes that segments have beyond the peak of allocated blocks, after the second step."""
+    # What is offloaded leaves the same on the GPU wherever it goes.
+    devices = ["cpu" if device == "nvme" else device for device in (setup.offload_optimizer, setup.offload_parameters)]
+    return _replay(shape, replace(setup, offload_optimizer=devices[0], offload_parameters=devices[1]), work, rules)
+
+
+@lru_cache(maxsize=64)
+def _replay(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
     replay = StepReplay(shape, setup, work, rules)
     replay.run()
     return replay.allocator.reserved_peak - replay.allocator.allocated_peak
