@@ -51,7 +51,7 @@ _UNIT_NOTES = {
 class ZerotopApp(NavigationApp):
     """Shows one recording, see :class:`Monitor`. ``run()`` returns how the user left."""
 
-    COMMANDS: ClassVar[set[type[Provider]]] = {ActionProvider}
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionProvider}
 
     enter_on_start = False
     """Whether to inject the probe into the ranks right after the start."""
