@@ -186,6 +186,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--stage", "0", "--offload", "optimizer"], "No combination can work: Stage 0 does not partition"),
         (["--seq-length", "1:20000"], "This is a matrix of 20,000 points; at 30 s each it takes 167 hours. Add --yes"),
         ([], "Nothing varies"),
+        (["--model", "nosuch"], "There is no model 'nosuch'"),
         (["--seq-length", "8", "--steps", "4"], "leaves no interval"),
         (["--seq-length", "8,9", "--", "no-such-program", "{seq_length}"], "There is no command 'no-such-program'"),
         (["--resume", "nowhere", "--stage", "2"], "omit them"),

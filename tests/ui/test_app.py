@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from textual.command import Command, CommandList
 from textual.events import Key, MouseScrollUp
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
@@ -27,6 +28,7 @@ from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing.glyphs import ASCII, TEXTURES, Glyphs
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.live.panels import Output
+from zerotop.ui.memory.screen import MemoryScreen
 from zerotop.ui.widgets.textual_private import WrittenText
 
 
@@ -312,6 +314,27 @@ async def test_the_palette_has_every_action() -> None:
         await pilot.press("ctrl+p", *"step back", "enter", "enter")
         await pilot.pause()
         assert "14/616" in seen.text()
+
+
+async def test_the_palette_begins_with_what_was_used_most_in_it() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(120, 40)) as pilot:
+        await pilot.pause()
+
+        async def open_palette() -> list[str]:
+            await pilot.press("ctrl+p")
+            await wait_until(
+                pilot, lambda: seen.app.screen.query(CommandList) and seen.app.screen.query_one(CommandList).options
+            )
+            options = seen.app.screen.query_one(CommandList).options
+            return [str(option.hit.text) for option in options if isinstance(option, Command)]
+
+        first = await open_palette()
+        assert first[0] == "Live"  # not the first by letter
+        at = next(place for place, title in enumerate(first) if title == "Memory")
+        await pilot.press(*["down"] * at, "enter")
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, MemoryScreen))
+        assert (await open_palette())[0] == "Memory"
 
 
 async def test_themes_switch() -> None:

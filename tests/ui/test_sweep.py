@@ -233,3 +233,13 @@ def test_the_first_picture_describes_the_point_that_runs() -> None:
     assert model.sweep.points[model.cursor_row].settings["allocator"] == "expandable_segments:True"
     assert any(row_text(row).startswith(" allocator expandable_segments:True: ") for row in first)
     assert draw_sweep(model, 200, 50, BLOCKS) == first
+
+
+def test_the_runs_of_a_search_are_in_order_of_what_is_searched() -> None:
+    """Not in that of the search, which jumps; the cursor follows the run in progress."""
+    model = make_search(9)
+    listed = [(point.settings["stage"], int(point.settings[model.search.searched])) for point in model.listed_points]  # type: ignore[union-attr]
+    assert listed == sorted(listed)
+    assert [point.number for point in model.listed_points] != [point.number for point in model.sweep.points]
+    model.place_cursor()
+    assert model.listed_points[model.cursor_row].number == len(model.sweep.points) - 1

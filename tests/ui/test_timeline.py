@@ -94,6 +94,14 @@ async def test_all_that_there_is_of_it() -> None:
             assert words in text
 
 
+async def test_after_a_job_without_a_failure_no_step_is_in_progress() -> None:
+    async with open_timeline(open_recording("story")) as seen:
+        assert max(number for _, number in seen.picture.steps) == 13
+    async with open_timeline(open_recording("z2-oom")) as seen:
+        steps = seen.app.viewer.source.rank_steps[0].step_rows["step"]
+        assert max(number for _, number in seen.picture.steps) == steps[-1] + 1  # in which it failed
+
+
 async def test_zoom_keys() -> None:
     async with open_timeline(open_recording("story")) as seen:
         assert seen.picture.begin == 0, "a job that has ended is first seen whole"

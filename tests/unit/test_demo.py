@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -40,6 +41,22 @@ def test_a_lock_is_stale_when_its_holder_is_dead(tmp_path: Path) -> None:
     assert build_locks.remove_stale_locks(tmp_path) == [lock]
     assert not lock.exists()
     assert build_locks.find_stale_locks(tmp_path / "no such folder") == []
+
+
+def test_the_demo_says_in_one_line_that_it_removes_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cpu_adam", "fused_adam", "utils"):
+        lock_in(tmp_path, name).touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+
+    def stop_before_training(count: int) -> dict[str, str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training_machine, "build_environment", stop_before_training)
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        main(["demo"])
+    assert capsys.readouterr().out == f"Removed 3 locks of killed builds in {tmp_path}\n"
 
 
 def test_doctor_names_a_stale_lock(

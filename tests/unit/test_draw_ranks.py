@@ -22,6 +22,7 @@ from zerotop.ui.drawing.formatting import format_duration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
+from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
 from zerotop.ui.ranks.labels import describe_skew
 from zerotop.ui.ranks.lines import plan_lines
 from zerotop.ui.ranks.model import METRICS, Ranking, RankPicture, describe_empty
@@ -300,3 +301,18 @@ def test_where_no_rank_is_late_the_sentence_has_the_figures_of_the_table() -> No
             assert (picture.skew.own_s, picture.skew.usual_s) == pytest.approx((row.own, row.usual))
             return
     pytest.fail("no step has ranks that wait for one another")
+
+
+def test_the_bars_of_phases_end_where_the_axis_has_the_sum() -> None:
+    """In any height, also where the ticks leave rows above them."""
+    source = RecordingSource(open_recording("hand-rank0"))
+    picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
+    (whole,) = (row.own for row in picture.table_rows if row.metric is RankMetric.ITERATION)
+    for height in range(12, 24):
+        rows = [row_text(row) for row in draw_iteration_bars(picture, "other", 46, height, BLOCKS)]
+        axis = next(place for place, row in enumerate(rows) if "└" in row)
+        ticks = {place: float(row.split("┤")[0]) / 1e3 for place, row in enumerate(rows) if "┤" in row}
+        place, value = max(ticks.items())
+        row_value = value / (axis - place)  # of a row, by the lowest tick
+        top = next(place for place, row in enumerate(rows) if row[10:11].strip("▔│ ") and place > 1)
+        assert (axis - top) * row_value == pytest.approx(whole, abs=1.1 * row_value), height

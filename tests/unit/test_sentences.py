@@ -28,6 +28,8 @@ class Subject:
 
     engine = EngineFacts({})
 
+    command = ""
+
     def ranks_at(self, known_ns: int) -> tuple[int, ...]:
         return (3, 4) if known_ns >= 10 else (3,)
 

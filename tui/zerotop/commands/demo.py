@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zerotop.analysis.formatting import format_count
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.demo import FAULTY_SCRIPT_PATH, RECORDING_PATH
@@ -52,8 +53,9 @@ def _train(options: argparse.Namespace) -> int:
     from zerotop_probe.outside.sampling.ranks.build_locks import find_extensions_folder, remove_stale_locks
 
     gpus = count_usable_gpus()
-    for lock in remove_stale_locks(find_extensions_folder(os.environ)):
-        print(f"Removed the lock of a killed build: {lock}", flush=True)
+    folder = find_extensions_folder(os.environ)
+    if locks := remove_stale_locks(folder):
+        print(f"Removed {format_count(len(locks), 'lock')} of killed builds in {folder}", flush=True)
     os.environ.update(build_environment(gpus))
     port = find_free_port()
     command = build_command(options, gpus, port)

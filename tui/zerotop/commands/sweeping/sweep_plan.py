@@ -26,6 +26,8 @@ DEFAULT_MODEL = "tiny"
 def build_plan(options: argparse.Namespace) -> Plan:
     """Return the plan. Raises Problem for values that make no sense."""
     settings = _read_settings(options)
+    model = "" if options.command else options.model or DEFAULT_MODEL
+    check_model(model)
     if not settings:
         raise Problem("Nothing varies: give values, for example --stage 2,3 --seq-length 128:2048:128", USAGE)
     config = read_deepspeed_config(options.config) if options.config else {}
@@ -38,7 +40,7 @@ def build_plan(options: argparse.Namespace) -> Plan:
     plan = Plan(
         settings=settings,
         command=tuple(options.command),
-        model="" if options.command else options.model or DEFAULT_MODEL,
+        model=model,
         config=config,
         dtype=options.dtype,
         steps=options.steps,
@@ -49,6 +51,12 @@ def build_plan(options: argparse.Namespace) -> Plan:
         working_directory=os.getcwd(),
     )
     return plan if options.price_per_hour is None else set_price(plan, options.price_per_hour)
+
+
+def check_model(model: str) -> None:
+    """Raise Problem if there is no such model; one with an owner may be downloaded when training begins."""
+    if model and "/" not in model:
+        read_model_config(model)
 
 
 def _check_command(command: Sequence[str], settings: Mapping[str, Sequence[Value]]) -> None:
@@ -76,8 +84,6 @@ def find_limits(plan: Plan) -> dict[str, int]:
     if plan.command:
         return {}
     check_packages("The training script")
-    if "/" not in plan.model:  # else it may be downloaded when training begins
-        read_model_config(plan.model)
     gpus = count_usable_gpus()
     longest = find_longest_sequence(plan.model)
     return ({names.GPUS: gpus} if gpus else {}) | ({names.SEQ_LENGTH: longest} if longest else {})

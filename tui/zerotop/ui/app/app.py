@@ -7,8 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import ClassVar
 
 from textual.app import SystemCommand
+from textual.command import Provider
 from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
@@ -20,6 +22,7 @@ from zerotop.recording.headers import RecordingError
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.monitor import freeze_garbage
 from zerotop.ui.app.navigation import NavigationApp
+from zerotop.ui.app.palette import ActionProvider, count_use, read_uses
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import RECORDING_ACTIONS
 from zerotop.ui.base.clipboard import collect_copy_text
@@ -47,6 +50,8 @@ _UNIT_NOTES = {
 
 class ZerotopApp(NavigationApp):
     """Shows one recording, see :class:`Monitor`. ``run()`` returns how the user left."""
+
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {ActionProvider}
 
     enter_on_start = False
     """Whether to inject the probe into the ranks right after the start."""
@@ -245,23 +250,31 @@ class ZerotopApp(NavigationApp):
         return self.viewer.sampler_missing if action == "restart_sampler" else True
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Yield every screen, and every action of the current one."""
+        """Yield every screen, and every action of the current one, those that were chosen most often here first."""
+        uses = read_uses(self.settings)
+        yield from sorted(self._list_commands(screen), key=lambda command: -uses.get(command.title, 0))
+
+    def _list_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for tab in TABS if self.is_watching else ():
-            yield SystemCommand(tab.title, f"The screen {tab.title}", self._make_runner(f"switch('{tab.name}')", self))
+            yield SystemCommand(
+                tab.title, f"The screen {tab.title}", self._make_runner(tab.title, f"switch('{tab.name}')", self)
+            )
         yield SystemCommand(
             "Announcements",
             "Ring the bell and notify when a job ends or fails, or not",
-            self._make_runner("switch_announcements", self),
+            self._make_runner("Announcements", "switch_announcements", self),
         )
         seen: set[str] = set()
         for node, binding, enabled, _ in screen.active_bindings.values():
             by_name = binding.id and binding.tooltip and not binding.action.startswith(("switch_to", "command_palette"))
             if by_name and enabled and binding.action not in seen:
                 seen.add(binding.action)
-                yield SystemCommand(binding.description, binding.tooltip, self._make_runner(binding.action, node))
+                run = self._make_runner(binding.description, binding.action, node)
+                yield SystemCommand(binding.description, binding.tooltip, run)
 
-    def _make_runner(self, action: str, node: DOMNode) -> Callable[[], None]:
+    def _make_runner(self, title: str, action: str, node: DOMNode) -> Callable[[], None]:
         def run_bound() -> None:
+            count_use(self.settings, title)
             self.call_next(self.run_action, action, node)
 
         return run_bound

@@ -35,8 +35,8 @@ def list_bindings(
     """Return the keys of a list or a long table. ``move_action`` takes a number of rows."""
     return [
         *scroll_bindings(screen, move_action, "page", extra_keys=(",k", ",j"), group=group),
-        bind("home", first_action, f"{screen}.first", "First", "Go to the first row"),
-        bind("end", last_action, f"{screen}.last", "Last", "Go to the last row"),
+        bind("home", first_action, f"{screen}.first", "First row", "Go to the first row"),
+        bind("end", last_action, f"{screen}.last", "Last row", "Go to the last row"),
     ]
 
 

@@ -24,20 +24,24 @@ class Scale:
         factor: how many units make one second, byte, watt, ...
         distance: between ticks, in units.
         top: value of the uppermost tick, in units.
-        rows: height of the chart; 0 for one that ends at the uppermost tick.
+        rows: height of the chart.
     """
 
     unit: str
     factor: float
     distance: float
     top: float
-    rows: int = 0
+    rows: int
+
+    @property
+    def uppermost(self) -> float:
+        """Value of the uppermost tick, in seconds, bytes, watts, ...: of a plot in the rows below it only."""
+        return self.top / self.factor
 
     @property
     def highest(self) -> float:
         """Value at the upper edge of the chart, in seconds, bytes, watts, ..."""
-        top = self.top / self.factor
-        return top * self.rows / max(1, self.count_plot_rows(self.rows)) if self.rows else top
+        return self.uppermost * self.rows / max(1, self.count_plot_rows(self.rows))
 
     def tick_rows(self, height: int) -> dict[int, float]:
         """Map each row with a tick at its upper edge (0 is the uppermost) to the value there."""
@@ -96,13 +100,15 @@ def choose_scale(kind: str, largest: float, height: int) -> Scale:
 
 
 def choose_memory_scale(size: float, height: int) -> Scale:
-    """Return a scale in GiB or GB, whichever is set, for amounts up to ``size`` bytes; it ends at the uppermost tick."""
+    """Return a scale in GiB or GB, whichever is set, for amounts up to ``size`` bytes."""
     unit = giga_unit()
-    return Scale(unit.name, 1 / unit.bytes, *choose_ticks(max(size / unit.bytes, _MIN_TOP), _count_ticks(height)))
+    return Scale(
+        unit.name, 1 / unit.bytes, *choose_ticks(max(size / unit.bytes, _MIN_TOP), _count_ticks(height)), max(1, height)
+    )
 
 
 def choose_time_scale(seconds: Floats, height: int) -> Scale:
-    """Return a scale for these durations; it ends at the uppermost tick.
+    """Return a scale for these durations.
 
     A few durations much longer than the others, such as a first step that compiles, do not count: they are to be clipped.
     """
@@ -112,7 +118,8 @@ def choose_time_scale(seconds: Floats, height: int) -> Scale:
         usual = float(np.quantile(seconds, 0.9))
         longest = usual * 1.25 if longest > 2 * usual else longest
     unit, factor = choose_time_unit(longest)
-    return Scale(unit, factor, *choose_ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2))
+    ticks = choose_ticks(longest * factor, 4 if height >= 8 else 3 if height >= 5 else 2)
+    return Scale(unit, factor, *ticks, max(1, height))
 
 
 def _count_ticks(height: int) -> int:

@@ -145,9 +145,9 @@ def _plot_steps(
         (phase_style(name), np.where(drawn, seconds[:, None], 0.0).ravel())
         for name, seconds in _list_phases(iterations, shown).items()
     ]
-    plot_stack(plot, layers, top=scale.highest)
+    plot_stack(plot, layers, top=scale.uppermost)
     steps, skipped = iterations.step[shown].tolist(), iterations.skipped[shown].tolist()
-    too_tall = (iterations.iteration_s[shown] > scale.highest * 1.001).tolist()
+    too_tall = (iterations.iteration_s[shown] > scale.uppermost * 1.001).tolist()
     missing = np.isnan(iterations.iteration_s[shown]).tolist()
     for index, step in enumerate(steps):
         x = index * step_width + (column_width - 1) // 2

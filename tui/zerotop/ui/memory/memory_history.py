@@ -97,7 +97,7 @@ def _draw_chart(
     rows = scale.count_plot_rows(height)
     back = find_pieces(shown, width)
     layers = [(style, _take_pieces(amounts, back)) for style, amounts in _list_layers(history)]
-    plot_stack(canvas.slice_rows(height - rows, rows), layers, top=scale.highest)
+    plot_stack(canvas.slice_rows(height - rows, rows), layers, top=scale.uppermost)
     gaps = _take_pieces(_find_gaps(history).astype(np.float64), back) > 0
     canvas.characters[:, gaps], canvas.fore[:, gaps] = ord(glyphs.gap), canvas.number_style("rule")
     plot_grid(canvas, scale)

@@ -48,7 +48,7 @@ class StartScreen(Screen[None]):
         bind("space", "mark", "start.mark", "Mark", "Mark the recording for a comparison", 5),
         bind("c", "compare", "start.compare", "Compare", "Compare the marked recordings", 5),
         bind("slash", "filter", "start.filter", "Filter", "Filter the list by words", 8),
-        bind("escape", "no_filter", "start.all", "All", "Clear the filter, then the marks"),
+        bind("escape", "no_filter", "start.all", "Show all", "Clear the filter, then the marks"),
         bind("o", "order", "start.order", "Order", "Next order: newest, by state, slowest and others", 6),
         bind("e", "export", "start.export", "Export", "Write its steps as a CSV file to the current folder", 3),
         bind("p", "pack", "start.pack", "Pack", "Write it as one small file to the current folder", 3),

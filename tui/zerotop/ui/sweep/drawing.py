@@ -140,7 +140,7 @@ def _count_runs(model: SweepModel) -> str:
 
 def _draw_sentences(model: SweepModel, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     """Draw the possible cost of fragmentation for a search, and why the chosen point failed, else its series' line."""
-    points, search = model.sweep.points, model.search
+    points, search = model.listed_points, model.search
     chosen = points[model.cursor_row] if model.cursor_row < len(points) else None
     texts = [(text, "accent") for text in describe_fragmentation(search.results, search.searched)] if search else []
     rows: list[Row] = []

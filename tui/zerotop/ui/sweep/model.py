@@ -14,7 +14,7 @@ from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.analysis.sweeps.series import TOKENS, SweepSeries, build_series, choose_axis, list_charts
-from zerotop.recording.sweeps import Sweep, Value
+from zerotop.recording.sweeps import Point, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
 # For a search, the axis has values up to this many times the largest that fits.
@@ -152,6 +152,21 @@ class SweepModel:
         return choose_axis(self.sweep.plan)
 
     @property
+    def listed_points(self) -> Sequence[Point]:
+        """The points in the order of the table: those of a search by series and then by the value that it tried."""
+        points = self.sweep.points
+        if self.search is None:
+            return points
+        searched, series = self.search.searched, list[dict[str, Value]]()
+        keys = {}
+        for point in points:
+            own = {name: value for name, value in point.settings.items() if name != searched}
+            if own not in series:
+                series.append(own)
+            keys[point.number] = series.index(own), int(point.settings[searched])
+        return sorted(points, key=lambda point: keys[point.number])
+
+    @property
     def shown_values(self) -> Sequence[Value]:
         """The values on the horizontal axis: numbers ascending, words in their order."""
         values = self._list_values()
@@ -229,8 +244,9 @@ class SweepModel:
     def place_cursor(self) -> None:
         """Move the cursor to the point that runs, if it follows."""
         if self.is_following:
-            running = sorted(self.progress.attempts)
-            self.cursor_row = running[-1] if running else max(0, len(self.sweep.points) - 1)
+            running = max(self.progress.attempts, default=len(self.sweep.points) - 1)
+            numbers = [point.number for point in self.listed_points]
+            self.cursor_row = numbers.index(running) if running in numbers else 0
 
     def scroll_to_cursor(self, rows: int) -> None:
         """Scroll so that the cursor is among ``rows`` visible rows."""

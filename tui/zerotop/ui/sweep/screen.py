@@ -82,7 +82,7 @@ class SweepScreen(Screen[None]):
         self.sheet.repaint()
 
     def action_open(self) -> None:
-        points = self.model.sweep.points[self.model.cursor_row :][:1]  # of a search that begins there are none
+        points = self.model.listed_points[self.model.cursor_row :][:1]  # of a search that begins there are none
         try:
             opened = self.model.progress.open_point(points[0].number) if points else None
         except RecordingError as error:

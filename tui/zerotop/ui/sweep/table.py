@@ -44,7 +44,7 @@ def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     """Draw headings and as many points as fit."""
     rows = height - 1
     model.scroll_to_cursor(rows)
-    points = model.sweep.points[model.top_row : model.top_row + rows]
+    points = model.listed_points[model.top_row : model.top_row + rows]
     fastest = find_fastest(model.sweep) if model.search is None else None
     lines = [
         PointLine(

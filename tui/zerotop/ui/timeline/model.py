@@ -19,7 +19,7 @@ from zerotop.ui.charts import GrowingScales
 from zerotop.ui.timeline.lanes import count_ribbons, layout_lanes
 from zerotop.ui.timeline.picture import Mark, Picture
 from zerotop.ui.timeline.window import PlaybackState, TimelineView
-from zerotop_probe.recording.events import GpuFault
+from zerotop_probe.recording.events import GpuFault, JobEnded
 
 # Reading data for a picture takes about this long; the rest is read for the next picture.
 BUDGET_S = 0.04
@@ -137,9 +137,16 @@ class PictureBuilder:
         begins, numbers = self._timelines.find_begun_steps(
             subject.rank, begin_ns, begin_ns + window.columns * window.column_ns
         )
+        if len(numbers) and self._has_succeeded():  # then nothing was in progress after the last step
+            borders = (times.step_borders for times in self._timelines.get_step_times(subject.rank))
+            is_step = ~np.isin(begins, [each[-1] for each in borders if len(each)])
+            begins, numbers = begins[is_step], numbers[is_step]
         distance = _choose_interval(len(numbers), window.columns // 2, len(str(numbers[-1])) if len(numbers) else 1)
         shown = numbers % distance == 0
         return tuple(zip((begins[shown] - origin_ns).tolist(), numbers[shown].tolist(), strict=True))
+
+    def _has_succeeded(self) -> bool:
+        return any(event.exit_code == 0 for event in self._source.recording.events_of(JobEnded))
 
     def _summarize_range(
         self, subject: LaneSubject, selected: tuple[int, int] | None, timeline: Timeline

@@ -35,6 +35,10 @@ class Group(DetectorState):
         return self.lead.engine
 
     @property
+    def command(self) -> str:
+        return self.lead.command
+
+    @property
     def has_stages(self) -> bool:
         """Whether ranks are stages of a pipeline, which differ, and wait for each other between their phases."""
         return bool(self.engine.pipeline)

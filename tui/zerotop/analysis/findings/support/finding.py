@@ -69,6 +69,9 @@ class Subject(Protocol):
     @property
     def engine(self) -> EngineFacts: ...
 
+    @property
+    def command(self) -> str: ...
+
     def ranks_at(self, known_ns: int) -> tuple[int, ...]: ...
 
     def step_at(self, time_ns: int) -> int | None: ...
@@ -135,6 +138,7 @@ class FindingKind:
             ranks = subject.ranks_at(known_ns) if subject is not None else ()
         numbers = {name: float(value) for name, value in evidence.items() if value is not None}
         terms = read_terms(subject.engine if subject is not None else EngineFacts({}))
+        terms["command"] = (subject.command if subject is not None else "") or "COMMAND"
         values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
         headline, details, advice, fix = (
             Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)

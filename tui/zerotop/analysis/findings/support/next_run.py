@@ -12,10 +12,10 @@ class _Advice(NamedTuple):
     fix: str
 
 
-_RECORD_STACKS = _Advice(None, "py-spy record --subprocesses -o stacks.svg -- COMMAND")
+_RECORD_STACKS = _Advice(None, "py-spy record --subprocesses -o stacks.svg -- {command}")
 _SEE_STACKS = _Advice(
     "Record the next run, too: if it hangs, the Ranks screen shows the line of each rank.",
-    "zerotop run -- COMMAND",
+    "zerotop run -- {command}",
 )
 _CHOOSE_GPU = _Advice(
     "Before the next run, see who uses the GPUs, and choose free ones with CUDA_VISIBLE_DEVICES.", "nvidia-smi"

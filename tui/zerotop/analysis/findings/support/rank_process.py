@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache, cached_property
@@ -20,7 +21,7 @@ from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Ints, Rows, Samples
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.step_table import RankSteps
-from zerotop_probe.recording.events import TrainingChanged
+from zerotop_probe.recording.events import JobStarted, TrainingChanged
 from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
@@ -69,6 +70,11 @@ class Process(RankRecords, DetectorState):
         self.rank_steps = steps
         self._rare_phases: dict[str, tuple[GrowingArray, GrowingArray]] = {}  # times and rows
         self._rare_counts: dict[Source, int] = {}
+
+    @cached_property
+    def command(self) -> str:
+        """The command that started the job, as a line for a shell; empty where it is not known."""
+        return next((shlex.join(event.command) for event in self.at.events_of(JobStarted) if event.command), "")
 
     @property
     def at(self) -> At:
