@@ -202,6 +202,7 @@ def test_run_on_each_node_makes_one_recording(programs: Programs, tmp_path: Path
     assert {name: data for name, data in read_files(target).items() if "-control-" not in name} == {
         name: data for name, data in sent.items() if "-control-" not in name
     }
+    assert not [path for path in target.iterdir() if TOKEN.encode() in path.read_bytes()]
     assert sorted(json.loads((target / NODES_FILE).read_text())) == ["nodea", "nodeb"]
     assert not recording.events_of(events.NodeLost)
 
