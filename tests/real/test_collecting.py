@@ -150,7 +150,10 @@ def test_nothing_is_lost_when_something_is_killed(programs: Programs, tmp_path: 
     )
     assert come == sent
     assert list(target.glob("*.partial")) == []
-    assert Recording.open(target).sources["spans"]
+    recording = Recording.open(target)
+    assert recording.sources["spans"]
+    if victim == "server":
+        assert [event.host for event in recording.events_of(events.NodeReturned)] == [None]
 
 
 NODE_JOB = (
