@@ -150,7 +150,10 @@ def test_nothing_is_lost_when_something_is_killed(programs: Programs, tmp_path: 
     )
     assert come == sent
     assert list(target.glob("*.partial")) == []
-    assert Recording.open(target).sources["spans"]
+    recording = Recording.open(target)
+    assert recording.sources["spans"]
+    if victim == "server":
+        assert [event.host for event in recording.events_of(events.NodeReturned)] == [None]
 
 
 NODE_JOB = (
@@ -202,6 +205,7 @@ def test_run_on_each_node_makes_one_recording(programs: Programs, tmp_path: Path
     assert {name: data for name, data in read_files(target).items() if "-control-" not in name} == {
         name: data for name, data in sent.items() if "-control-" not in name
     }
+    assert not [path for path in target.iterdir() if TOKEN.encode() in path.read_bytes()]
     assert sorted(json.loads((target / NODES_FILE).read_text())) == ["nodea", "nodeb"]
     assert not recording.events_of(events.NodeLost)
 

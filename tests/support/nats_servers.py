@@ -19,14 +19,15 @@ _START_S = 20.0
 class NatsServer:
     """A server on this machine; with ``token`` empty anybody may connect."""
 
-    def __init__(self, folder: Path, *, token: str = TOKEN, address: str = "127.0.0.1") -> None:
-        self.port = find_free_port()
-        self.address = address
+    def __init__(self, folder: Path, *, token: str = TOKEN, monitored: bool = False) -> None:
+        self.port, self.monitor_port = find_free_port(), find_free_port()
+        self.address = address = "127.0.0.1"
         self.url = f"nats://{address}:{self.port}"
         self._config = folder / f"nats-{self.port}.conf"
-        self._config.write_text(
-            f"listen: {address}:{self.port}\n" + ("authorization { token: $ZEROTOP_TOKEN }\n" if token else "")
-        )
+        lines = [f"listen: {address}:{self.port}"]
+        lines += ["authorization { token: $ZEROTOP_TOKEN }"] if token else []
+        lines += [f"http: {address}:{self.monitor_port}"] if monitored else []
+        self._config.write_text("\n".join(lines) + "\n")
         self._environment = os.environ | {"ZEROTOP_TOKEN": token}
         self.process: subprocess.Popen[bytes] | None = None
 

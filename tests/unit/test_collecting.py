@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zerotop.commands.nodes import forwarder, messages
-from zerotop.commands.nodes.collected_folder import NodeFiles
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.nodes import forwarder, joining, messages
+from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
 from zerotop.commands.nodes.collector import NODES_FILE, Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
@@ -22,6 +27,7 @@ from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.tables import FORMAT_MAJOR
 
 KEY = JobKey("llama", "a token that nobody guesses")
 HOST = "node1"
@@ -326,3 +332,133 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert done
     assert "nothing can be written to" in told[0]
     assert read_files(tmp_path / "collected") == read_files(source)
+
+
+def test_one_machine_loads_nothing_of_this() -> None:
+    code = "import sys, zerotop.command_line, zerotop.commands.run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [name for name in done.stdout.split() if name.startswith(("nats", "asyncio", "zerotop.commands.nodes"))]
+    assert loaded == []
+
+
+def test_without_the_client_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nats", None)
+    monkeypatch.setenv(messages.TOKEN_VARIABLE, KEY.token)
+    with pytest.raises(Problem, match=r"^NATS needs its client: pip install 'zerotop\[nodes\]'$"):
+        joining.check_options(argparse.Namespace(collector="nats://head:4222", job="llama"))
+
+
+@pytest.mark.parametrize(
+    ("collector", "job", "token", "sentence"),
+    [
+        ("http://head", "llama", KEY.token, "http://head is not the address of a NATS server"),
+        ("nats://me:secret@", "llama", KEY.token, "nats:// is not the address of a NATS server"),
+        ("nats://head:port", "llama", KEY.token, "is not the address of a NATS server"),
+        ("nats://head", "", KEY.token, "Name the job, the same on all nodes: --job NAME"),
+        ("nats://head", "a/b", KEY.token, "a/b is not a job's name"),
+        ("nats://head", "llama.*", KEY.token, "is not a job's name"),
+        ("nats://head", "llama", "short", "ZEROTOP_TOKEN must have one secret of at least 16 characters"),
+        (None, "llama", KEY.token, "Give the address of a NATS server"),
+    ],
+)
+def test_wrong_options_are_refused(
+    monkeypatch: pytest.MonkeyPatch, collector: str | None, job: str, token: str, sentence: str
+) -> None:
+    monkeypatch.setenv(messages.TOKEN_VARIABLE, token)
+    with pytest.raises(Problem, match=re.escape(sentence)):
+        joining.check_options(argparse.Namespace(collector=collector, job=job))
+
+
+def test_another_recordings_folder_is_left_alone(tmp_path: Path) -> None:
+    source = make_source(tmp_path)
+    with pytest.raises(Problem, match="is the recording of something else"):
+        prepare_folder(str(source), KEY.job)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    with pytest.raises(Problem, match="is not empty"):
+        prepare_folder(str(tmp_path / "full"), KEY.job)
+
+
+def test_a_folder_has_one_collector(tmp_path: Path) -> None:
+    lock = prepare_folder(str(tmp_path / "collected"), KEY.job)
+    with pytest.raises(Problem, match="Another zerotop collects to"):
+        prepare_folder(str(tmp_path / "collected"), KEY.job)
+    os.close(lock)
+
+
+def test_other_bytes_at_the_same_place_are_not_taken(tmp_path: Path) -> None:
+    files = NodeFiles(str(tmp_path), HOST, 1 << 40)
+    files.apply([(FileChange(SPANS, 0, 0, 4, 4), b"abcd")])
+    with pytest.raises(OutOfStep):
+        files.apply([(FileChange(SPANS, 0, 2, 4, 6), b"xxef")])
+    with pytest.raises(OutOfStep):
+        files.apply([(FileChange(SPANS, 0, 5, 1, 6), b"f")])
+    assert read_files(tmp_path) == {SPANS: b"abcd"}
+
+
+def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+    files = NodeFiles(str(tmp_path), HOST, 1 << 40)
+    (tmp_path / "victim").write_bytes(b"")
+    (tmp_path / SPANS).symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.apply([(FileChange(SPANS, 0, 0, 4, 4), b"abcd")])
+    assert (tmp_path / "victim").read_bytes() == b""
+
+
+class Asking:
+    """Requests of a node, one by one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.collector = make_collector(folder)
+        self.info = directory.read_recording_info(str(make_source(folder)))
+
+    def say_hello(self, session: str) -> str:
+        return self.ask({"kind": "hello", "session": session, "format": [FORMAT_MAJOR, 0], "info": self.info})
+
+    def write(self, session: str, number: int, change: list[object], data: bytes) -> str:
+        return self.ask({"kind": "write", "session": session, "number": number, "changes": [change]}, data)
+
+    def ask(self, header: dict[str, object], data: bytes = b"") -> str:
+        answer, _ = KEY.open(asyncio.run(self.collector.handle(KEY.seal({"host": HOST, **header}, data))))
+        return str(answer["kind"])
+
+
+def test_a_late_copy_of_a_message_changes_nothing(tmp_path: Path) -> None:
+    node = Asking(tmp_path)
+    assert node.say_hello("1") == "ok"
+    assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "ok"
+    assert node.write("1", 2, [SPANS, 0, 0, 0, -1], b"") == "ok"
+    assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "ok"
+    assert read_files(tmp_path / "collected") == {}
+
+
+def test_an_earlier_session_writes_nothing(tmp_path: Path) -> None:
+    node = Asking(tmp_path)
+    assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "unknown"
+    assert node.say_hello("1") == "ok"
+    assert node.say_hello("2") == "ok"
+    assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "unknown"
+    assert read_files(tmp_path / "collected") == {}
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    node = Asking(tmp_path)
+    assert node.ask({"kind": "hello", "session": "1", "format": [FORMAT_MAJOR + 1, 0], "info": node.info}) == "refused"
+    assert os.listdir(tmp_path / "collected") == []
+
+
+def test_an_answer_to_another_question_is_not_believed(tmp_path: Path) -> None:
+    """Who replays an earlier answer could claim that everything has come."""
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(b"records")
+
+    class Replaying(WrongAnswers):
+        first = b""
+
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            self.first = self.first or await super().request(message, timeout_s)
+            return self.first
+
+    done, told = forward(source, Replaying(make_collector(tmp_path)))
+    assert not done
+    assert told[0].startswith("the collector answered another question")

@@ -86,6 +86,7 @@ class Collector:
                     link = await connect()
                     await self._check_alone(link)
                     self._connected_s = time.monotonic()
+                    self._watch_server(self._connected_s)
                     answering = asyncio.create_task(link.answer_requests(self.handle))
                     done, _ = await asyncio.wait({watch, answering}, return_when=asyncio.FIRST_COMPLETED)
                     if watch in done:
@@ -237,13 +238,19 @@ class Collector:
 
     def _write_event(self, event: type[events.Event], host: str | None, silent_s: float) -> None:
         if self._events is None:
-            self._events = EventWriter(self._folder, Identity.for_this_process("control"))
+            self._events = EventWriter(self._folder, _make_own_identity())
         self._events.write(time.monotonic_ns(), event, host=host, seconds=round(silent_s, 1))
 
     def _tell_once(self, sentence: str) -> None:
         if sentence not in self._told and len(self._told) < 1000:
             self._told.add(sentence)
             self._tell(f"{sentence}.")
+
+
+def _make_own_identity() -> Identity:
+    """Return an identity whose files are none of a node's, should one run on this machine: a node's name has no ``-``."""
+    own = Identity.for_this_process("control")
+    return own._replace(host=f"{own.host}-collector")
 
 
 def prepare_folder(folder: str, job: str) -> int:
