@@ -32,7 +32,7 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--expect QUESTION] [--notify COMMAND|URL] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -59,6 +59,11 @@ def _add_start(add_command: AddCommand) -> None:
         "--expect",
         metavar="QUESTION",
         help='keep a prediction beside what is measured, as "what-if brisk-otter --stage 3"; see estimate --grade',
+    )
+    run.add_argument(
+        "--notify",
+        metavar="COMMAND|URL",
+        help="tell of warnings, hangs and the end: JSON on the command's standard input, or posted to http(s)://",
     )
     add_price(run)
     run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it
