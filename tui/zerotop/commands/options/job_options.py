@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
-from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
+from zerotop.commands.options.option_types import parse_address, parse_count, parse_max_size, parse_percent
 
 _RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
@@ -32,7 +32,8 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--notify COMMAND|URL] [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--expect QUESTION] [--notify COMMAND|URL]"
+        " [--prometheus-textfile DIR] [--prometheus-port [HOST:]PORT] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -64,6 +65,15 @@ def _add_start(add_command: AddCommand) -> None:
         "--notify",
         metavar="COMMAND|URL",
         help="tell of warnings, hangs and the end: JSON on the command's standard input, or posted to http(s)://",
+    )
+    run.add_argument(
+        "--prometheus-textfile", metavar="DIR", help="write metrics to this folder of node_exporter's textfile collector"
+    )
+    run.add_argument(
+        "--prometheus-port",
+        type=parse_address,
+        metavar="[HOST:]PORT",
+        help="let Prometheus ask for metrics here [of 127.0.0.1]; 0.0.0.0:PORT for other machines",
     )
     add_price(run)
     run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it

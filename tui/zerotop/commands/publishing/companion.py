@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -33,7 +34,27 @@ def check_targets(options: argparse.Namespace) -> dict[str, Any]:
         if not options.notify.strip():
             raise Problem("--notify needs a command or an address", USAGE)
         targets["notify"] = options.notify
+    if options.prometheus_textfile is not None:
+        targets["prometheus_textfile"] = _check_folder(options.prometheus_textfile)
+    if options.prometheus_port is not None:
+        targets["prometheus_port"] = options.prometheus_port
+    if "prometheus_textfile" in targets or "prometheus_port" in targets:
+        _check_extra("prometheus_client", "prometheus", "Metrics for Prometheus need the package prometheus-client")
     return targets
+
+
+def _check_folder(folder: str) -> str:
+    if not os.path.isdir(folder):
+        raise Problem(f"Not started: there is no folder {folder} for --prometheus-textfile", USAGE)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Problem(f"Not started: nothing can be written to {folder}, the folder of --prometheus-textfile", USAGE)
+    return os.path.abspath(folder)
+
+
+def _check_extra(module: str, extra: str, need: str) -> None:
+    """Raise Problem if a package is not installed; it is not imported here, where the job is started."""
+    if importlib.util.find_spec(module) is None:
+        raise Problem(f"Not started: {need}: pip install 'zerotop[{extra}]'", USAGE)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ _POLL_S = 1.0
 _START_S = 30.0
 
 
-class Outlet(Protocol):
+class Subscriber(Protocol):
     """Somebody who is told. Neither method raises nor takes long."""
 
     def update(self, source: RecordingSource) -> None:
@@ -35,14 +35,23 @@ def publish(targets: dict[str, Any]) -> None:
         recording = RunningRecording.open(Path(targets["recording"]))
     except RecordingError:  # the job could not be started, so its recording was removed
         return
-    follow(recording, _make_outlets(targets))
+    follow(recording, _make_subscribers(targets))
 
 
-def _make_outlets(targets: dict[str, Any]) -> list[Outlet]:
-    outlets: list[Outlet] = []
+def _make_subscribers(targets: dict[str, Any]) -> list[Subscriber]:
+    subscribers: list[Subscriber] = []
     if notify := targets.get("notify"):
-        outlets.append(Notifier(notify, tell))
-    return outlets
+        subscribers.append(Notifier(notify, tell))
+    if folder := targets.get("prometheus_textfile"):
+        from zerotop.commands.publishing.prometheus import PrometheusFile
+
+        subscribers.append(PrometheusFile(Path(folder), tell))
+    if address := targets.get("prometheus_port"):
+        from zerotop.commands.publishing.prometheus import PrometheusPort
+
+        host, port = address
+        subscribers.append(PrometheusPort(host, port, tell))
+    return subscribers
 
 
 def tell(sentence: str) -> None:
@@ -51,8 +60,8 @@ def tell(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
 
-def follow(recording: Recording, outlets: Sequence[Outlet], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Read the recording again and again, and tell the outlets, until its job has ended."""
+def follow(recording: Recording, subscribers: Sequence[Subscriber], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Read the recording again and again, and tell the subscribers, until its job has ended."""
     source = RecordingSource(recording)
     begin_s = time.monotonic()
     while True:
@@ -63,8 +72,8 @@ def follow(recording: Recording, outlets: Sequence[Outlet], sleep: Callable[[flo
         is_starting = not recording.is_over and not source.job_steps.size and time.monotonic() - begin_s < _START_S
         if not (source.is_live or is_starting):
             break
-        for outlet in outlets:
-            outlet.update(source)
+        for subscriber in subscribers:
+            subscriber.update(source)
         sleep(_POLL_S)
-    for outlet in outlets:
-        outlet.finish(source)
+    for subscriber in subscribers:
+        subscriber.finish(source)
