@@ -6,10 +6,10 @@ import argparse
 import json
 import textwrap
 
-from zerotop.analysis.findings import LinkedFinding, link_findings, order_by_cause
+from zerotop.analysis.findings import LinkedFinding, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
-from zerotop.analysis.reports.finding_json import build_finding_json
+from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
@@ -22,15 +22,11 @@ def findings(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
     with open_named(options.recording) as recording:
         run = RecordedRun(recording, memory=False)
-        steps = run.source.job_steps
-        costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
         if options.json:
-            facts = [
-                build_finding_json(finding, cause, costs.get(id(finding)))
-                for finding, cause, _ in link_findings(run.findings)
-            ]
-            print(json.dumps(facts, indent=1, allow_nan=False))
+            print(json.dumps(list_findings_json(run), indent=1, allow_nan=False))
         elif run.findings:
+            steps = run.source.job_steps
+            costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
             training_s = measure_training_s(steps)
             for linked in order_by_cause(run.findings):
                 cost = costs.get(id(linked.finding))

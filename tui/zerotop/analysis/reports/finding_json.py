@@ -6,8 +6,16 @@ import dataclasses
 import math
 from typing import Any
 
-from zerotop.analysis.findings import Finding
-from zerotop.analysis.reports.finding_costs import FindingCost
+from zerotop.analysis.findings import Finding, link_findings
+from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
+from zerotop.analysis.reports.recorded_run import RecordedRun
+
+
+def list_findings_json(run: RecordedRun) -> list[dict[str, Any]]:
+    """Return all findings of a run, in the order in which they became known."""
+    costs = {id(cost.finding): cost for cost in rank_findings(run.findings, run.source.job_steps, run.source.end_ns)}
+    linked = link_findings(run.findings)
+    return [build_finding_json(finding, cause, costs.get(id(finding))) for finding, cause, _ in linked]
 
 
 def build_finding_json(finding: Finding, cause: Finding | None, cost: FindingCost | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from zerotop_probe.recording import events
 _JOB, _HOST, _UUID = "job", "Hostname", "UUID"
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     labels: Mapping[str, str]
     value: float
 
@@ -36,7 +36,7 @@ class JobMetric:
     help: str
     is_counter: bool
     labels: tuple[str, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[MetricSample, ...]
 
 
 def read_job_metrics(source: RecordingSource) -> list[JobMetric]:
@@ -47,7 +47,7 @@ def read_job_metrics(source: RecordingSource) -> list[JobMetric]:
 
 
 def _make_metric(
-    name: str, text: str, labels: Iterable[str], samples: Iterable[Sample], *, is_counter: bool = False
+    name: str, text: str, labels: Iterable[str], samples: Iterable[MetricSample], *, is_counter: bool = False
 ) -> JobMetric:
     known = tuple(sample for sample in samples if not math.isnan(sample.value))
     return JobMetric(f"zerotop_{name}", text, is_counter, tuple(labels), known)
@@ -69,20 +69,20 @@ def _measure_job(source: RecordingSource, view: LiveView, job: dict[str, str]) -
         "watching_ratio": ("Share of the time that watching takes, by its own measurement.", view.cost.probe_share),
     }
     for name, (text, value) in gauges.items():
-        yield _make_metric(name, text, job, [Sample(job, value)])
+        yield _make_metric(name, text, job, [MetricSample(job, value)])
     counters = {
         "steps": ("Optimizer steps that all ranks have finished and that were recorded.", float(rows["steps"].sum())),
         "skipped_steps": ("Steps whose update was skipped.", float(progress.skipped_steps)),
         "tokens": ("Tokens of all ranks in those steps.", float(estimate_tokens(rows, source.job_tokens)) or math.nan),
     }
     for name, (text, value) in counters.items():
-        yield _make_metric(name, text, job, [Sample(job, value)], is_counter=True)
+        yield _make_metric(name, text, job, [MetricSample(job, value)], is_counter=True)
     counts = Counter((finding.name, finding.severity.value) for finding in findings)
     yield _make_metric(
         "findings",
         "Findings so far.",
         (*job, "finding", "severity"),
-        [Sample(job | {"finding": name, "severity": severity}, count) for (name, severity), count in counts.items()],
+        [MetricSample(job | {"finding": name, "severity": severity}, count) for (name, severity), count in counts.items()],
         is_counter=True,
     )
 
@@ -95,7 +95,7 @@ def _measure_phases(source: RecordingSource, view: LiveView, job: dict[str, str]
         "phase_seconds",
         'Seconds of each phase in finished steps, on the slowest rank of each; "unknown": steps recorded without phases.',
         (*job, "phase"),
-        [Sample(job | {"phase": name}, seconds) for name, seconds in sums.items()],
+        [MetricSample(job | {"phase": name}, seconds) for name, seconds in sums.items()],
         is_counter=True,
     )
 
@@ -114,7 +114,7 @@ def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str
     }
     for name, text in memory.items():
         samples = [
-            Sample(job | _label_gpu((gpu.host, gpu.index), uuids), _to_float(getattr(gpu, name)))
+            MetricSample(job | _label_gpu((gpu.host, gpu.index), uuids), _to_float(getattr(gpu, name)))
             for gpu in view.gpus
             if gpu.ranks
         ]
@@ -126,19 +126,22 @@ def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str
     }
     labels = (*job, "rank", _HOST, _UUID)
     yield _make_metric(
-        "rank_alive", "1 while the process lives.", labels, [Sample(ranks[one.rank], float(one.alive)) for one in view.ranks]
+        "rank_alive",
+        "1 while the process lives.",
+        labels,
+        [MetricSample(ranks[one.rank], float(one.alive)) for one in view.ranks],
     )
     yield _make_metric(
         "rank_resident_bytes",
         "Resident host memory of the process.",
         labels,
-        [Sample(ranks[one.rank], float(one.rss_bytes)) for one in view.ranks],
+        [MetricSample(ranks[one.rank], float(one.rss_bytes)) for one in view.ranks],
     )
     yield _make_metric(
         "rank_step",
         "The optimizer step that the rank is in, from 0.",
         labels,
-        [Sample(ranks[one.rank], _to_float(one.step)) for one in view.ranks],
+        [MetricSample(ranks[one.rank], _to_float(one.step)) for one in view.ranks],
     )
 
 
