@@ -125,10 +125,14 @@ def _compare(texts: Sequence[str]) -> dict[str, Any]:
     return _clean(build_comparison_json(compare_recordings([catalog.find_recording(text) for text in texts])))
 
 
-def _clean(value: Any) -> Any:
-    """Return plain values that JSON has: not known is null."""
+def _clean(answer: dict[Any, Any]) -> dict[str, Any]:
+    """Return an answer in values that JSON has: what is not known is null."""
+    return {str(key): _clean_value(value) for key, value in answer.items()}
+
+
+def _clean_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _clean(one) for key, one in value.items()}
+        return _clean(value)
     if isinstance(value, (list, tuple)):
-        return [_clean(one) for one in value]
+        return [_clean_value(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
