@@ -28,7 +28,7 @@ def compare(options: argparse.Namespace) -> int:
         raise Problem("compare needs two or more recordings", USAGE)
     comparison = compare_recordings([catalog.find_recording(text) for text in options.recordings])
     if options.json:
-        print(json.dumps(_build_json(comparison), indent=1))
+        print(json.dumps(build_json(comparison), indent=1))
     else:
         _print_table(comparison)
     return 0
@@ -39,7 +39,8 @@ def compare_recordings(paths: Sequence[Path]) -> Comparison:
     return compare_paths([Recording.open(path) for path in paths], [path.name for path in paths])
 
 
-def _build_json(comparison: Comparison) -> dict[str, Any]:
+def build_json(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as plain values."""
     return {"recordings": comparison.names, "rows": [_build_row(measure) for measure in comparison.measures]}
 
 

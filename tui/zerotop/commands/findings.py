@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import math
 import textwrap
-from collections.abc import Mapping
-from typing import Any
 
-from zerotop.analysis.findings import LinkedFinding, link_findings, order_by_cause
+from zerotop.analysis.findings import LinkedFinding, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
-from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
+from zerotop.analysis.reports.finding_json import list_findings_json
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
@@ -25,12 +22,11 @@ def findings(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
     with open_named(options.recording) as recording:
         run = RecordedRun(recording, memory=False)
-        steps = run.source.job_steps
-        costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
         if options.json:
-            facts = [_build_json(linked, costs) for linked in link_findings(run.findings)]
-            print(json.dumps(facts, indent=1, allow_nan=False))
+            print(json.dumps(list_findings_json(run), indent=1, allow_nan=False))
         elif run.findings:
+            steps = run.source.job_steps
+            costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
             training_s = measure_training_s(steps)
             for linked in order_by_cause(run.findings):
                 cost = costs.get(id(linked.finding))
@@ -39,18 +35,6 @@ def findings(options: argparse.Namespace) -> int:
         else:
             print("No findings in this recording.")
     return 0
-
-
-def _build_json(linked: LinkedFinding, costs: Mapping[int, FindingCost]) -> dict[str, Any]:
-    finding, cause, _ = linked
-    facts = dataclasses.asdict(finding)
-    del facts["kind"]
-    facts["because_of"] = {name: getattr(cause, name) for name in ("name", "step", "ranks")} if cause is not None else None
-    cost = costs.get(id(finding))
-    facts["lost_s"], facts["held_bytes"] = (cost.seconds, cost.bytes) if cost is not None else (None, None)
-    facts["severity"] = finding.severity.value
-    facts["evidence"] = {name: value if math.isfinite(value) else None for name, value in finding.evidence.items()}
-    return facts
 
 
 def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:

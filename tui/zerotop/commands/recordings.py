@@ -46,7 +46,7 @@ def recordings(options: argparse.Namespace) -> int:
         from zerotop.commands.common.pruning import prune_recordings
 
         return prune_recordings(options, open_overviews())
-    rows = [_describe_recording(recording) for recording in open_overviews().read_all()]
+    rows = [describe_recording(recording) for recording in open_overviews().read_all()]
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
@@ -75,7 +75,8 @@ def _format_end(row: dict[str, Any]) -> str:
     return "exit ?" if row["exit_code"] is None else f"exit {row['exit_code']}"
 
 
-def _describe_recording(recording: ListedRecording) -> dict[str, Any]:
+def describe_recording(recording: ListedRecording) -> dict[str, Any]:
+    """Return a recording of the list as plain values."""
     overview = recording.overview or Overview(recording.name)
     row = {
         "name": recording.name,

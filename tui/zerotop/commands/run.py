@@ -28,6 +28,7 @@ from zerotop.commands.job.job_report import (
     report_job,
 )
 from zerotop.commands.job.launching import NotRecorded, make_recording, run_unrecorded
+from zerotop.commands.publishing.companion import accompany, check_targets
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.recording import directory
@@ -50,6 +51,7 @@ def run(options: argparse.Namespace) -> int:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.budget is not None:
         os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
+    options.targets = check_targets(options)
     try:
         return (
             _run_headless(options)
@@ -67,10 +69,11 @@ def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         agent.launch_in_background(recording, options.command)
         forwarder = _start_forwarder(recording, options, quiet=True)
-    with freeze_imports():
-        from zerotop.commands.job.watch import watch_job
+    with accompany(recording, options.targets):
+        with freeze_imports():
+            from zerotop.commands.job.watch import watch_job
 
-    code = watch_job(recording)
+        code = watch_job(recording)
     if forwarder is not None:
         write_messages(*forwarder.read_said())
     if has_ended(recording):
@@ -85,7 +88,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
-    with _make_recording(options) as recording:
+    with _make_recording(options) as recording, accompany(recording, options.targets):
         forwarder = _start_forwarder(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output

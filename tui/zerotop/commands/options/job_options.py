@@ -6,7 +6,7 @@ import argparse
 import os
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
-from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
+from zerotop.commands.options.option_types import parse_address, parse_count, parse_max_size, parse_percent
 
 _RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
@@ -37,7 +37,8 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
+        " [--expect QUESTION] [--notify COMMAND|URL] [--prometheus-textfile DIR] [--prometheus-port [HOST:]PORT]"
+        " [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -64,6 +65,20 @@ def _add_start(add_command: AddCommand) -> None:
         "--expect",
         metavar="QUESTION",
         help='keep a prediction beside what is measured, as "what-if brisk-otter --stage 3"; see estimate --grade',
+    )
+    run.add_argument(
+        "--notify",
+        metavar="COMMAND|URL",
+        help="tell of warnings, hangs and the end: JSON on the command's standard input, or posted to http(s)://",
+    )
+    run.add_argument(
+        "--prometheus-textfile", metavar="DIR", help="write metrics to this folder of node_exporter's textfile collector"
+    )
+    run.add_argument(
+        "--prometheus-port",
+        type=parse_address,
+        metavar="[HOST:]PORT",
+        help="let Prometheus ask for metrics here [of 127.0.0.1]; 0.0.0.0:PORT for other machines",
     )
     add_price(run)
     _add_collector(run)

@@ -71,6 +71,14 @@ def parse_age(text: str) -> float:
     return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``9400`` or ``0.0.0.0:9400``."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text} is not a port such as 9400, or an address such as 0.0.0.0:9400")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def parse_price(text: str) -> HourlyPrice:
     """Return a price per hour such as ``30``, ``$29.50`` or ``28EUR``."""
     from zerotop.analysis.prices import HourlyPrice

@@ -42,6 +42,7 @@ def add_recording_commands(add_command: AddCommand) -> None:
     pack.add_argument("-o", "--output", metavar="FILE", help="output file [RECORDING.zerotop in this directory]")
     add_force(pack)
     _add_serve(add_command)
+    add_command("mcp", "answer questions of programs about recordings, by the Model Context Protocol", "zerotop mcp")
 
 
 def _add_recordings(add_command: AddCommand) -> None:
