@@ -28,6 +28,7 @@ from zerotop.commands.job.job_report import (
 from zerotop.commands.job.launching import NotRecorded, make_recording, run_unrecorded
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
+from zerotop_probe.outside.sampling.nccl_inspector import enable_inspector
 from zerotop_probe.recording import directory
 
 
@@ -56,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
+        _enable_inspector(options, recording)
         agent.launch_in_background(recording, options.command)
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
@@ -73,6 +75,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording:
+        _enable_inspector(options, recording)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
@@ -99,6 +102,11 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
+
+
+def _enable_inspector(options: argparse.Namespace, recording: str) -> None:
+    if options.nccl_inspector is not None:
+        enable_inspector(options.nccl_inspector, recording, os.environ)
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

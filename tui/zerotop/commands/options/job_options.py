@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
-from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
+from zerotop.commands.options.option_types import parse_count, parse_file, parse_max_size, parse_percent
 
 _RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
@@ -31,8 +31,8 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
-        " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--nccl-inspector PLUGIN]"
+        " [--report FILE] [--expect QUESTION] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -53,6 +53,12 @@ def _add_start(add_command: AddCommand) -> None:
         type=parse_percent,
         metavar="PERCENT",
         help="largest share of the training time that watching may take; short steps get less detail for it [0.3]",
+    )
+    run.add_argument(
+        "--nccl-inspector",
+        type=parse_file,
+        metavar="PLUGIN",
+        help="let NCCL measure its collectives with its Inspector, libnccl-profiler-inspector.so; see docs/hardware.md",
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
     run.add_argument(
