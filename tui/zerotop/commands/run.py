@@ -6,7 +6,7 @@ import argparse
 import os
 from contextlib import AbstractContextManager
 
-from zerotop.commands.common.errors import FAILED, Problem
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.exit_messages import (
     describe_losses,
     describe_missing_probe,
@@ -42,6 +42,8 @@ def run(options: argparse.Namespace) -> int:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.budget is not None:
         os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
+    if options.nccl_inspector is not None and not os.path.isfile(options.nccl_inspector):
+        raise Problem(f"NCCL's Inspector {options.nccl_inspector} is not a file", USAGE)
     try:
         return (
             _run_headless(options)
@@ -106,7 +108,7 @@ def _run_headless(options: argparse.Namespace) -> int:
 
 def _enable_inspector(options: argparse.Namespace, recording: str) -> None:
     if options.nccl_inspector is not None:
-        enable_inspector(options.nccl_inspector, recording, os.environ)
+        enable_inspector(os.path.abspath(options.nccl_inspector), recording, os.environ)
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
-from zerotop.commands.options.option_types import parse_count, parse_file, parse_max_size, parse_percent
+from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
 
 _RECORDING_DIR_HELP = "record in this folder [a new one in the state directory]"
 
@@ -56,7 +56,6 @@ def _add_start(add_command: AddCommand) -> None:
     )
     run.add_argument(
         "--nccl-inspector",
-        type=parse_file,
         metavar="PLUGIN",
         help="let NCCL measure its collectives with its Inspector, libnccl-profiler-inspector.so; see docs/hardware.md",
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -18,13 +17,6 @@ def parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
-
-
-def parse_file(text: str) -> str:
-    """Return the absolute path of a file that exists."""
-    if not os.path.isfile(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a file")
-    return os.path.abspath(text)
 
 
 def parse_natural(text: str) -> int:

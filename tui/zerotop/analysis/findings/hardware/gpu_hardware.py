@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from zerotop.analysis.findings.support.evidence import Evidence
+from zerotop.analysis.findings.support.evidence import Evidence, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, find_bandwidths
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import list_gpus
 from zerotop_probe.recording.events import GpuFault
 
@@ -56,6 +59,9 @@ _ACTIONS = {
     6: "reset the bus",
     7: "restart the node",
 }
+# What NCCL's figures say, once they are known.
+_PRICE = "NCCL moved data in {collective} at up to {bus_gbs_before:.1f} GB/s before, at {bus_gbs:.1f} GB/s since."
+_LINKS = (_NVLINK.name, _PCIE.name)
 # The worst first: of several that are read at the same time only that one is told.
 _KINDS = {
     "ecc_uncorrected": _MEMORY.with_changes(severity=Severity.ERROR),
@@ -149,6 +155,7 @@ class _State:
     def __init__(self) -> None:
         self.waiting: list[GpuFault] = []
         self.told: dict[tuple[str, int | None, str], _Told] = {}
+        self.without_price: list[tuple[GpuFault, Finding, Process]] = []
 
 
 def detect(recording: Evidence) -> Iterator[Finding]:
@@ -163,9 +170,27 @@ def detect(recording: Evidence) -> Iterator[Finding]:
         if fault.kind not in _KINDS or _is_part(waiting, fault):
             continue
         if (known_ns := _find_known(recording, fault)) is not None:
-            yield from _check_fault(recording, state, fault, known_ns)
+            for finding in _check_fault(recording, state, fault, known_ns):
+                yield finding
+                if _KINDS[fault.kind].name in _LINKS and finding.begin_ns == fault.unix_ns:
+                    users, _ = find_rank_processes(recording, fault.writer.host, list_gpus(fault), known_ns)
+                    state.without_price += [(fault, finding, process) for process in users[:1]]
         else:
             state.waiting.append(fault)
+    yield from _price_links(recording, state)
+
+
+def _price_links(recording: Evidence, state: _State) -> Iterator[Finding]:
+    """Report faults of links again when NCCL's figures show what they cost."""
+    waiting, state.without_price = state.without_price, []
+    for fault, finding, process in waiting:
+        if (found := find_bandwidths(process, fault.unix_ns)) is not None:
+            speeds = {"bus_gbs_before": found.before_gbs, "bus_gbs": found.after_gbs}
+            details, known_ns = f"{finding.details} {_PRICE}", max(finding.known_ns, found.known_ns)
+            text = Text(details, {"collective": found.collective, **speeds})
+            yield replace(finding, known_ns=known_ns, details=text, evidence=finding.evidence | speeds)
+        elif recording.cursor_ns < fault.unix_ns + LATEST_NS:
+            state.without_price.append((fault, finding, process))
 
 
 def _is_part(faults: Sequence[GpuFault], fault: GpuFault) -> bool:
