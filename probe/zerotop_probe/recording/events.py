@@ -721,6 +721,14 @@ class NcclFigures(Event):
     figures: list[NcclFigure] | None  # of each communicator and collective
 
 
+class RayMonitor(Event):
+    """Processes of the job are workers of Ray, which kills some when memory runs short. Written once on each node."""
+
+    pid: int | None  # process id of the raylet
+    share: float | None  # of the memory limit of node or cgroup, from which on it kills
+    free_bytes: int | None  # or from which on less than this is free, if that is later; null without
+
+
 class JobStarted(CommandEvent):
     """zerotop started the command."""
 
