@@ -13,7 +13,7 @@ from in_pieces import find_in_pieces
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.host import host_forecast
-from zerotop_probe.recording.events import GpuProcess
+from zerotop_probe.recording.events import GpuProcess, RayMonitor
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
 
@@ -46,6 +46,7 @@ class Plan:
     limit: int = LIMIT
     swap: int = 0
     engine: Amount = nothing  # memory of an inference engine that the job has started
+    ray: tuple[float, int | None] | None = None  # the limit of Ray's memory monitor
     saves: tuple[tuple[float, float], ...] = ()  # begins and ends of checkpoints
 
 
@@ -82,6 +83,8 @@ def write_job(folder: Path, plan: Plan) -> None:
     write_table(folder, HOSTS, make_identity(-1), *hosts).close()
     writer = EventWriter(str(folder), make_identity(-1))
     writer.write(S, GpuProcess, pid=ENGINE, program="vllm", user="me", of_job=True)
+    if plan.ray is not None:
+        writer.write(S, RayMonitor, pid=90, share=plan.ray[0], free_bytes=plan.ray[1])
     writer.close()
 
 
@@ -98,6 +101,19 @@ def find_all(folder: Path) -> tuple[Finding, ...]:
 def leak(bytes_per_s: float, since: float = 0, until: float = 10**9) -> Amount:
     """Return an amount that grows evenly between two times."""
     return lambda at: bytes_per_s * max(0, min(at, until) - since)
+
+
+@pytest.mark.parametrize(("ray", "limit"), [((0.75, None), 12), ((0.5, 2 * GIB), 14), ((0.9375, 8 * GIB), 15)])
+def test_ray_kills_at_its_own_limit_and_counts_no_swap(tmp_path: Path, ray: tuple[float, int | None], limit: int) -> None:
+    """Of 16 GiB 6 are in use, which grow by 4 MiB a second."""
+    write_job(tmp_path, Plan(400, leak(4 * MIB), swap=8 * GIB, ray=ray))
+    first = find_all(tmp_path)[0]
+    assert first.evidence["limit_bytes"] == limit * GIB
+    at_s = first.known_ns / S - 1000 + first.evidence["expected_s"]
+    assert at_s == pytest.approx((limit - 6) * GIB / (4 * MIB), rel=0.05)
+    assert first.headline.startswith("Ray will kill a worker in about")
+    assert f"of Ray's limit of {limit}" in first.details
+    assert "swap" not in first.details
 
 
 def test_the_rank_that_leaks_is_told_with_its_time(tmp_path: Path) -> None:

@@ -703,6 +703,36 @@ class GpuSilent(Event):
     back: bool | None  # whether it has returned
 
 
+class NcclFigure(Facts):
+    """The collectives of one kind in one communicator that a rank finished, as NCCL's Inspector measured them."""
+
+    communicator: str | None  # NCCL's name of it, the same in all its ranks
+    collective: str | None  # such as AllReduce
+    n_ranks: int | None  # ranks of the communicator
+    nnodes: int | None  # their nodes
+    count: int | None  # collectives
+    seconds: float | None  # the sum of their times on the GPU, in which a rank also waits for the others
+    bytes: float | None  # the sum of their sizes
+    bus_gbs: float | None  # the highest bus bandwidth of one of them, in GB/s
+
+
+class NcclFigures(Event):
+    """Figures of NCCL's Inspector about a rank; written when they differ from the last by a tenth, or once a minute."""
+
+    pid: int | None  # process id of the rank
+    start: int | None  # its start in clock ticks since boot
+    seconds: float | None  # the time before the event that they are about
+    figures: list[NcclFigure] | None  # of each communicator and collective
+
+
+class RayMonitor(Event):
+    """Processes of the job are workers of Ray, which kills some when memory runs short. Written once on each node."""
+
+    pid: int | None  # process id of the raylet
+    share: float | None  # of the memory limit of node or cgroup, from which on it kills
+    free_bytes: int | None  # or from which on less than this is free, if that is later; null without
+
+
 class JobStarted(CommandEvent):
     """zerotop started the command."""
 

@@ -7,7 +7,7 @@ import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from zerotop.commands.common.errors import FAILED, Problem
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.exit_messages import (
     describe_losses,
     describe_missing_probe,
@@ -31,6 +31,7 @@ from zerotop.commands.job.launching import NotRecorded, make_recording, run_unre
 from zerotop.commands.publishing.companion import accompany, check_targets
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
+from zerotop_probe.outside.sampling.nccl_inspector import enable_inspector
 from zerotop_probe.recording import directory
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
     if options.budget is not None:
         os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
     options.targets = check_targets(options)
+    if options.nccl_inspector is not None and not os.path.isfile(options.nccl_inspector):
+        raise Problem(f"NCCL's Inspector {options.nccl_inspector} is not a file", USAGE)
     try:
         return (
             _run_headless(options)
@@ -67,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
+        _enable_inspector(options, recording)
         agent.launch_in_background(recording, options.command)
         forwarder = _start_forwarder(recording, options, quiet=True)
     with accompany(recording, options.targets):
@@ -89,6 +93,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording, accompany(recording, options.targets):
+        _enable_inspector(options, recording)
         forwarder = _start_forwarder(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
@@ -131,6 +136,11 @@ def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool
     except OSError as error:
         write_messages(f"The recording is not sent to the collector: {error.strerror}")
         return None
+
+
+def _enable_inspector(options: argparse.Namespace, recording: str) -> None:
+    if options.nccl_inspector is not None:
+        enable_inspector(os.path.abspath(options.nccl_inspector), recording, os.environ)
 
 
 def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:

@@ -23,6 +23,7 @@ from zerotop_probe.outside.sampling.host_sampler import (
     read_processor_name,
     read_shared_memory_size,
 )
+from zerotop_probe.outside.sampling.nccl_inspector import InspectorReader
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
 from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
@@ -114,8 +115,10 @@ class NodeSampler:
         self._rings = RingCollector(recording, Report(self._note_late, self.note_error))
         self._stuck = StuckRankWatcher(self._rings.list_heard, self.ranks.list_silent, self._note_stacks)
         self._loaders = LoaderWatcher(self._rings.list_waiting, self._note_loader_stacks)
+        self._inspector = InspectorReader(recording, self.ranks.list_processes, writer.write)
         try:
             self._rings.start()
+            self._inspector.start()
             if directory.read_recording_info(recording).get(directory.STACKS_SETTING) is not False:
                 self._stuck.start()
                 self._loaders.start()
@@ -224,6 +227,7 @@ class NodeSampler:
         """Stop sampling, without waiting for a driver that hangs."""
         self._stuck.finish()
         self._loaders.finish()
+        self._inspector.finish()
         self._host_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._faults.finish_sampling(_THREAD_PATIENCE_S)
         self._gpu_thread.finish_sampling(_THREAD_PATIENCE_S)

@@ -36,9 +36,9 @@ def _add_start(add_command: AddCommand) -> None:
         "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
-        " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--report FILE]"
-        " [--expect QUESTION] [--notify COMMAND|URL] [--prometheus-textfile DIR] [--prometheus-port [HOST:]PORT]"
-        " [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
+        " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--nccl-inspector PLUGIN]"
+        " [--report FILE] [--expect QUESTION] [--notify COMMAND|URL] [--prometheus-textfile DIR]"
+        " [--prometheus-port [HOST:]PORT] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -59,6 +59,11 @@ def _add_start(add_command: AddCommand) -> None:
         type=parse_percent,
         metavar="PERCENT",
         help="largest share of the training time that watching may take; short steps get less detail for it [0.3]",
+    )
+    run.add_argument(
+        "--nccl-inspector",
+        metavar="PLUGIN",
+        help="let NCCL measure its collectives with its Inspector, libnccl-profiler-inspector.so; see docs/hardware.md",
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
     run.add_argument(

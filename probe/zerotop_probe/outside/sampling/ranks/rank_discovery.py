@@ -18,7 +18,7 @@ from typing import NamedTuple
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
-from zerotop_probe.outside.sampling.ranks import silent_ranks
+from zerotop_probe.outside.sampling.ranks import ray_monitor, silent_ranks
 from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.ranks.missing_probe import ProbelessProcesses, has_imported_torch
@@ -88,6 +88,7 @@ class RankFinder:
         command = procfs.read_command_line(root.pid) or read_recording_info(recording).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
+        self._raylet: int | None = None  # of this node, if it has started a process of the job
         self._actors: dict[int, ProcessHandle] = {}  # others of the job that use its GPUs, such as inference engines
         self._root_ended_s: float | None = None  # when it was noticed
         self._next_s = 0.0
@@ -116,7 +117,15 @@ class RankFinder:
             return False
         if len(self._actors) < _MAX_ACTORS:
             self._actors[pid] = process
+            self._find_raylet(pid)
         return True
+
+    def _find_raylet(self, pid: int) -> None:
+        """Record the limit of Ray's memory monitor, once, if a raylet has started this process."""
+        if self._raylet is None and (raylet := ray_monitor.find_raylet(pid)) is not None:
+            self._raylet = raylet
+            if (monitor := ray_monitor.read_monitor(raylet)) is not None:
+                self._write_event(events.RayMonitor, **monitor._asdict())
 
     def _is_of_job(self, pid: int) -> bool:
         """Whether a process is below the job's root, or has the recording in its environment, as one of Ray's."""
@@ -321,6 +330,7 @@ class RankFinder:
         self._known_pids.add(rank.process.pid)
         pid, start = rank.process
         self._write_event(events.RankFound, rank=rank.rank, local_rank=rank.local_rank, pid=pid, start=start)
+        self._find_raylet(pid)
 
     def _report_late(self, now_s: float) -> None:
         # Only ranks that still run count: after an elastic restart the reports of earlier ones mean nothing.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, Bandwidth, find_bandwidths
 from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import list_gpus
 from zerotop_probe.recording.events import GpuFault
 
@@ -58,6 +61,9 @@ _ACTIONS = {
     6: "reset the bus",
     7: "restart the node",
 }
+# What NCCL's figures say, once they are known.
+_PRICE = "NCCL moved data in {collective} at up to {bus_gbs_before:.1f} GB/s before, at {bus_gbs:.1f} GB/s since."
+_LINKS = (_NVLINK.name, _PCIE.name)
 # The worst first: of several that are read at the same time only that one is told.
 _KINDS = {
     "ecc_uncorrected": _MEMORY.with_changes(severity=Severity.ERROR),
@@ -149,15 +155,37 @@ class _First(NamedTuple):
 @in_job(kinds=None)
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report each kind of fault of a GPU once, and again with the new number when its counter has doubled."""
-    faults = window.recording.events_of(GpuFault)
+    recording = window.recording
+    faults, links = recording.events_of(GpuFault), []
     fresh = [fault for fault in window.items(faults) if fault.kind in _KINDS and not _is_part(faults, fault)]
-    for fault, known_ns in window.await_each(fresh, partial(_find_known, window.recording)):
+    for fault, known_ns in window.await_each(fresh, partial(_find_known, recording)):
         key = fault.writer.host, fault.gpu, fault.kind
-        first = window.find_once(partial(_begin_report, window.recording, fault, known_ns), key)
+        first = window.find_once(partial(_begin_report, recording, fault, known_ns), key)
         if first is not None and (fault is first.fault or fault.rise is not None):
             grown = fault.value - fault.before if fault.value is not None and fault.before is not None else 0
             if window.is_news(grown, lambda last, now: now >= _NEWS * last, key):
-                yield _build_finding(first, fault, known_ns, grown)
+                finding = _build_finding(first, fault, known_ns, grown)
+                if fault is first.fault and _KINDS[fault.kind].name in _LINKS:
+                    links.append((fault, finding))
+                yield finding
+    for (_, finding), prices in window.await_each(links, lambda one: _find_prices(recording, *one), "prices"):
+        yield from (_add_price(finding, found) for found in prices)
+
+
+def _find_prices(recording: Evidence, fault: GpuFault, finding: Finding) -> list[Bandwidth] | None:
+    """Return what NCCL's figures say of a link's fault; None while they may still come."""
+    users, _ = find_rank_processes(recording, fault.writer.host, list_gpus(fault), finding.known_ns)
+    found = find_bandwidths(users[0], fault.unix_ns) if users else None
+    is_late = not users or recording.cursor_ns >= fault.unix_ns + LATEST_NS
+    return [found] if found is not None else [] if is_late else None
+
+
+def _add_price(finding: Finding, found: Bandwidth) -> Finding:
+    """Return the finding with what the fault of a link costs."""
+    speeds = {"bus_gbs_before": found.before_gbs, "bus_gbs": found.after_gbs}
+    text = Text(f"{finding.details} {_PRICE}", {"collective": found.collective, **speeds})
+    known_ns = max(finding.known_ns, found.known_ns)
+    return replace(finding, known_ns=known_ns, details=text, evidence=finding.evidence | speeds)
 
 
 def _is_part(faults: Sequence[GpuFault], fault: GpuFault) -> bool:

@@ -1,7 +1,8 @@
 """Host memory will be used up: when, and which rank the kernel kills then.
 
 Forecast from what was left in each second: of the control group's limit or of the node, without pages of files, which the
-kernel drops, and with the swap that the job may use. What loading, checkpoints and evaluations take is left out.
+kernel drops, and with the swap that the job may use; or of the limit at which Ray's memory monitor kills workers. What
+loading, checkpoints and evaluations take is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_u
 from zerotop.recording.samples import read_column
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.step_memory import measure_held_bytes
-from zerotop_probe.recording.events import GpuProcess
+from zerotop_probe.recording.events import GpuProcess, RayMonitor
 
 _KIND = FindingKind(
     name="host_memory_forecast",
@@ -38,10 +39,8 @@ _KIND = FindingKind(
     advice="Save a checkpoint before then, and use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
 )
-_FILES = _KIND.with_changes(
-    advice="Save a checkpoint before then. Files on /dev/shm and memfds stay in memory: delete them after use.",
-    fix="ls -lS /dev/shm",
-)
+_FILES_ADVICE = "Save a checkpoint before then. Files on /dev/shm and memfds stay in memory: delete them after use."
+_RAY_HEADLINE = "Ray will kill a worker {when}: host memory runs out"
 _OVER = _KIND.with_changes(
     severity=Severity.INFO,
     headline="Host memory grew by {fallen_bytes:bytes}, but no longer does",
@@ -72,6 +71,7 @@ class _Told(NamedTuple):
     ranks: tuple[int, ...]
     forecast: Forecast
     told_ns: int
+    ray: RayMonitor | None
 
 
 class _State:
@@ -79,6 +79,7 @@ class _State:
 
     def __init__(self) -> None:
         self.begin_ns = 0
+        self.ray: RayMonitor | None = None
         self.left = GrowingArray(np.float64)
         self.checked = 0
         self.told: _Told | None = None
@@ -101,7 +102,9 @@ def detect(recording: Evidence) -> Iterator[Finding | None]:
 
 def _add_seconds(state: _State, lead: Process) -> None:
     """Extend the series to the last finished step: by then it is known which seconds belong to checkpoints."""
-    state.begin_ns = state.begin_ns or int(lead.steps["end_unix_ns"][SETTLED_STEPS])
+    if not state.begin_ns:
+        state.begin_ns = int(lead.steps["end_unix_ns"][SETTLED_STEPS])
+        state.ray = _find_ray(lead, state.begin_ns)
     done_ns = state.begin_ns + len(state.left) * _SECOND
     count = (int(lead.steps["end_unix_ns"][-1]) - done_ns) // _SECOND
     if count <= 0:
@@ -115,7 +118,7 @@ def _add_seconds(state: _State, lead: Process) -> None:
     ends = np.searchsorted(kept.times, done_ns + _SECOND * np.arange(1, count + 1), "right")
     before = len(state.left) - count
     known = state.left.rows[before - 1] if before else np.nan
-    values[:] = np.concatenate([[known], _measure_left(kept.rows)])[ends]
+    values[:] = np.concatenate([[known], _measure_left(kept.rows, state.ray)])[ends]
 
 
 def _is_within_pause(lead: Process, times: Ints) -> Any:
@@ -129,11 +132,26 @@ def _is_within_pause(lead: Process, times: Ints) -> Any:
     return is_within
 
 
-def _measure_left(rows: Rows) -> Floats:
+def _find_ray(lead: Process, known_ns: int) -> RayMonitor | None:
+    """Return the memory monitor of Ray on the node of a rank, which kills before the kernel does."""
+    found = (event for event in lead.at.events_of(RayMonitor) if event.writer.host == lead.host)
+    return next((event for event in found if event.share is not None and event.unix_ns <= known_ns), None)
+
+
+def _measure_limits(rows: Rows, ray: RayMonitor | None) -> Floats:
+    """Return the bytes in use from which on processes are killed, in records of HOSTS."""
+    limits = np.asarray(measure_limit_bytes(rows), np.float64)
+    if ray is None or ray.share is None:
+        return limits
+    return np.maximum(ray.share * limits, limits - ray.free_bytes if ray.free_bytes is not None else 0)
+
+
+def _measure_left(rows: Rows, ray: RayMonitor | None) -> Floats:
     """Return the bytes left in records of HOSTS; NaN in recordings that do not tell the cache or the swap."""
-    swap = read_column(rows, "swap_left_bytes") if len(rows) else np.empty(0)
-    left = measure_limit_bytes(rows) - measure_unreclaimable_bytes(rows) if len(rows) else np.empty(0)
-    return np.where(swap >= 0, left + swap, np.nan)
+    if not len(rows):
+        return np.empty(0)
+    swap, left = read_column(rows, "swap_left_bytes"), _measure_limits(rows, ray) - measure_unreclaimable_bytes(rows)
+    return np.where(swap >= 0, left + (swap if ray is None else 0), np.nan)
 
 
 def _check_second(group: Group, host: str, state: _State, left: Floats) -> Iterator[Finding | None]:
@@ -153,7 +171,7 @@ def _check_second(group: Group, host: str, state: _State, left: Floats) -> Itera
     if forecast.fallen < _LEAST_SHARE * limit or (is_shared and growth.total < _OWN_SHARE * forecast.fallen):
         return
     if told is None:
-        told = _Told(begin_ns, group.step_at(begin_ns), group.ranks_on(host), forecast, now_ns)
+        told = _Told(begin_ns, group.step_at(begin_ns), group.ranks_on(host), forecast, now_ns, state.ray)
     state.told = told._replace(forecast=forecast, told_ns=now_ns)
     yield _build_finding(_KIND, group, host, state.told, now_ns, left, growth)
 
@@ -219,18 +237,26 @@ def _measure_change(before: Any, after: Any, name: str) -> int:
 
 
 def _build_finding(
-    kind: FindingKind, group: Group, host: str, told: _Told, now_ns: int, left: Floats, growth: _Growth | None = None
+    kind: FindingKind,
+    group: Group,
+    host: str,
+    told: _Told,
+    now_ns: int,
+    left: Floats,
+    growth: _Growth | None = None,
 ) -> Finding:
     """Return a forecast, or without ``growth`` the finding that it no longer holds."""
     row, forecast = group.lead.at.records("hosts", host).read_last(now_ns), told.forecast
     evidence: dict[str, float | None] = {
         "left_bytes": float(left[-1]),
-        "limit_bytes": float(measure_limit_bytes(row)),
+        "limit_bytes": float(_measure_limits(row, told.ray)),
         "fallen_bytes": forecast.fallen,
-        "swap_left_bytes": float(row["swap_left_bytes"]) or None,
+        "swap_left_bytes": (float(row["swap_left_bytes"]) or None) if told.ray is None else None,
     }
-    values: dict[str, Any] = {"limit_name": _name_limit(row, host), "when": describe_wait(forecast)}
+    limit_name = _name_limit(row, host) if told.ray is None else "Ray's limit"
+    values: dict[str, Any] = {"limit_name": limit_name, "when": describe_wait(forecast)}
     if growth is not None:
+        kind = kind.with_changes(headline=_RAY_HEADLINE) if told.ray is not None else kind
         more, container = _describe_growth(group, growth, forecast, now_ns)
         values |= more
         evidence |= {
@@ -241,7 +267,7 @@ def _build_finding(
             "last_step": _find_last_step(group, now_ns, forecast),
         }
         if growth.files > _OWN_SHARE * forecast.fallen:
-            kind = _FILES
+            kind = kind.with_changes(advice=_FILES_ADVICE, fix="ls -lS /dev/shm")
         elif container is not None:
             kind = container.name_in(kind)
             kind = kind.with_changes(advice=f"Save a checkpoint before then. {kind.advice}")

@@ -22,6 +22,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
@@ -35,7 +36,8 @@ _KIND = FindingKind(
     headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
     details=(
         "Its own work between the phases takes that much longer[, most of it at {line}], and the other ranks wait for it"
-        " where they synchronize. An iteration takes {iteration_s:seconds}."
+        " where they synchronize. An iteration takes {iteration_s:seconds}.[ NCCL says that the other ranks are in"
+        " {collective} for {nccl_wait_s:seconds} of it longer than this one.]"
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
@@ -52,16 +54,26 @@ _DATA = _KIND.with_changes(
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
 
 
-@in_each_attempt()
+@in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
+    """Report once for each attempt the first rank that was last in SETTLED_STEPS steps with phases in a row.
+
+    It is told again when NCCL's figures about it are known.
+    """
     late = window.find_once(partial(_find_late, window))
     found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
-    if late is not None and found is not None:
+    if late is None or found is None:
+        return
+    # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
+    if found.line is not None and not is_cause(found.line, delay):
         window.is_closed = True
-        # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
-        if found.line is None or is_cause(found.line, delay):
-            yield _build_finding(window.subject, *late, found)
+        return
+    wait = find_wait(window.subject.processes, delay.process, delay.begin_ns)
+    window.is_closed = wait is not None or window.recording.cursor_ns > found.known_ns + LATEST_NS
+    if wait is None or wait.known_ns > found.known_ns:
+        yield _build_finding(window.subject, *late, found, None)
+    if wait is not None:
+        yield _build_finding(window.subject, *late, found, wait)
 
 
 def _find_late(window: SearchWindow[Group]) -> _Late | None:
@@ -105,12 +117,14 @@ def _find_delay(group: Group, late: _Late) -> Delay:
     return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
 
 
-def _build_finding(group: Group, index: int, steps: Ints, late: float, found: FoundLine) -> Finding:
+def _build_finding(group: Group, index: int, steps: Ints, late: float, found: FoundLine, wait: NcclWait | None) -> Finding:
     process = group.processes[index]
     rows = process.aligned_steps[steps]
     usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
     kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
     evidence |= measure_distance(rows)
+    if wait is not None:
+        evidence["nccl_wait_s"] = wait.share * usual
     if found.line is not None:
         kind = name_line(kind, found.line)
         note_named_line(group, found.line, found.known_ns)
@@ -118,9 +132,10 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         process,
         _find_begin(group, process, steps, found.known_ns),
         evidence,
-        known_ns=found.known_ns,
+        known_ns=max(found.known_ns, wait.known_ns if wait is not None else 0),
         cost=late / usual,
         share=late / usual,
+        collective=wait.collective if wait is not None else None,
         pid=process.source.pid,
         **line_values(found.line),
     )

@@ -41,7 +41,7 @@ class SearchWindow(Generic[S]):
         self._last: Any = None  # of the results that follow from each other
         self._kept: dict[Hashable, Any] = {}
         self._news: dict[Hashable, Any] = {}
-        self._waiting: list[Any] = []
+        self._waiting: dict[Hashable, list[Any]] = {}
         self._findings: set[Hashable] = set()
         self._reports: Counter[str] = Counter()
 
@@ -96,13 +96,15 @@ class SearchWindow(Generic[S]):
         kept: T = self._kept[make, of]
         return kept
 
-    def await_each(self, fresh: Iterable[T], find_more: Callable[[T], M | None]) -> Iterator[tuple[T, M]]:
+    def await_each(
+        self, fresh: Iterable[T], find_more: Callable[[T], M | None], of: Hashable = None
+    ) -> Iterator[tuple[T, M]]:
         """Yield results with what ``find_more`` returns, as soon as that is not None."""
-        self._waiting += fresh
-        waiting, self._waiting = self._waiting, []
+        waiting = [*self._waiting.pop(of, []), *fresh]
+        kept = self._waiting.setdefault(of, [])
         for one in waiting:
             if (more := find_more(one)) is None:
-                self._waiting.append(one)
+                kept.append(one)
             else:
                 yield one, more
 

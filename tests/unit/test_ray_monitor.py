@@ -1,0 +1,63 @@
+"""Ray's memory monitor: its raylet is found above a rank, and its limit in the raylet's environment."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agents import read_node_events, wait_for
+from small_recording import make_identity
+from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling.ranks.ray_monitor import find_raylet, parse_limit
+from zerotop_probe.recording.writer import EventWriter
+
+SHARE, PERIOD, FREE = "RAY_memory_usage_threshold", "RAY_memory_monitor_refresh_ms", "RAY_min_memory_free_bytes"
+
+
+@pytest.mark.parametrize(
+    ("variables", "limit"),
+    [
+        ({}, (0.95, None)),
+        ({SHARE: "0.8", PERIOD: "100"}, (0.8, None)),
+        ({FREE: "1000"}, (0.95, 1000)),
+        ({FREE: "-1"}, (0.95, None)),
+        ({PERIOD: "0"}, None),
+        ({SHARE: "nan"}, None),
+        ({SHARE: "7"}, None),
+        ({SHARE: "much"}, None),
+    ],
+)
+def test_the_limit_of_a_raylet(variables: Mapping[str, str], limit: tuple[float, int | None] | None) -> None:
+    assert parse_limit({"HOME": "/root", **variables}) == limit
+
+
+def test_an_environment_that_may_not_be_read_says_nothing() -> None:
+    assert parse_limit({}) is None
+
+
+@pytest.mark.parametrize(("name", "events"), [("raylet", 1), ("other", 0)])
+def test_the_raylet_above_processes_of_the_job_is_told_once(tmp_path: Path, name: str, events: int) -> None:
+    shell = shutil.copy("/bin/sh", tmp_path / name)
+    command = [shell, "-c", "sleep 60 & sleep 60 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={SHARE: "0.7", "PATH": "/bin:/usr/bin"}) as job:
+        try:
+            assert job.stdout is not None
+            last = int(job.stdout.readline())
+            wait_for(lambda: (found := Process.from_pid(last)) is not None and found.is_alive())
+            root = Process.from_pid(job.pid)
+            assert root is not None
+            writer = EventWriter(str(tmp_path), make_identity(-1))
+            finder = RankFinder(str(tmp_path), root, writer, inherited={})
+            assert [finder.add_actor(pid) for pid in (last - 1, last)] == [True, True]
+            writer.close()
+            assert (find_raylet(last) == job.pid) is bool(events)
+        finally:
+            subprocess.run(["kill", str(last - 1), str(last)], check=False)
+            job.kill()
+    found = read_node_events(tmp_path, "ray_monitor")
+    assert [(event["pid"], event["share"]) for event in found] == [(job.pid, 0.7)] * events
