@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agents import wait_for
-from zerotop_probe.outside.procfs import Process, read_environment
+from zerotop_probe.outside.procfs import ProcessHandle, read_environment
 from zerotop_probe.outside.sampling.nccl_inspector import InspectorReader, enable_inspector
 
 HEADER = {"id": "0x7f8c496ae9f661", "rank": 1, "n_ranks": 2, "nnodes": 1}
@@ -35,7 +35,7 @@ class Rank:
 
     def __init__(self, recording: Path, environment: dict[str, str]) -> None:
         self.job = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, cwd=recording, stdin=subprocess.PIPE)
-        self.process = Process(self.job.pid, 1)
+        self.process = ProcessHandle(self.job.pid, 1)
         wait_for(lambda: read_environment(self.job.pid) == environment)
         folder = Path(environment.get("NCCL_INSPECTOR_DUMP_DIR") or recording / "nccl-inspector-unknown-jobid")
         folder.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 
 from agents import read_node_events, wait_for
 from small_recording import make_identity
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ranks.ray_monitor import find_raylet, parse_limit
 from zerotop_probe.recording.writer import EventWriter
@@ -48,8 +48,8 @@ def test_the_raylet_above_processes_of_the_job_is_told_once(tmp_path: Path, name
         try:
             assert job.stdout is not None
             last = int(job.stdout.readline())
-            wait_for(lambda: (found := Process.from_pid(last)) is not None and found.is_alive())
-            root = Process.from_pid(job.pid)
+            wait_for(lambda: (found := ProcessHandle.from_pid(last)) is not None and found.is_alive())
+            root = ProcessHandle.from_pid(job.pid)
             assert root is not None
             writer = EventWriter(str(tmp_path), make_identity(-1))
             finder = RankFinder(str(tmp_path), root, writer, inherited={})

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.procfs import Process
+from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import events
 
 _PLUGIN, _ENABLE, _FOLDER = "NCCL_PROFILER_PLUGIN", "NCCL_INSPECTOR_ENABLE", "NCCL_INSPECTOR_DUMP_DIR"
@@ -48,7 +48,7 @@ def enable_inspector(plugin: str, recording: str, environment: MutableMapping[st
         environment.setdefault(name, value)
 
 
-def find_dump(process: Process) -> str | None:
+def find_dump(process: ProcessHandle) -> str | None:
     """Return the file that the Inspector writes in a process; None if it is not switched on."""
     environment = procfs.read_environment(process.pid)
     if not environment.get(_PLUGIN) or environment.get(_ENABLE, "0") in ("", "0"):
@@ -127,16 +127,16 @@ class InspectorReader(threading.Thread):
     """Records the figures of this node's ranks, if any rank has the Inspector. Files may hang: it has its own thread."""
 
     def __init__(
-        self, recording: str, list_processes: Callable[[], Iterable[Process]], write: Callable[..., object]
+        self, recording: str, list_processes: Callable[[], Iterable[ProcessHandle]], write: Callable[..., object]
     ) -> None:
         """``write`` takes the time, the class of an event, and its fields."""
         super().__init__(name="nccl inspector", daemon=True)
         self._own_folder = os.path.join(recording, _OWN_FOLDER)
         self._list_processes = list_processes
         self._write = write
-        self._files: dict[Process, InspectorFile] = {}
-        self._read_s: dict[Process, float] = {}
-        self._told: dict[Process, tuple[float, dict[Key, tuple[float, float]]]] = {}
+        self._files: dict[ProcessHandle, InspectorFile] = {}
+        self._read_s: dict[ProcessHandle, float] = {}
+        self._told: dict[ProcessHandle, tuple[float, dict[Key, tuple[float, float]]]] = {}
         self._is_closing = threading.Event()
 
     def run(self) -> None:
@@ -166,7 +166,7 @@ class InspectorReader(threading.Thread):
                     figures=list(figures.values()),
                 )
 
-    def _is_news(self, process: Process, now_s: float, figures: dict[Key, dict[str, Any]], seconds: float) -> bool:
+    def _is_news(self, process: ProcessHandle, now_s: float, figures: dict[Key, dict[str, Any]], seconds: float) -> bool:
         values = {key: (sums["seconds"] / seconds, sums["bus_gbs"]) for key, sums in figures.items()}
         told_s, told = self._told.get(process, (-math.inf, {}))
         is_alike = told.keys() == values.keys() and all(
