@@ -156,6 +156,13 @@ def test_steps_that_are_faster_at_first_are_no_warning(tmp_path: Path, faster: i
     assert [(one.severity, bool(one.cost)) for one in found] == [(told, told == Severity.WARNING)]
 
 
+def test_code_between_the_phases_that_begins_early_is_a_warning(tmp_path: Path) -> None:
+    """On a CPU it waits for no queue."""
+    write_parts(tmp_path, [[0.02, 0.03, 0.01, 0.05 * (step >= 20)] for step in range(200)])
+    (found,) = find(tmp_path, iteration_shift.detect)
+    assert (found.severity, found.step) == (Severity.WARNING, 20)
+
+
 @pytest.mark.parametrize(("step", "told"), [(9, Severity.INFO), (60, Severity.WARNING)])
 def test_a_pause_among_the_first_steps_is_no_warning(tmp_path: Path, step: int, told: Severity) -> None:
     steps = np.tile([0.01, 0.02, 0.005, 0.001], (200, 1))

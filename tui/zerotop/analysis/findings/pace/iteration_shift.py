@@ -279,9 +279,14 @@ def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
     return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
 
 
-def _is_at_start(shift: PaceShift) -> bool:
-    """Whether the steps before the change are the first of all."""
-    return int(np.searchsorted(shift.change.process.steps["step"], shift.step)) <= WARM_UP_STEPS
+def _may_be_warm_up(shift: PaceShift) -> bool:
+    """Whether the steps before the change are the first of all, and may have been faster because queues were not full.
+
+    Code outside the phases waits for no queue, except for that of a GPU.
+    """
+    process = shift.change.process
+    waits = process.is_on_gpu or shift.carrier != "other_s"
+    return waits and int(np.searchsorted(process.steps["step"], shift.step)) <= WARM_UP_STEPS
 
 
 def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
@@ -326,7 +331,7 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
         note_named_line(change.group, line, found.known_ns)
-    is_warm_up = cause is None and not is_named and _is_at_start(shift)
+    is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
     if not shift.is_worse or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
