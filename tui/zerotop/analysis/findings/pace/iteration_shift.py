@@ -17,6 +17,7 @@ from zerotop.analysis.findings.support.causes.thread_causes import awaits_thread
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines.line_findings import (
     await_lines,
     is_cause,
@@ -282,10 +283,10 @@ def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
 def _may_be_warm_up(shift: PaceShift) -> bool:
     """Whether the steps before the change are the first of all, and may have been faster because queues were not full.
 
-    Code outside the phases waits for no queue, except for that of a GPU.
+    Code outside the phases waits for no queue, except where the GPU is busy.
     """
-    process = shift.change.process
-    waits = process.is_on_gpu or shift.carrier != "other_s"
+    process, use = shift.change.process, shift.gpu_uses[1]
+    waits = shift.carrier != "other_s" or (process.is_on_gpu and not use < BUSY_SHARE)
     return waits and int(np.searchsorted(process.steps["step"], shift.step)) <= WARM_UP_STEPS
 
 
