@@ -237,6 +237,7 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
         accumulation=micro_steps,
         checkpointing="full" if engine.activation_checkpointing else "none",
         foreach="fused" not in inner,
+        overlap_comm=isinstance(zero, dict) and zero.get("overlap_comm") is True,
         bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
     )
 
