@@ -9,17 +9,22 @@ since ``overlap_comm`` is on. Neither has it what only a first step allocates: t
 inventory shows them, and the optimizer's states.
 
 The second table has what ``estimate`` says from a model's formulas and the recorded settings alone, of jobs with PyTorch's
-counters.
+counters. The third one has what ``what-if`` says of each of them from each other of the same model, with a simulation of
+both settings, and without it, as where a recording does not have the model's layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+from what_if import ask_for, name_change
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules, Block, CachingAllocator
 from zerotop.analysis.memory.expected.beyond_allocated import estimate_memory
@@ -28,6 +33,7 @@ from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.step_blocks import REDUCTION, WORKSPACE, StepReplay
 from zerotop.analysis.sweeps.baseline import read_baseline
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
+from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import HISTORY_ACTIONS, PHASES
 
@@ -149,9 +155,28 @@ def estimate_job(name: str) -> tuple[int, float]:
     rows = recording.sources["allocator"][0].array
     base, shape = read_baseline(recording), parse_shape(JOBS[name])
     assert shape is not None
-    rules = AllocatorRules(expandable_segments="expandable" in name)
-    memory = estimate_memory(shape, base.setup, base.work, rules=rules)
+    memory = estimate_memory(shape, base.setup, base.work, rules=base.rules)
     return int(rows["reserved_peak_bytes"][rows["step"] < _FIRST_STEPS].max()), memory.reserved.likely
+
+
+def predict_pairs() -> dict[str, list[tuple[float, float]]]:
+    """Return by what changes the errors of what-if's reserved memory of each pair, without a simulation and with it."""
+    errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    bases = []
+    for name in JOBS:
+        recording = Recording.open(_RECORDING.with_name(f"{name}.zerotop"))
+        recording.refresh()
+        base = read_baseline(recording)
+        if not base.rules.expandable_segments:
+            bases.append(replace(base, shape=parse_shape(JOBS[name])))
+    for base, target in permutations(bases, 2):
+        change = name_change(base, target)
+        if base.setup.parameters == target.setup.parameters and change:
+            asked = ask_for(base, target)
+            both = (predict_memory(one, *asked).reserved.likely for one in (replace(base, shape=None), base))
+            without, simulated = (abs(likely / target.reserved - 1) for likely in both)
+            errors[change].append((without, simulated))
+    return errors
 
 
 def main() -> None:
@@ -174,6 +199,10 @@ def main() -> None:
     for name in JOBS:
         measured, likely = estimate_job(name)
         print(f"| {name} | {measured / 1e9:.2f} GB | {likely / 1e9:.2f} GB | {likely / measured - 1:+.1%} |")
+    print("\n| what changes | pairs | without simulation: mean | most | simulated: mean | most |\n|---|---|---|---|---|---|")
+    for change, pairs in predict_pairs().items():
+        figures = [figure for column in zip(*pairs, strict=True) for figure in (statistics.mean(column), max(column))]
+        print(f"| {change} | {len(pairs)} | " + " | ".join(f"{figure:.1%}" for figure in figures) + " |")
 
 
 if __name__ == "__main__":

@@ -151,6 +151,11 @@ def test_recorded_jobs_reserve_what_is_estimated(benchmark: Any) -> None:
         assert likely == pytest.approx(measured, rel=0.05), name
 
 
+def test_what_if_simulates_both_settings(benchmark: Any) -> None:
+    for change, pairs in benchmark.predict_pairs().items():
+        assert max(simulated for _, simulated in pairs) < 0.05, change
+
+
 def test_a_recorded_job_reserves_what_the_simulation_says(benchmark: Any) -> None:
     recording = benchmark.Recording.open(benchmark._RECORDING)
     recording.refresh()
