@@ -74,6 +74,8 @@ def express(row: dict[str, Any]) -> tuple[ModelShape, EngineSetup, Workload] | s
         # The Trainer's AdamW is fused.
         foreach=bool(row.get("foreach", "Trainer" not in row["source"])),
         update_in_backward=row.get("optimizer") == "adamw_in_backward",
+        # Sweeps have the configs of ds_configs.
+        overlap_comm=row["source"].startswith("product's sweep"),
         bucket=row.get("bucket_elements") or DEFAULT_BUCKET,
     )
     return shape, setup, work

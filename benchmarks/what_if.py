@@ -20,6 +20,7 @@ from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import Interval
 from zerotop.analysis.memory.expected.model_layers import Layers
 from zerotop.analysis.memory.expected.model_shape import KeptBytes, ModelShape
@@ -76,7 +77,12 @@ def parse_run(line: str) -> tuple[str, Baseline]:
         shape = replace(shape, counted=shape.counted and Layers(**shape.counted))
     setup, times = facts["setup"], facts["times"]
     loop = setup["loop_state"] and StateBytes(**setup["loop_state"])
-    facts |= {"shape": shape, "setup": EngineSetup(**setup | {"loop_state": loop}), "work": Workload(**facts["work"])}
+    facts |= {
+        "rules": AllocatorRules(**facts.get("rules") or {}),
+        "shape": shape,
+        "setup": EngineSetup(**setup | {"loop_state": loop}),
+        "work": Workload(**facts["work"]),
+    }
     facts |= {"times": times and PhaseTimes(**times)}
     return name, Baseline(**facts | {part: MicroStep(**facts[part]) for part in ("first", "last")})
 

@@ -139,9 +139,24 @@ def test_sums_hold_for_any_order(expandable: bool) -> None:
     assert allocator.reserved == 0
 
 
-def test_a_recorded_job_reserves_what_the_simulation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    benchmark: Any = importlib.import_module("allocator_replay")
+    return importlib.import_module("allocator_replay")
+
+
+def test_recorded_jobs_reserve_what_is_estimated(benchmark: Any) -> None:
+    for name in benchmark.JOBS:
+        measured, likely = benchmark.estimate_job(name)
+        assert likely == pytest.approx(measured, rel=0.05), name
+
+
+def test_what_if_simulates_both_settings(benchmark: Any) -> None:
+    for change, pairs in benchmark.predict_pairs().items():
+        assert max(simulated for _, simulated in pairs) < 0.05, change
+
+
+def test_a_recorded_job_reserves_what_the_simulation_says(benchmark: Any) -> None:
     recording = benchmark.Recording.open(benchmark._RECORDING)
     recording.refresh()
     counted = benchmark.read_counters(recording)

@@ -6,6 +6,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_damaged_configurations_are_refused(tmp_path: Path, capsys: pytest.Captu
     for changes in ({"hidden_size": 0}, {"num_hidden_layers": -1}, {"num_attention_heads": 10**9}, {"vocab_size": "many"}):
         assert run_estimate(tmp_path, **changes) != 0
         assert "is not a decoder-only transformer" in capsys.readouterr().err
+
+
+def test_absurd_depths_are_answered_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+    }
+    (tmp_path / "deep.json").write_text(json.dumps(config | {"num_hidden_layers": 10**6}))
+    begin = time.process_time()
+    assert main(["estimate", str(tmp_path / "deep.json"), "--gpus", "2", "--gpu-memory", "80GB"]) == 0
+    assert time.process_time() - begin < 2
+    assert "deep.json" in capsys.readouterr().out
 
 
 def test_it_needs_no_torch(tmp_path: Path) -> None:

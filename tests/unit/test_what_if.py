@@ -141,7 +141,7 @@ def test_every_row_says_where_it_is_from(capsys: pytest.CaptureFixture[str]) -> 
     text = ask(capsys, "x4-attached", "--offload", "none", "--explain")
     assert "at the optimizer step, which decides" in text
     assert "In the recording the loss decides" in text
-    for part in ("4 bytes x 8,030.3 M / N", "foreach Adam", "measured: NVML less reserved", "half of which scales"):
+    for part in ("4 bytes x 8,030.3 M / N", "the fused update", "measured: NVML less reserved", "half of which scales"):
         assert part in text
     assert "Time: not known. Another offload moves other bytes over PCIe" in text
 

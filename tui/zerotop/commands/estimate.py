@@ -277,6 +277,7 @@ def _describe_work(options: argparse.Namespace, config: Mapping[str, Any], shape
         loss=options.loss,
         has_score_matrices=options.eager_attention,
         foreach=options.optimizer == "adamw" and not options.fused,
+        overlap_comm=isinstance(zero, Mapping) and zero.get("overlap_comm") is True,
         bucket=options.bucket or (shape.hidden**2 if is_auto else DEFAULT_BUCKET),
     )
 

@@ -32,6 +32,9 @@ class AllocatorRules:
     garbage_collection_threshold: float = 0.0  # of the device's limit
 
 
+DEFAULT_RULES = AllocatorRules()
+
+
 @dataclass(slots=True, eq=False)
 class Block:
     """A free or allocated part of a segment."""
@@ -81,7 +84,7 @@ class CachingAllocator:
 
     def __init__(self, settings: AllocatorRules | None = None, *, limit: int | None = None) -> None:
         """``limit``: what all segments may have together, where the device is not endless."""
-        self._settings = settings or AllocatorRules()
+        self._settings = settings or DEFAULT_RULES
         self._limit = limit
         self._pools: dict[tuple[int, bool], _Pool] = {}
         self._next_address = _SPACE

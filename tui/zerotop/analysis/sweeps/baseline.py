@@ -12,18 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.memory.allocator_settings import read_settings
+from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
 from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_table import RankSteps, StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
-from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.events import EngineFacts, Hello
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
 _MOST_STEPS = 8  # that stand for a setting
@@ -71,6 +74,7 @@ class Baseline:
     times: PhaseTimes | None
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
+    rules: AllocatorRules = DEFAULT_RULES
 
     @property
     def peak(self) -> int:
@@ -145,6 +149,18 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         times=max(times, key=lambda one: one.iteration, default=None),
         computes_in=computes_in,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
+        rules=_read_rules(at),
+    )
+
+
+def _read_rules(at: At) -> AllocatorRules:
+    """Return the rules of the allocator of the first rank that has reported."""
+    settings = read_settings(next(iter(at.events_of(Hello)), None))
+    divisions, size = settings.values.get("roundup_power2_divisions", ""), settings.values.get("max_split_size_mb", "")
+    return AllocatorRules(
+        max_split_size=int(size) * MIB if size.strip().isdecimal() else None,
+        roundup_power2_divisions=int(divisions) if divisions.strip().isdecimal() else 0,
+        expandable_segments=settings.has_expandable_segments,
     )
 
 
@@ -231,12 +247,15 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
     zero = (engine.config or {}).get("zero_optimization") or {}
     bucket = zero.get("reduce_bucket_size") if isinstance(zero, dict) else None
     inner = str(engine.inner_optimizer or "").lower()
+    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
+    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
     return Workload(
         micro_batch=max(1, rows),
         sequence=tokens // max(1, rows),
         accumulation=micro_steps,
         checkpointing="full" if engine.activation_checkpointing else "none",
-        foreach="fused" not in inner,
+        foreach="fused" not in inner and not is_made,
+        overlap_comm=isinstance(zero, dict) and zero.get("overlap_comm") is True,
         bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
     )
 

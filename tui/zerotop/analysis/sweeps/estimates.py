@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from zerotop.analysis.memory.caching_allocator import AllocatorRules
-from zerotop.analysis.memory.expected.beyond_allocated import DEFAULT_ALLOCATOR, JobMemory, MeasuredContext, estimate_memory
+from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
+from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, MeasuredContext, estimate_memory
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
@@ -102,7 +102,7 @@ def estimate_option(
     mode: tuple[int, str],
     own: Sequence[Estimate],
     *,
-    rules: AllocatorRules | None = DEFAULT_ALLOCATOR,
+    rules: AllocatorRules | None = DEFAULT_RULES,
 ) -> OptionEstimate:
     """Return the estimate of one stage and offload mode. ``rules``: of the simulated allocator; None without."""
     setup = build_setup(model, hardware, *mode)

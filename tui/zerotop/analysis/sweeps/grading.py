@@ -111,7 +111,7 @@ def grade_formulas(base: Baseline) -> Grade:
     """Return what the formulas say of a recorded run without looking at its measurements."""
     if base.shape is None:
         return Grade(base.name, FORMULAS, refusal="the sizes of its layers were not recorded")
-    memory = estimate_memory(base.shape, base.setup, base.work, gpu=base.gpu, gpu_bytes=base.gpu_bytes)
+    memory = estimate_memory(base.shape, base.setup, base.work, gpu=base.gpu, gpu_bytes=base.gpu_bytes, rules=base.rules)
     return _grade(base, FORMULAS, "", build_expectation(base.setup, base.work, memory, None))
 
 

@@ -39,6 +39,7 @@ from zerotop.analysis.memory.expected.peak_moments import (
     list_states,
     list_update,
 )
+from zerotop.analysis.memory.expected.step_blocks import is_simulated, simulate_beyond
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
@@ -90,7 +91,7 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     width = 0.0 if same else _find_width(base, tokens, setup, work, moments[0])
     note = f"the {moments[0].name}: the highest of {len(moments)} moments"
     allocated = Interval(likely - width, likely, likely + width, note)
-    reserved = _predict_reserved(base, allocated, is_changed=not same)
+    reserved = _predict_reserved(base, allocated, setup, work, is_changed=not same)
     context = _find_context(base, setup, is_changed=not same)
     device = add_intervals(reserved, context, "reserved + context")
     if base.gpu_bytes is not None:
@@ -102,15 +103,26 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     return JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
 
 
-def _predict_reserved(base: Baseline, allocated: Interval, *, is_changed: bool) -> Interval:
-    """Return reserved memory: half of what the recording had beyond allocated scales with allocated, the rest stays.
+def _predict_reserved(
+    base: Baseline, allocated: Interval, setup: EngineSetup, work: Workload, *, is_changed: bool
+) -> Interval:
+    """Return reserved memory: allocated, and what segments hold beyond it.
 
-    The allocator is not simulated: this is the mean of both extremes, with the spread that was seen.
+    The difference that a simulation of the allocator makes between both settings, where the model's layers were recorded.
+    Else half of what the recording had scales with allocated and the rest stays: the mean of both extremes.
     """
     beyond = max(0, base.reserved - base.peak)
-    likely = allocated.likely + beyond * (1 + allocated.likely / base.peak) / 2
+    shape = base.shape
+    if is_changed and shape is not None and is_simulated(shape, base.setup) and is_simulated(shape, setup):
+        before, after = (
+            simulate_beyond(shape, *setting, base.rules) for setting in ((base.setup, base.work), (setup, work))
+        )
+        likely = allocated.likely + max(0, beyond + after - before)
+        note = "allocated, and what was beyond it, with the difference of two simulations of PyTorch's allocator"
+    else:
+        likely = allocated.likely + beyond * (1 + allocated.likely / base.peak) / 2
+        note = "allocated, and what was beyond it, half of which scales"
     spread = _RESERVED_SPREAD if is_changed else 0.0
-    note = "allocated, and what was beyond it, half of which scales"
     return Interval(max(allocated.low, (1 - spread) * likely), likely, (1 + spread) * likely, note)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.memory.caching_allocator import AllocatorRules
+from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
     LOSS,
@@ -28,8 +28,6 @@ from zerotop.analysis.memory.tensor_inventory import GRADIENTS, MASTER_WEIGHTS, 
 _STATES_SPREAD, _ACTIVATIONS_SPREAD, _GUESSED_SPREAD = (0.98, 1.02), (0.94, 1.06), (0.7, 1.45)
 """Measured over computed allocated memory: of the optimizer's step, of other moments, and of adapters without checkpointing
 and of unknown families, for which no formula here knows what the forward keeps (dropout and casts differ)."""
-
-DEFAULT_ALLOCATOR = AllocatorRules()
 
 _PARTLY_USED = 1.0e9  # of segments, whatever their size
 _LAYER_SHARE = 0.1  # of a layer's blocks
@@ -99,7 +97,7 @@ def estimate_memory(
     *,
     gpu: str = "",
     gpu_bytes: int | None = None,
-    rules: AllocatorRules | None = DEFAULT_ALLOCATOR,
+    rules: AllocatorRules | None = DEFAULT_RULES,
     measured: MeasuredContext | None = None,
 ) -> JobMemory:
     """Return the memory of one rank.

@@ -79,6 +79,7 @@ class Workload:
     foreach: bool = True  # the optimizer's form
     update_in_backward: bool = False  # each parameter is updated as soon as its gradient is there
     bucket: int = DEFAULT_BUCKET  # elements
+    overlap_comm: bool = False  # gradients are reduced in another stream; in stage 3 always
 
     @property
     def tokens(self) -> int:

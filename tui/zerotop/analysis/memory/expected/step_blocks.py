@@ -26,6 +26,7 @@ from zerotop.analysis.memory.expected.peak_moments import (
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.memory.tensor_inventory import MASTER_WEIGHTS, OPTIMIZER_STATE, PARAMETERS
 
+_MOST_LAYERS = 512  # of any model: more would take seconds
 STEPS = 2  # the second finds what the first has left; later ones repeat it
 REDUCTION, _GATHERING = 1, 2  # streams of ZeRO beside the default one, whose blocks no other stream gets
 WORKSPACE = 32 << 20  # of cuBLAS on Hopper, for each thread that multiplies
@@ -40,7 +41,9 @@ class StepReplay:
         self.allocator = CachingAllocator(rules)
         self._states = {row.name.replace(" ", "_"): row.bytes for row in list_states(setup)}
         self._width = 2 if setup.computes_wide else 1
-        self._is_frozen = setup.trainable < setup.parameters
+        self._reduction = REDUCTION if setup.stage == 3 or work.overlap_comm else 0
+        self._matrix = 2 * shape.vocabulary * shape.hidden  # the gradient of embedding or head
+        self._is_tied = shape.counted.embeddings < 1.5 * shape.vocabulary * shape.hidden
 
     def run(self) -> None:
         self.start()
@@ -62,10 +65,13 @@ class StepReplay:
 
     # --- the start -------------------------------------------------------------------------------------------------------
 
+    def _list_matrices(self) -> list[int]:
+        """Return the elements of a layer's matrices; those of all experts are one."""
+        return [each * out * count for each, out, count in self._counted.linears.values()]
+
     def _list_tensors(self) -> list[int]:
         """Return the elements of each parameter; small ones of a layer as one."""
-        counted = self._counted
-        matrices = [each * out for each, out, count in counted.linears.values() for _ in range(count)]
+        counted, matrices = self._counted, self._list_matrices()
         rest = max(0, counted.layer - sum(matrices))
         ends = [self._shape.vocabulary * self._shape.hidden]
         ends *= max(1, round(counted.embeddings / ends[0]))
@@ -73,31 +79,24 @@ class StepReplay:
 
     def start(self) -> None:
         setup, tensors = self._setup, self._list_tensors()
-        scale = sum(self._states.get(name, 0) for name in (PARAMETERS, "frozen_parameters")) / max(1, sum(tensors))
-        loaded = [self._allocate(scale * size) for size in tensors] if self._states.get(PARAMETERS, 0) else []
-        if setup.is_loop:
-            for row in list_lasting_buffers(setup, self._work):
-                self._allocate(row.bytes)
-            return
         weights, master = self._states.get(PARAMETERS, 0), self._states.get(MASTER_WEIGHTS, 0)
-        if setup.stage == 3:
-            self._free(*loaded)
-            self.allocator.empty_cache()
+        # Stage 3 gives all that was loaded back to the device (``defragment``).
+        loaded = [self._allocate(weights * size / sum(tensors)) for size in tensors] if setup.stage < 3 else []
         if weights:
             self._allocate(weights)
-        if setup.stage < 3:
-            self._free(*loaded)
+        self._free(*loaded)
+        if setup.stage < 3 or master:
+            clone = self._allocate(setup.bytes_each * setup.trainable / setup.ranks)
+            if master:
+                self._allocate(master)
+            self._free(clone)
         if master:
-            self._pass(setup.bytes_each * setup.trainable / setup.ranks)  # cloned before it becomes fp32
-            self._allocate(master)
             self._pass(master)  # a gradient of zeros
-        if not setup.stage:
-            self.make_states()
         for row in list_lasting_buffers(setup, self._work):
             self._allocate(row.bytes)
 
     def make_states(self) -> None:
-        """Make the moments of an optimizer of DeepSpeed: in the first step, but in stage 0 at the start."""
+        """Make the optimizer's moments, at the end of the first step."""
         for _ in range(2):
             self._allocate(self._states.get(OPTIMIZER_STATE, 0) / 2)
 
@@ -110,19 +109,17 @@ class StepReplay:
         held = [self._allocate(row.bytes) for row in list_held_gradients(setup, work)]
         gathered = [self._allocate(row.bytes, stream=_GATHERING) for row in list_gathered(self._shape, setup)]
         kept = [self._run_layer() for _ in range(self._shape.layers)]
-        self._run_loss(is_first=is_first)
-        gradients = self._run_backward(kept)
+        head = self._run_loss(is_first=is_first)
+        gradients = self._run_backward(kept, head)
         self._free(*gathered)
         self._update(held + gradients, is_first=is_first)
 
     def _list_kept(self) -> tuple[list[float], list[float]]:
         """Return the blocks that a layer keeps: of its hidden size, and inside its MLP."""
         hidden, counted = self._shape.hidden, self._counted
-        total = counted.kept_frozen if self._is_frozen else counted.kept
         inner = 2 * counted.inner
-        count = 3 if self._is_frozen else 4
-        within = [inner] * count if total > inner * count else []
-        rest = total - sum(within)
+        within = [inner] * 4 if counted.kept > 4 * inner else []
+        rest = counted.kept - sum(within)
         wide = [4 * hidden] * 2 if rest > 8 * hidden else []
         rest -= sum(wide)
         narrow = [2 * hidden] * int(rest // (2 * hidden))
@@ -153,7 +150,8 @@ class StepReplay:
         self._free(*kept)
         return inputs
 
-    def _run_loss(self, *, is_first: bool) -> None:
+    def _run_loss(self, *, is_first: bool) -> list[Block]:
+        """Run the loss and its backward, and return the head's gradient, if the embedding's is added to it."""
         tokens, vocabulary = self._work.tokens, self._shape.vocabulary
         logits = 2 * vocabulary * tokens
         ends = self._allocate(self._counted.ends * tokens)
@@ -176,23 +174,25 @@ class StepReplay:
             for _ in range(min(4, chunks)):
                 self._pass(2 * chunk * vocabulary, 4 * chunk * vocabulary)
             half = self._allocate(1)
-        gradient = self._allocate(2 * vocabulary * self._shape.hidden if not self._is_frozen else 1)
+        gradient = self._allocate(self._matrix)
         if is_first:
             self._allocate(WORKSPACE)
-        self._free(gradient, half, ends)
+        self._free(half, ends)
+        if self._is_tied:
+            return [gradient]
+        self._free(gradient)
+        return []
 
-    def _run_backward(self, kept: list[list[Block]]) -> list[Block]:
+    def _run_backward(self, kept: list[list[Block]], head: list[Block]) -> list[Block]:
         """Run the backward of all layers, and return gradients that stay until the update."""
         setup, work = self._setup, self._work
         hidden, inner = (2 * size * work.tokens * self._width for size in (self._shape.hidden, self._counted.inner))
         rows = list_gradients(setup, work)
-        is_flat = bool(rows) and not setup.is_loop and setup.stage == 2
-        gradients = [self._allocate(rows[0].bytes, stream=REDUCTION)] if is_flat else []
+        is_flat = bool(rows) and setup.stage == 2
+        gradients = [self._allocate(rows[0].bytes, stream=self._reduction)] if is_flat else []
         incoming = self._allocate(hidden)
-        matrices = [
-            each * out * setup.bytes_each for each, out, count in self._counted.linears.values() for _ in range(count)
-        ]
-        stays = bool(rows) and not is_flat and not self._is_frozen
+        matrices = [setup.bytes_each * size for size in self._list_matrices()]
+        stays = bool(rows) and not is_flat
         for blocks in reversed(kept):
             if work.checkpointing != "none":
                 inputs, blocks = blocks, self._run_layer(is_recomputed=True)
@@ -201,7 +201,7 @@ class StepReplay:
             outgoing = self._allocate(hidden)
             self._pass(inner, inner, inner)
             self._pass(2 * hidden, 2 * hidden, 2 * hidden)
-            for size in matrices if not self._is_frozen else ():
+            for size in matrices:
                 gradient = self._allocate(size)
                 if stays:
                     gradients.append(gradient)
@@ -211,44 +211,45 @@ class StepReplay:
             self._free(*blocks, *inputs, incoming)
             incoming = outgoing
         self._free(incoming)
+        if setup.stage == 3 and setup.ranks > 1:
+            # The bucket's gradients, put together for the reduce-scatter (``reduce_scatter_coalesced``).
+            bucket = setup.bytes_each * min(work.bucket, setup.trainable)
+            self._free(self._allocate(bucket, stream=self._reduction))
+        embedding = self._allocate(self._matrix)
+        total = self._allocate(self._matrix) if head else embedding
+        self._free(*head, *[embedding] * bool(head))
+        if setup.offload_optimizer != "none":
+            self._send_gradient()
         if stays:
-            gradients.append(self._allocate(2 * self._shape.vocabulary * self._shape.hidden))
+            gradients.append(total)
+        else:
+            self._free(total)
         return gradients
 
+    def _send_gradient(self) -> None:
+        """Bring the largest gradient to host memory: a copy of it in stage 3, and its norm from one in fp64."""
+        share = self._matrix / (self._setup.ranks if self._setup.stage == 3 else 1)
+        sizes = [share, 4 * share] if self._setup.stage == 3 else [4 * share]
+        blocks = [self._allocate(size, stream=self._reduction) for size in sizes]
+        self._free(*blocks)
+
     def _update(self, gradients: list[Block], *, is_first: bool) -> None:
-        setup, work = self._setup, self._work
-        count = count_updated(setup)
-        state = self._states.get(OPTIMIZER_STATE, 0)
-        if setup.is_loop:
-            tensors = self._list_tensors() if not self._is_frozen else [setup.trainable]
-            if is_first and state:
-                whole = sum(tensors)
-                for _ in range(2):
-                    for size in tensors:
-                        self._allocate(state * size / (2 * whole))
-            if work.foreach and count and not work.update_in_backward:
-                self._pass(*(setup.bytes_each * count * size / sum(tensors) for size in tensors))
-            self._free(*gradients)
-            return
-        flat = [self._allocate(setup.bytes_each * count)] if count and setup.stage else []
-        each = [setup.master_each * size for size in self._list_tensors()] if not setup.stage else []
-        wide = [*map(self._allocate, each), self._allocate(setup.master_each * count)] if count else []
-        self._free(*flat)
-        if setup.stage:
-            self._free(*gradients)
-        if is_first and setup.stage:
+        setup, work, count = self._setup, self._work, count_updated(self._setup)
+        if setup.stage < 3 and setup.offload_optimizer == "none":
+            self._pass(4 * self._matrix)  # for the norm of the largest gradient, in fp64
+        flat = self._allocate(setup.bytes_each * count)
+        wide = self._allocate(setup.master_each * count)
+        self._free(flat, *gradients)
+        if is_first:
             self.make_states()
-        if count:
-            self._pass(setup.master_each * count if work.foreach else setup.bytes_each * count)
-        self._free(*wide)
-        if not setup.stage:
-            self._free(*gradients)
+        self._pass((setup.master_each if work.foreach else setup.bytes_each) * count)
+        self._free(wide)
 
 
 def is_simulated(shape: ModelShape, setup: EngineSetup) -> bool:
     """Return whether the order of blocks is known: DeepSpeed's stages 1 to 3, all parameters trained, a known family."""
-    trains_all = setup.trainable == setup.parameters
-    return shape.counted is not None and trains_all and setup.stage > 0 and not setup.is_loop and setup.on_gpu
+    is_known = shape.counted is not None and shape.layers <= _MOST_LAYERS
+    return is_known and setup.trainable == setup.parameters and setup.stage > 0 and not setup.is_loop and setup.on_gpu
 
 
 def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
