@@ -248,7 +248,7 @@ def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
         " ! Memory grows, full near step 4346 · begins in step 16"
     )
     assert "begins" not in row_text(draw_notices(notices, 45, 2, BLOCKS)[0])
-    for told in ("Slower from step 16 on", "Killed after 16 steps"):
+    for told in ("Slower from step 16 on", "Killed after 16 steps", "It waits in steps 40 to 79"):
         finding = make_finding("shift", 60, Severity.WARNING, headline=told, step=16)
         assert "begins" not in row_text(draw_notices(build_notices(view, (), finding), 80, 2, BLOCKS)[0])
     without = make_finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)

@@ -243,3 +243,13 @@ def test_the_runs_of_a_search_are_in_order_of_what_is_searched() -> None:
     assert [point.number for point in model.listed_points] != [point.number for point in model.sweep.points]
     model.place_cursor()
     assert model.listed_points[model.cursor_row].number == len(model.sweep.points) - 1
+
+
+def test_an_ended_sweep_opens_on_its_last_point() -> None:
+    """Whatever its number: combinations that cannot work have one, but are no points."""
+    progress = Progress(0)
+    progress.sweep = read_sweep(Path(__file__).parents[2] / "docs" / "sweeps" / "stages")
+    progress.is_over, progress.attempts = True, {}
+    model = SweepModel(progress)
+    model.place_cursor()
+    assert [model.cursor_row, model.listed_points[-1].number] == [len(progress.sweep.points) - 1, 15]

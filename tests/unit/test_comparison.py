@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,10 @@ def test_phases_are_of_one_rank_so_that_they_add_up() -> None:
     rows = {measure.name: measure.values[0] for measure in compare_paths([recording, recording]).measures}
     parts = [rows[name] for name in rows if name.startswith("  ")]
     assert sum(part for part in parts if isinstance(part, float)) == pytest.approx(rows["iteration"], rel=0.1)
+
+
+def test_runs_on_different_gpus_are_compared_all_the_same() -> None:
+    """One ran on GPU 0 and the other on GPU 3 of its machine: rows with a dash each would compare nothing."""
+    comparison = compare_paths([recordings.open_recording(name) for name in ("hand-clean0", "hand-generate")])
+    assert not [row.name for row in comparison.measures if re.match(r"GPU \d, allocated", row.name)]
+    assert None not in find_measure(comparison, "GPU, allocated").values

@@ -203,18 +203,26 @@ def _measure_token_rate(side: RecordedRun) -> float | None:
 
 
 def _compare_memory(sides: Sides) -> Iterator[Measure]:
-    """Compare the peaks of each GPU, or of the fullest where there are many, and of the processes."""
+    """Compare the peaks of each GPU of the job, or of the fullest where there are many, and of the processes."""
     section = "Peak memory"
-    count = max(len(side.view.gpus) for side in sides)
+    used = [[gpu for gpu in side.view.gpus if gpu.ranks] for side in sides]
+    count = max(map(len, used))
+    known = [[gpu.index for gpu in gpus] for gpus in used]
+    most = max(known, key=len)
+    # Runs on different GPUs of a machine are compared by rank.
+    names = [f"GPU {index}" for index in most] if all(each == most[: len(each)] for each in known) else None
+    if names is None:
+        used = [sorted(gpus, key=lambda gpu: gpu.ranks) for gpus in used]
     for column, label in (("allocated_peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved")):
-        by_side = [[getattr(gpu, column) for gpu in side.view.gpus] for side in sides]
+        by_side = [[getattr(gpu, column) for gpu in gpus] for gpus in used]
         if count > _MAX_GPUS:
             highest = tuple(max((size for size in sizes if size is not None), default=None) for sizes in by_side)
             yield Measure(section, f"fullest GPU, {label}", Unit.BYTES, highest)
             continue
         for index in range(count):
             values = tuple(sizes[index] if index < len(sizes) else None for sizes in by_side)
-            yield Measure(section, f"GPU {index}, {label}", Unit.BYTES, values)
+            name = names[index] if names else f"GPU of rank {index}" if count > 1 else "GPU"
+            yield Measure(section, f"{name}, {label}", Unit.BYTES, values)
     readers: dict[str, ReadValue] = {
         "process on its GPU, by NVML": lambda side: _find_highest(side, "nvml_process_bytes"),
         "host RSS of a rank": lambda side: max((rank.rss_peak_bytes for rank in side.view.ranks), default=None),

@@ -244,9 +244,10 @@ class SweepModel:
     def place_cursor(self) -> None:
         """Move the cursor to the point that runs, if it follows."""
         if self.is_following:
-            running = max(self.progress.attempts, default=len(self.sweep.points) - 1)
+            points = self.sweep.points
+            followed = max(self.progress.attempts, default=points[-1].number if points else None)
             numbers = [point.number for point in self.listed_points]
-            self.cursor_row = numbers.index(running) if running in numbers else 0
+            self.cursor_row = numbers.index(followed) if followed in numbers else 0
 
     def scroll_to_cursor(self, rows: int) -> None:
         """Scroll so that the cursor is among ``rows`` visible rows."""

@@ -91,15 +91,14 @@ def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, wid
 
 
 def _paint_cursor(canvas: Canvas, x: int) -> None:
-    """Draw a thin vertical line; of values that it crosses the shape stays, on the cursor's background colour."""
+    """Draw a thin vertical line; behind the top of an area, whose shape stays."""
     if not 0 <= x < canvas.width:
         return
-    characters, back = canvas.characters[:, x], canvas.back[:, x]
+    characters = canvas.characters[:, x]
     full = characters == FULL
     # Letters fill their cells: without colours the line would be hidden.
     free = full | np.isin(characters, (SPACE, ord(canvas.glyphs.grid))) | (not canvas.glyphs.smooth)
-    ground = np.where(free | (back > 0), back, canvas.number_style("cursor-ground"))
-    canvas.back[:, x] = np.where(full, canvas.fore[:, x], ground)
+    canvas.back[:, x] = np.where(full, canvas.fore[:, x], canvas.back[:, x])
     canvas.characters[:, x] = np.where(free, ord(canvas.glyphs.line), characters)
     canvas.fore[:, x] = np.where(free, canvas.number_style("cursor"), canvas.fore[:, x])
 

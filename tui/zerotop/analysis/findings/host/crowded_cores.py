@@ -20,7 +20,7 @@ _KIND = FindingKind(
     name="crowded_cores",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[ in {phase}]",
+    headline="{threads:count thread} of {processes:count process} compete for {cores:.0f} cores[ in {phase}]",
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
         " OMP_NUM_THREADS is {omp}."
@@ -32,7 +32,7 @@ _KIND = FindingKind(
     fix="export OMP_NUM_THREADS={share}",
 )
 _STARTED = _KIND.with_changes(
-    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores since step {step}",
+    headline="{threads:count thread} of {processes:count process} compete for {cores:.0f} cores since step {step}",
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of {over_s:seconds}. Rank {rank} has"
         " {threads_now} threads instead of {threads_before} since step {step}."
@@ -112,7 +112,6 @@ def _build_finding(group: Group, processes: list[Process], cores: int, ticks: li
         "over_s": (times[-1] - (begin_ns if started is None else first_ns)) / 1e9,
     }
     values: dict[str, Any] = {
-        "each": threads / len(processes),
         "phase": _find_phase(processes[0], np.array(times)),
         "omp": processes[0].environment.get("OMP_NUM_THREADS") or "not set",
         "share": max(1, cores // len(processes)),
