@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zerotop.commands.nodes import messages
+from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.link import Connect, Link, LinkError
 from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.commands.nodes.sent_files import Batch, SentFiles
@@ -28,6 +29,7 @@ BEAT_S = 1.0
 _ANSWER_S = 10.0
 _LIST_S = 60.0  # the collector hashes its files
 _RETRY_S = 0.5
+_ROUND_TRIPS = 8
 # How often to look whether the job has ended.
 _LOOK_S = 1.0
 PATIENCE_S = 30.0
@@ -56,6 +58,7 @@ class Forwarder:
         self._files = SentFiles(folder, host)
         self._session = ""
         self._number = 0
+        self._alignment: Alignment | None = None
         self._changes: Iterator[Batch] | None = None
         self._batch: Batch = []
         self._sent_s = self._looked_s = 0.0
@@ -125,9 +128,11 @@ class Forwarder:
         """Introduce this node and learn what the collector has of it."""
         self._session, self._number, self._changes, self._batch = secrets.token_hex(8), 0, None, []
         info = read_recording_info(self._folder)
-        hello = {"kind": messages.HELLO, "format": [FORMAT_MAJOR, FORMAT_MINOR], "info": info}
+        hello: dict[str, Any] = {"kind": messages.HELLO, "format": [FORMAT_MAJOR, FORMAT_MINOR], "info": info}
         listed: list[tuple[str, int, str]] = []
         try:
+            self._alignment = self._alignment or await self._align_clock(link)
+            hello["alignment"] = self._alignment
             await self._ask(link, hello, timeout_s=_LIST_S)
             while True:
                 after = listed[-1][0] if listed else ""
@@ -140,6 +145,16 @@ class Forwarder:
         except BaseException:
             self._session = ""
             raise
+
+    async def _align_clock(self, link: Link) -> Alignment | None:
+        """Return the collector's time by the shortest of some round trips."""
+        found = []
+        for _ in range(_ROUND_TRIPS):
+            asked_ns = time.monotonic_ns()
+            answer = await self._ask(link, {"kind": messages.PING})
+            if isinstance(unix_ns := answer.get("unix_ns"), int):
+                found.append(Alignment.from_round_trip(asked_ns, time.monotonic_ns(), unix_ns))
+        return min(found, key=lambda one: one.error_ns, default=None)
 
     async def _compare_files(self, link: Link, listed: list[tuple[str, int, str]]) -> None:
         """Begin with what the collector has; it hears from us while we hash our files."""
