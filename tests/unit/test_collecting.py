@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.node_orders import count_stops, order_stop
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -59,6 +60,18 @@ class WrongAnswers:
         pass
 
 
+class EndedJob:
+    """A job that has ended; counts how often it was asked to stop."""
+
+    stops = 0
+
+    def is_over(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
 def make_source(folder: Path) -> Path:
     source = folder / "source"
     directory.create_recording(["python", "train.py"], path=str(source))
@@ -84,10 +97,9 @@ def forward(source: Path, link: WrongAnswers, **options: Any) -> tuple[bool, lis
     async def connect() -> Link:
         return link
 
-    host = options.pop("host", HOST)
-    sender = Forwarder(
-        str(source), host, KEY, connect, is_over=lambda: True, tell=told.append, **{"patience_s": 0.0} | options
-    )
+    chosen: dict[str, Any] = {"patience_s": 0.0, "job": EndedJob()} | options
+    host = chosen.pop("host", HOST)
+    sender = Forwarder(str(source), host, KEY, connect, tell=told.append, **chosen)
     return asyncio.run(sender.run()), told
 
 
@@ -515,3 +527,21 @@ def read_true_time(folder: Path, host: str) -> int:
 @pytest.mark.parametrize("value", [None, [1, 2], [1, 2, -3], [1, 2.0, 3], [1 << 63, 1, 1], "123"])
 def test_an_impossible_alignment_is_left_out(value: Any) -> None:
     assert Alignment.parse(value) is None
+
+
+def test_nodes_obey_orders_to_stop_once(tmp_path: Path) -> None:
+    job = EndedJob()
+    collector = make_collector(tmp_path)
+    folder = tmp_path / "collected"
+
+    class Ordering(WrongAnswers):
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            if self.count == 11:
+                order_stop(folder)
+                collector._stops = count_stops(folder)
+            return await super().request(message, timeout_s)
+
+    assert forward(make_source(tmp_path), Ordering(collector), job=job)[0]
+    assert job.stops == 1
+    assert forward(make_source(tmp_path / "later"), WrongAnswers(collector), host="node2", job=job)[0]
+    assert job.stops == 1, "an earlier order is not for a node that comes later"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.node_orders import count_stops
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -67,6 +68,7 @@ class Collector:
         self._connected_s: float | None = None
         self._heard_s: float | None = None  # when the server was last there, once it was
         self._is_server_lost = False
+        self._stops = count_stops(Path(folder))
         self._known = _read_nodes(folder)
 
     @property
@@ -146,7 +148,7 @@ class Collector:
             return {"kind": messages.UNKNOWN}
         async with node.lock:
             self._note_heard(node)
-            answer: dict[str, Any] = {"kind": messages.OK}
+            answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops}
             if kind == messages.LIST:
                 answer["files"] = await asyncio.to_thread(node.files.list_page, str(header.get("after")))
             elif kind == messages.WRITE:
@@ -233,6 +235,7 @@ class Collector:
                 self._connected_s = now_s
             looked_s = now_s
             self._watch_server(now_s)
+            self._stops = count_stops(Path(self._folder))
             for node in self._nodes.values():
                 silent_s = now_s - max(node.heard_s, self._connected_s or now_s)
                 if silent_s > LOST_S and not node.is_lost and not node.has_ended:

@@ -12,8 +12,9 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
+from zerotop.commands.common.errors import describe_error
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.link import Connect, Link, LinkError
@@ -36,11 +37,18 @@ PATIENCE_S = 30.0
 """How long after the end of the job to try without success."""
 
 
-class Forwarder:
-    """Sends one recording.
+class LocalJob(Protocol):
+    """The job that a recording is of, on this node."""
 
-    ``is_over`` says whether nothing more will be written; ``tell`` receives sentences for the user.
-    """
+    def is_over(self) -> bool:
+        """Whether nothing more will be recorded. May raise OSError."""
+
+    def stop(self) -> None:
+        """Ask it to stop; again, with the next stronger signal. Raise OSError."""
+
+
+class Forwarder:
+    """Sends one recording. ``tell`` receives sentences for the user."""
 
     def __init__(
         self,
@@ -49,12 +57,13 @@ class Forwarder:
         key: JobKey,
         connect: Connect,
         *,
-        is_over: Callable[[], bool],
+        job: LocalJob,
         tell: Callable[[str], None],
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._folder, self._host, self._key, self._connect = folder, host, key, connect
-        self._is_over, self._tell, self._patience_s = is_over, tell, patience_s
+        self._job, self._tell, self._patience_s = job, tell, patience_s
+        self._stops: int | None = None  # orders to stop that we know of
         self._files = SentFiles(folder, host)
         self._session = ""
         self._number = 0
@@ -185,14 +194,26 @@ class Forwarder:
             raise LinkError(f"the collector refuses: {messages.shorten(answer.get('why'))}")
         self._sent_s = time.monotonic()
         self._told.clear()
+        self._obey(answer.get("stops"))
         return answer
+
+    def _obey(self, stops: Any) -> None:
+        """Stop the job if that was ordered since we began."""
+        if not isinstance(stops, int):
+            return
+        if self._stops is not None and stops > self._stops:
+            try:
+                self._job.stop()
+            except OSError as error:
+                self._tell(f"The job cannot be stopped: {describe_error(error)}")
+        self._stops = stops
 
     def _look_for_end(self) -> None:
         now_s = time.monotonic()
         if self._over_s is None and now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
             with contextlib.suppress(OSError):
-                self._over_s = now_s if self._is_over() else None
+                self._over_s = now_s if self._job.is_over() else None
 
     def _tell_once(self, sentence: str) -> None:
         if sentence not in self._told:
