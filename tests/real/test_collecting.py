@@ -16,6 +16,7 @@ import pytest
 import growing_recording
 from nats_servers import SERVER, TOKEN, NatsServer
 from programs import ZEROTOP, make_environment
+from terminals import Terminal
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.nodes.collector import LOST_S, NODES_FILE
 from zerotop.recording.reader import Recording
@@ -283,3 +284,26 @@ def test_the_job_runs_without_a_server(programs: Programs, tmp_path: Path) -> No
     assert "start nats-server there, or correct the address. This node records to" in programs.said
     assert "lacks the end of this node's part. Send it later with: zerotop forward" in programs.said
     assert Recording.open(tmp_path / "nodea").is_over
+
+
+@needs_hosts
+def test_the_screen_shows_all_nodes_and_stops_them(programs: Programs, tmp_path: Path) -> None:
+    with NatsServer(tmp_path) as server:
+        environment = make_environment(tmp_path, ZEROTOP_TOKEN=TOKEN)
+        screen = Terminal([*ZEROTOP, "collect", server.url, *JOB], environment=environment, folder=tmp_path, rows=40)
+        screen.wait_for("Waiting for nodes of job llama")
+        nodes = [start_node(programs, name, server, 3000) for name in ("nodea", "nodeb")]
+        screen.wait_for("nodea", "nodeb")
+        wait_for(lambda: len(list((tmp_path / "zerotop" / "sessions" / "llama").glob("output-node-*.log"))) == 2)
+        screen.type_keys("q")
+        screen.wait_for("Asks its nodes to stop it gracefully")
+        screen.type_keys("s")
+        for node in nodes:
+            assert node.wait(30) != 0
+        screen.wait_for("The job has ended.")
+        screen.type_keys("l")
+        screen.exit_code()
+        assert "Training continues" not in screen.text
+        screen.close()
+    recording = Recording.open(tmp_path / "zerotop" / "sessions" / "llama")
+    assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"nodea", "nodeb"}

@@ -18,6 +18,7 @@ from typing import IO
 from zerotop.commands.common.errors import FAILED, INTERRUPTED
 from zerotop.commands.common.exit_messages import describe_place, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
+from zerotop.commands.common.node_orders import count_stops
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.joining import JOB_VARIABLE, URL_VARIABLE, check_options
@@ -28,6 +29,8 @@ from zerotop_probe.recording import directory
 
 _POLL_S = 0.1
 _END_S = 5.0
+# How long an order takes to reach the nodes.
+_ORDER_S = 2.0
 
 
 def collect(options: argparse.Namespace) -> int:
@@ -51,8 +54,14 @@ def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> 
 
     async def run() -> None:
         collecting = asyncio.create_task(collector.run(connect))
+        loop = asyncio.get_running_loop()
+
+        def end_soon() -> None:
+            loop.remove_reader(0)
+            loop.call_later(_ORDER_S if count_stops(Path(folder)) else 0.0, collecting.cancel)
+
         if options.until_closed:
-            asyncio.get_running_loop().add_reader(0, collecting.cancel)
+            loop.add_reader(0, end_soon)
         with contextlib.suppress(asyncio.CancelledError):
             await collecting
 

@@ -33,9 +33,7 @@ def forward(options: argparse.Namespace) -> int:
     async def connect() -> Link:
         return await connect_nats(options.collector, key)
 
-    is_complete = asyncio.run(
-        Forwarder(str(path), host, key, connect, is_over=_Ending(path).is_over, tell=write_messages).run()
-    )
+    is_complete = asyncio.run(Forwarder(str(path), host, key, connect, job=_Job(path), tell=write_messages).run())
     if not is_complete and path.is_dir():
         write_messages(
             f"The collector of job {key.job} lacks the end of this node's part. Send it later with:"
@@ -44,8 +42,8 @@ def forward(options: argparse.Namespace) -> int:
     return 0 if is_complete else FAILED
 
 
-class _Ending:
-    """Whether a recording is over."""
+class _Job:
+    """The job of a recording, on this node."""
 
     def __init__(self, path: Path) -> None:
         self._folder = str(path)
@@ -56,3 +54,6 @@ class _Ending:
         if facts.job is None and not facts.other_host:  # it has yet to begin
             return time.monotonic() - self._began_s > _START_S
         return not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
+
+    def stop(self) -> None:
+        job_control.request_stop(self._folder)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_count
+from zerotop.commands.common.node_orders import order_stop
 from zerotop.commands.job import attach_probe
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.recording.reader import Recording
@@ -53,7 +54,7 @@ class JobController:
             first_node = Recording.open(self._path).info.get("host") or "the node that attached first"
             return f"Stops the ranks of this node gracefully; stop the whole job from {first_node}."
         if facts.collected:
-            return "Not from here: stop it where it was started."
+            return "Asks its nodes to stop it gracefully; again forces it."
         names = facts.reached_hosts
         others = f"{len(names)} other nodes" if len(names) > _MAX_NAMES else ", ".join(names)
         return f"Stops it gracefully{f' here and on {others}' if names else ''}; again forces it."
@@ -66,11 +67,16 @@ class JobController:
         """
         from zerotop.commands.job import remote_nodes
 
+        if job_control.read_facts(self._recording).collected:
+            order_stop(self._path)
+            return ""
         self.not_stopped = remote_nodes.stop_job(self._path, lambda: job_control.request_stop(self._recording))
         return " ".join(self.not_stopped)
 
     def request_trace(self, steps: int, stacks: bool) -> int:
         """Request an allocation trace of the next steps and return the request's number. Raises OSError."""
+        if job_control.read_facts(self._recording).collected:
+            raise job_control.JobUnreachable("ask on its node: zerotop microscope RECORDING")
         return request_trace(self._recording, steps=steps, stacks=stacks)
 
     def is_sampler_alive(self) -> bool:

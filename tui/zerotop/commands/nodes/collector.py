@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.node_orders import count_stops
 from zerotop.commands.nodes import messages
+from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
 from zerotop.commands.nodes.link import Connect, Link, LinkError, LinkRefused
 from zerotop.commands.nodes.messages import BadMessage, JobKey
@@ -66,6 +68,7 @@ class Collector:
         self._connected_s: float | None = None
         self._heard_s: float | None = None  # when the server was last there, once it was
         self._is_server_lost = False
+        self._stops = count_stops(Path(folder))
         self._known = _read_nodes(folder)
 
     @property
@@ -136,7 +139,7 @@ class Collector:
     async def _answer(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         kind = header.get("kind")
         if kind == messages.PING:
-            return {"kind": messages.OK, "by": os.uname().nodename}
+            return {"kind": messages.OK, "by": os.uname().nodename, "unix_ns": time.time_ns()}
         host = messages.check_host(header.get("host"))
         if kind == messages.HELLO:
             return self._welcome(host, header)
@@ -145,7 +148,7 @@ class Collector:
             return {"kind": messages.UNKNOWN}
         async with node.lock:
             self._note_heard(node)
-            answer: dict[str, Any] = {"kind": messages.OK}
+            answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops}
             if kind == messages.LIST:
                 answer["files"] = await asyncio.to_thread(node.files.list_page, str(header.get("after")))
             elif kind == messages.WRITE:
@@ -181,25 +184,39 @@ class Collector:
                 f"zerotop on {host} records in format {form[0]}, here in {FORMAT_MAJOR}: install the same version on both"
             )
         recording = hashlib.blake2b(json.dumps(info, sort_keys=True).encode(), digest_size=16).hexdigest()
-        if self._known.setdefault(host, recording) != recording:
+        if self._known.get(host, recording) != recording:
             raise BadMessage(
                 f"job {self._key.job} already has a recording of node {host}: start another run with another --job,"
                 " and give each node a host name of its own"
             )
-        if len(self._known) > MAX_NODES:
-            raise BadMessage(f"job {self._key.job} has {MAX_NODES} nodes already")
-        write_text_file(Path(self._folder, NODES_FILE), json.dumps(self._known))
-        if not os.path.exists(os.path.join(self._folder, SESSION_FILE)):
-            content = info | {COLLECTED: [self._key.job, self._place], "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
-            write_text_file(Path(self._folder, SESSION_FILE), json.dumps(content, indent=1) + "\n")
+        if host not in self._known:
+            self._add_node(host, recording, info, Alignment.parse(header.get("alignment")))
         node = self._nodes.get(host)
         if node is None:
             node = self._nodes[host] = _Node(host, recording, NodeFiles(self._folder, host, self._max_bytes))
-            self._tell(f"Node {host} takes part.")
         node.files.begin()
         node.session, node.number, node.has_ended = str(header.get("session")), 0, False
         self._note_heard(node)
         return {"kind": messages.OK}
+
+    def _add_node(self, host: str, recording: str, info: dict[str, Any], alignment: Alignment | None) -> None:
+        """Write down a new node and its clock, before any of its files. Raise BadMessage, OSError."""
+        if len(self._known) >= MAX_NODES:
+            raise BadMessage(f"job {self._key.job} has {MAX_NODES} nodes already")
+        sentence = f"Node {host} takes part"
+        if alignment is not None:
+            ahead_ns, boot = alignment.count_ahead_ns(info.get("clock")), info.get("boot")
+            info = info | {"clock": alignment.clock}
+            write_alignment(self._folder, host, str(boot or ""), _make_own_identity(), alignment)
+            way = "ahead" if ahead_ns > 0 else "behind"
+            error_ms = alignment.error_ns / 1e6
+            sentence += f"; its clock, {abs(ahead_ns) / 1e6:.1f} ms {way}, is aligned to ours to within {error_ms:.1f} ms"
+        if not os.path.exists(os.path.join(self._folder, SESSION_FILE)):
+            collected = {COLLECTED: [self._key.job, self._place], "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
+            write_text_file(Path(self._folder, SESSION_FILE), json.dumps(info | collected, indent=1) + "\n")
+        self._known[host] = recording
+        write_text_file(Path(self._folder, NODES_FILE), json.dumps(self._known))
+        self._tell(f"{sentence}.")
 
     def _note_heard(self, node: _Node) -> None:
         silent_s, node.heard_s = time.monotonic() - node.heard_s, time.monotonic()
@@ -218,6 +235,7 @@ class Collector:
                 self._connected_s = now_s
             looked_s = now_s
             self._watch_server(now_s)
+            self._stops = count_stops(Path(self._folder))
             for node in self._nodes.values():
                 silent_s = now_s - max(node.heard_s, self._connected_s or now_s)
                 if silent_s > LOST_S and not node.is_lost and not node.has_ended:

@@ -12,9 +12,11 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
+from zerotop.commands.common.errors import describe_error
 from zerotop.commands.nodes import messages
+from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.link import Connect, Link, LinkError
 from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.commands.nodes.sent_files import Batch, SentFiles
@@ -28,17 +30,27 @@ BEAT_S = 1.0
 _ANSWER_S = 10.0
 _LIST_S = 60.0  # the collector hashes its files
 _RETRY_S = 0.5
+# Round trips to align the clock: more of them while the shortest leaves a larger error.
+_ROUND_TRIPS, _MOST_ROUND_TRIPS = 8, 64
+_GOOD_ERROR_NS = 300_000
 # How often to look whether the job has ended.
 _LOOK_S = 1.0
 PATIENCE_S = 30.0
 """How long after the end of the job to try without success."""
 
 
-class Forwarder:
-    """Sends one recording.
+class LocalJob(Protocol):
+    """The job that a recording is of, on this node."""
 
-    ``is_over`` says whether nothing more will be written; ``tell`` receives sentences for the user.
-    """
+    def is_over(self) -> bool:
+        """Whether nothing more will be recorded. May raise OSError."""
+
+    def stop(self) -> None:
+        """Ask it to stop; again, with the next stronger signal. Raise OSError."""
+
+
+class Forwarder:
+    """Sends one recording. ``tell`` receives sentences for the user."""
 
     def __init__(
         self,
@@ -47,15 +59,17 @@ class Forwarder:
         key: JobKey,
         connect: Connect,
         *,
-        is_over: Callable[[], bool],
+        job: LocalJob,
         tell: Callable[[str], None],
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._folder, self._host, self._key, self._connect = folder, host, key, connect
-        self._is_over, self._tell, self._patience_s = is_over, tell, patience_s
+        self._job, self._tell, self._patience_s = job, tell, patience_s
+        self._stops: int | None = None  # orders to stop that we know of
         self._files = SentFiles(folder, host)
         self._session = ""
         self._number = 0
+        self._alignment: Alignment | None = None
         self._changes: Iterator[Batch] | None = None
         self._batch: Batch = []
         self._sent_s = self._looked_s = 0.0
@@ -125,9 +139,11 @@ class Forwarder:
         """Introduce this node and learn what the collector has of it."""
         self._session, self._number, self._changes, self._batch = secrets.token_hex(8), 0, None, []
         info = read_recording_info(self._folder)
-        hello = {"kind": messages.HELLO, "format": [FORMAT_MAJOR, FORMAT_MINOR], "info": info}
+        hello: dict[str, Any] = {"kind": messages.HELLO, "format": [FORMAT_MAJOR, FORMAT_MINOR], "info": info}
         listed: list[tuple[str, int, str]] = []
         try:
+            self._alignment = self._alignment or await self._align_clock(link)
+            hello["alignment"] = self._alignment
             await self._ask(link, hello, timeout_s=_LIST_S)
             while True:
                 after = listed[-1][0] if listed else ""
@@ -140,6 +156,18 @@ class Forwarder:
         except BaseException:
             self._session = ""
             raise
+
+    async def _align_clock(self, link: Link) -> Alignment | None:
+        """Return the collector's time by the shortest of some round trips."""
+        found: list[Alignment] = []
+        for count in range(_MOST_ROUND_TRIPS):
+            if count >= _ROUND_TRIPS and min((one.error_ns for one in found), default=0) <= _GOOD_ERROR_NS:
+                break
+            asked_ns = time.monotonic_ns()
+            answer = await self._ask(link, {"kind": messages.PING})
+            if isinstance(unix_ns := answer.get("unix_ns"), int):
+                found.append(Alignment.from_round_trip(asked_ns, time.monotonic_ns(), unix_ns))
+        return min(found, key=lambda one: one.error_ns, default=None)
 
     async def _compare_files(self, link: Link, listed: list[tuple[str, int, str]]) -> None:
         """Begin with what the collector has; it hears from us while we hash our files."""
@@ -170,14 +198,26 @@ class Forwarder:
             raise LinkError(f"the collector refuses: {messages.shorten(answer.get('why'))}")
         self._sent_s = time.monotonic()
         self._told.clear()
+        self._obey(answer.get("stops"))
         return answer
+
+    def _obey(self, stops: Any) -> None:
+        """Stop the job if that was ordered since we began."""
+        if not isinstance(stops, int):
+            return
+        if self._stops is not None and stops > self._stops:
+            try:
+                self._job.stop()
+            except OSError as error:
+                self._tell(f"The job cannot be stopped: {describe_error(error)}")
+        self._stops = stops
 
     def _look_for_end(self) -> None:
         now_s = time.monotonic()
         if self._over_s is None and now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s
             with contextlib.suppress(OSError):
-                self._over_s = now_s if self._is_over() else None
+                self._over_s = now_s if self._job.is_over() else None
 
     def _tell_once(self, sentence: str) -> None:
         if sentence not in self._told:
