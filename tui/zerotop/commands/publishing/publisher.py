@@ -51,6 +51,10 @@ def _make_subscribers(targets: dict[str, Any]) -> list[Subscriber]:
 
         host, port = address
         subscribers.append(PrometheusPort(host, port, tell))
+    if targets.get("otlp"):
+        from zerotop.commands.publishing.otlp import OtlpSender
+
+        subscribers.append(OtlpSender(tell))
     return subscribers
 
 
