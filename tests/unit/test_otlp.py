@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +12,20 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import recordings
 from programs import run_zerotop
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.commands.publishing.otlp import OtlpSender
 
+_KINDS: dict[str, Any] = {
+    "/v1/metrics": ExportMetricsServiceRequest,
+    "/v1/logs": ExportLogsServiceRequest,
+    "/v1/traces": ExportTraceServiceRequest,
+}
 WORK = ["python", "-c", "print('working')"]
 
 
@@ -26,8 +34,7 @@ class Collector(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        kind = ExportMetricsServiceRequest if self.path == "/v1/metrics" else ExportLogsServiceRequest
-        self.got.setdefault(self.path, []).append(kind.FromString(body))
+        self.got.setdefault(self.path, []).append(_KINDS[self.path].FromString(body))
         self.send_response(200)
         self.end_headers()
 
@@ -113,6 +120,45 @@ def test_a_collector_that_is_not_there_is_one_sentence(tmp_path: Path, monkeypat
     assert (ended.returncode, ended.stdout) == (0, b"working\n")
     assert ended.stderr.count(b"What --otlp sends was not delivered") == 1
     assert b"Traceback" not in ended.stderr
+
+
+def test_a_recording_is_sent_as_a_trace_of_its_steps(
+    collected: dict[str, list[Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(recordings.find_packed_file("story"))
+    assert main(["export", path, "--format", "otlp"]) == 0
+    assert "story: 57 spans and " in capfd.readouterr().err  # 4 ranks x 14 steps, and the job
+    spans = [
+        span
+        for request in collected["/v1/traces"]
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    ]
+    (job,) = (span for span in spans if span.name == "job")
+    steps = [span for span in spans if span.name == "step"]
+    assert {span.parent_span_id for span in steps} == {job.span_id}
+    run = RecordedRun(recordings.open_recording("story"))
+    last = next(process.recorded_steps[-1] for process in run.source.rank_steps if process.source.rank == 3)
+    (sent,) = (span for span in steps if span.end_time_unix_nano == last["end_unix_ns"])
+    about = read_attributes(sent.attributes)
+    assert (about["rank"], about["step"], about["step_s"]) == (3, 13, last["step_s"])
+    logs = [one for request in collected["/v1/logs"] for one in request.resource_logs[0].scope_logs[0].log_records]
+    assert len(logs) == len(run.findings)
+
+
+def test_an_export_that_is_not_taken_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(recordings.find_packed_file("cpu-clean"))
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
+    assert main(["export", path, "--format", "otlp"]) == 1
+    assert "zerotop: The OpenTelemetry collector did not take the recording: " in capfd.readouterr().err
+    assert main(["export", path, "--format", "otlp", "-o", "x"]) == 2
+    monkeypatch.setitem(sys.modules, "zerotop.commands.publishing.otlp_recording", None)
+    assert main(["export", path, "--format", "otlp"]) == 1
+    assert "pip install 'zerotop[otlp]'" in capfd.readouterr().err
 
 
 def test_what_cannot_be_sent_is_refused_before_the_job(

@@ -41,17 +41,18 @@ def check_targets(options: argparse.Namespace) -> dict[str, Any]:
     if "prometheus_textfile" in targets or "prometheus_port" in targets:
         _check_extra("prometheus_client", "prometheus", "Metrics for Prometheus need the package prometheus-client")
     if options.otlp:
-        _check_protocol()
+        check_protocol()
         _check_extra("opentelemetry.exporter.otlp.proto.http", "otlp", "--otlp needs the SDK of OpenTelemetry")
         targets["otlp"] = True
     return targets
 
 
-def _check_protocol() -> None:
+def check_protocol() -> None:
+    """Raise Problem if the environment asks for a protocol that is not sent to OpenTelemetry."""
     for name in ("", "METRICS_", "LOGS_"):
         variable = f"OTEL_EXPORTER_OTLP_{name}PROTOCOL"
         if (protocol := os.environ.get(variable, "http/protobuf").strip()) not in ("", "http/protobuf"):
-            raise Problem(f"Not started: --otlp sends http/protobuf, and {variable} asks for {protocol}", USAGE)
+            raise Problem(f"Only http/protobuf is sent to OpenTelemetry, and {variable} asks for {protocol}", USAGE)
 
 
 def _check_folder(folder: str) -> str:

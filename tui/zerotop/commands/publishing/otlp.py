@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
 
-from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.metrics import CallbackOptions, Observation
@@ -15,21 +13,15 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
-from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.publishing.job_metrics import HOST_LABEL, JOB_LABEL, UUID_LABEL, list_gpu_uuids, read_job_metrics
+from zerotop.commands.publishing.otlp_records import build_finding_record, make_resource, report_failures
 
 _PERIOD_S, _END_S = 5.0, 10.0
-_MOST_SAID = 200
 _UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}
 _ATTRIBUTES = {HOST_LABEL: "host.name", UUID_LABEL: "hw.id"}  # of the semantic conventions; others keep their names
-_SEVERITIES = {
-    Severity.INFO: SeverityNumber.INFO,
-    Severity.WARNING: SeverityNumber.WARN,
-    Severity.ERROR: SeverityNumber.ERROR,
-}
 
 
 class OtlpSender:
@@ -42,7 +34,7 @@ class OtlpSender:
         self._observations: dict[str, list[Observation]] = {}
         self._instruments: set[str] = set()
         self._told: set[tuple[object, ...]] = set()
-        _report_failures(tell)
+        report_failures(lambda said: tell(f"What --otlp sends was not delivered, at least once: {said}"))
 
     def update(self, source: RecordingSource) -> None:
         """Read the metrics, every few seconds, and pass new findings on."""
@@ -63,9 +55,7 @@ class OtlpSender:
         ending.join(_END_S)
 
     def _start(self, source: RecordingSource) -> None:
-        found = Resource.create()  # what the environment says
-        name = {} if not str(found.attributes[SERVICE_NAME]).startswith("unknown_service") else {SERVICE_NAME: "zerotop"}
-        resource = found.merge(Resource({**name, "zerotop.job": source.recording.name}))
+        resource = make_resource(source.recording.name)
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
         self._meters = MeterProvider([reader], resource, shutdown_on_exit=False)
         self._logs = LoggerProvider(resource, shutdown_on_exit=False)
@@ -126,43 +116,9 @@ class OtlpSender:
             if finding.event in self._told:
                 continue
             self._told.add(finding.event)
-            attributes = {
-                "finding": finding.name,
-                "step": finding.step,
-                "ranks": list(finding.ranks),
-                "details": str(finding.details),
-                "advice": str(finding.advice),
-                "fix": str(finding.fix),
-            }
-            record = LogRecord(
-                timestamp=finding.known_ns,
-                observed_timestamp=time.time_ns(),
-                severity_number=_SEVERITIES[finding.severity],
-                severity_text=finding.severity.value,
-                body=str(finding.headline),
-                attributes={key: value for key, value in attributes.items() if value not in (None, "", [])},
-                event_name="zerotop.finding",
-            )
-            self._logs.get_logger("zerotop").emit(record)
+            self._logs.get_logger("zerotop").emit(build_finding_record(finding))
 
     def _shut_down(self) -> None:
         if self._meters is not None and self._logs is not None:
             self._logs.shutdown()
             self._meters.shutdown()
-
-
-def _report_failures(tell: Callable[[str], None]) -> None:
-    """Let the first thing that the SDK logs become a sentence, and nothing else of it be printed."""
-
-    class FirstFailure(logging.Handler):
-        is_told = False
-
-        def emit(self, record: logging.LogRecord) -> None:
-            if not self.is_told:
-                self.is_told = True
-                said = record.getMessage().splitlines()[0][:_MOST_SAID]
-                tell(f"What --otlp sends was not delivered, at least once: {said}")
-
-    logger = logging.getLogger("opentelemetry")
-    logger.propagate = False
-    logger.handlers = [FirstFailure(logging.WARNING)]
