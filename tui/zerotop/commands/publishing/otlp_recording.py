@@ -73,7 +73,7 @@ def _iter_steps(run: RecordedRun) -> Iterator[tuple[dict[str, Any], int, int]]:
 
 
 def _send_findings(run: RecordedRun, said: Sequence[str]) -> int:
-    kept = InMemoryLogRecordExporter()
+    kept = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
     provider = LoggerProvider(make_resource(run.recording.name), shutdown_on_exit=False)
     provider.add_log_record_processor(SimpleLogRecordProcessor(kept))
     logger = provider.get_logger("zerotop")
