@@ -71,3 +71,20 @@ async def test_memory_and_cores_are_those_of_the_last_step() -> None:
         assert f"GPU memory GiB at step {app.viewer.source.last_step}" in text
         (row,) = (line for line in text.splitlines() if line.startswith(" GPU 0 ▕"))
         assert "–" not in row[:60]
+
+
+async def test_a_difference_from_the_last_runs_is_said_once_it_was_computed() -> None:
+    asked: list[str] = []
+
+    def compare_past(path: str) -> list[str]:
+        asked.append(path)
+        return ["8 % slower than your last three runs: forward."]
+
+    source = RecordingSource(Recording.open(demo.RECORDING_PATH))
+    app = ZerotopApp(source, glyphs=BLOCKS, title="story")
+    app.compare_past = app.viewer.builder.compare_past = compare_past
+    async with app.run_test(size=(120, 40)) as pilot:
+        panel = app.screen.query_one(Summary)
+        await wait_until(pilot, lambda: "8 % slower than your last three runs: forward." in panel.plain_text())
+        assert "Watching cost" in panel.plain_text()
+        assert asked == [str(demo.RECORDING_PATH)]

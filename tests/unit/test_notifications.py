@@ -94,6 +94,22 @@ def test_a_hang_has_an_event_of_its_own_and_the_end_waits_for_no_minute() -> Non
     assert [one["event"] for one in received.messages] == ["hang", "end"]
 
 
+class Broken:
+    """A subscriber with a defect."""
+
+    def update(self, source: RecordingSource) -> None:
+        raise ZeroDivisionError("oops")
+
+    finish = update
+
+
+def test_one_that_fails_keeps_the_others_from_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    received = Received()
+    follow(recordings.open_recording("cpu-dead"), [Broken(), Notifier("", print, Clock(), received.delivery)])
+    assert [one["event"] for one in received.wait()] == ["end"]
+    assert "Broken of zerotop failed and was left out from then on: ZeroDivisionError: oops" in capsys.readouterr().err
+
+
 def deliver(target: str, message: bytes = b'{"text": "hello"}') -> list[str]:
     """Deliver a message; return the sentences about it."""
     told: list[str] = []

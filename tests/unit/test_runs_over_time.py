@@ -136,9 +136,13 @@ def test_a_team_shares_summaries_without_recordings(
     assert (theirs, said) == (mine, "")
     (team / "zerotop-runs-mallory.parquet").write_bytes(b"PAR1")
     polars.DataFrame({"name": ["x"]}).write_parquet(team / "zerotop-runs-old.parquet")
+    good = next(team.glob("zerotop-runs-somebody*"))
+    for column, value in (("begin_ns", "yesterday"), ("command", "[1, 2]"), ("findings", "[1]"), ("exit_code", [3])):
+        wrong = polars.read_parquet(good).with_columns(polars.lit(value).alias(column))
+        wrong.write_parquet(team / f"zerotop-runs-{column}.parquet")
     again, said = run_history(capfd, "--history", str(team))
     assert again == mine
-    assert said.count("is not a file of summaries that this version can read") == 2
+    assert said.count("is not a file of summaries that this version can read") == 6
 
 
 def test_a_shared_folder_that_is_missing_or_not_ours(

@@ -54,6 +54,10 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
         expect=None,
         command=["x"],
         no_record_output=False,
+        notify=None,
+        prometheus_textfile=None,
+        prometheus_port=None,
+        otlp=False,
     )
     assert run.run(options) == (1 if signal else 0)
     assert any("delays each iteration" in line for line in written) == (not signal)

@@ -1,4 +1,4 @@
-"""``zerotop export``: a recording's tables as CSV, Parquet or JSON lines, or all of it as a trace for Perfetto."""
+"""``zerotop export``: a recording's tables as CSV, Parquet or JSON lines, or all of it as a trace."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.new_files import choose_file
 from zerotop.commands.common.open_recording import open_named
+from zerotop.commands.publishing.companion import check_protocol
 from zerotop.recording.atomic_write import write_atomically
 from zerotop.recording.reader import Recording
 
@@ -28,6 +29,8 @@ def export(options: argparse.Namespace) -> int:
     form = options.format or _FORMATS.get(Path(options.output or "").suffix.lower(), "csv")
     if form == "perfetto":
         return _export_trace(options)
+    if form == "otlp":
+        return _send_trace(options)
     table = options.table or "steps"
     if table != "all" and table not in TABLES:
         raise Problem(f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all", USAGE)
@@ -66,6 +69,20 @@ def _export_trace(options: argparse.Namespace) -> int:
         path = path / f"{recording.name}.pftrace" if path.is_dir() else path
         packets = _write_path(choose_file(path, options.force), lambda stream: write_trace(recording, stream))
         print(escape_unprintable(f"{path}: {packets} packets. Open it on ui.perfetto.dev"), file=sys.stderr)
+    return 0
+
+
+def _send_trace(options: argparse.Namespace) -> int:
+    if options.table is not None or options.output is not None:
+        raise Problem("--format otlp goes to a collector, whole: neither --table nor -o goes with it", USAGE)
+    check_protocol()
+    try:
+        from zerotop.commands.publishing.otlp_recording import send_recording
+    except ImportError:
+        raise Problem("--format otlp needs the SDK of OpenTelemetry: pip install 'zerotop[otlp]'") from None
+    with open_named(options.recording) as recording:
+        spans, findings = send_recording(recording)
+        print(escape_unprintable(f"{recording.name}: {spans} spans and {findings} log records sent"), file=sys.stderr)
     return 0
 
 

@@ -20,6 +20,7 @@ class EndSummary:
     findings: tuple[FindingCost, ...]  # those that cost most, the costliest first
     training_s: float  # of all recorded iterations
     pace: str  # a sentence
+    past: str = ""  # a sentence that compares it with the last runs of its command
 
 
 def summarize_end(findings: Sequence[Finding], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import polars
 
@@ -12,6 +13,7 @@ from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.recording.atomic_write import write_atomically
 from zerotop.recording.headers import DAMAGE_ERRORS
 
+_HINTS = get_type_hints(Overview)
 _PREFIX, _SUFFIX = "zerotop-runs-", ".parquet"
 _MODE = 0o644  # for the team
 # One member's summaries of 10,000 runs take 10 MB; a file that is much larger is no such file.
@@ -48,4 +50,16 @@ def _to_row(run: Overview) -> dict[str, object]:
 
 def _from_row(row: dict[str, object]) -> Overview:
     lists = {name: json.loads(str(row[name])) for name in ("command", "iterations", "findings")}
-    return Overview.from_json({**row, **lists})
+    run = Overview.from_json({**row, **lists})
+    for name, hint in _HINTS.items():
+        value = getattr(run, name)
+        items = value if isinstance(value, tuple) else (value,)
+        if not all(isinstance(item, _list_types(hint)) for item in items):
+            raise TypeError(f"{name} has another type")
+    return run
+
+
+def _list_types(hint: Any) -> tuple[type, ...]:
+    """Return the types of a field's values, or of those in its tuple; an int may stand for a float."""
+    parts = [part for part in (get_args(hint) or (hint,)) if part is not ...]
+    return tuple(parts) + ((int,) if float in parts else ())

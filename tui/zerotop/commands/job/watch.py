@@ -14,6 +14,7 @@ from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import describe_end, describe_place
 from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.common.past_runs import describe_past
 from zerotop.commands.common.user_settings import load_settings
 from zerotop.commands.job.controller import AwaitEntry, JobController
 from zerotop.recording.reader import Recording, RecordingError
@@ -29,6 +30,7 @@ RunApp = Callable[[RecordingSource, JobController], ZerotopApp]
 
 def _run_app(source: RecordingSource, controller: JobController) -> ZerotopApp:
     app = ZerotopApp(source, controller, title=source.recording.name, settings=load_settings())
+    app.compare_past = app.viewer.builder.compare_past = describe_past
     app.enter_on_start = controller.is_entering
     app.run()
     return app

@@ -38,7 +38,7 @@ def _add_start(add_command: AddCommand) -> None:
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--nccl-inspector PLUGIN]"
         " [--report FILE] [--expect QUESTION] [--notify COMMAND|URL] [--prometheus-textfile DIR]"
-        " [--prometheus-port [HOST:]PORT] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
+        " [--prometheus-port [HOST:]PORT] [--otlp] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
@@ -84,6 +84,9 @@ def _add_start(add_command: AddCommand) -> None:
         type=parse_address,
         metavar="[HOST:]PORT",
         help="let Prometheus ask for metrics here [of 127.0.0.1]; 0.0.0.0:PORT for other machines",
+    )
+    run.add_argument(
+        "--otlp", action="store_true", help="send metrics and findings to an OpenTelemetry collector [localhost:4318]"
     )
     add_price(run)
     _add_collector(run)

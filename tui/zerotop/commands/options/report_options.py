@@ -45,8 +45,8 @@ def _add_export(add_command: AddCommand) -> None:
     export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
     export.add_argument(
         "--format",
-        choices=("csv", "parquet", "jsonl", "perfetto"),
-        help="file format, or a trace of everything for ui.perfetto.dev [by the name of the file, else csv]",
+        choices=("csv", "parquet", "jsonl", "perfetto", "otlp"),
+        help="file format, or a trace for ui.perfetto.dev or an OpenTelemetry collector [by the name of the file, else csv]",
     )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
     add_force(export)

@@ -15,7 +15,11 @@ def main() -> int:
     targets = json.load(sys.stdin)
     with suppress(OSError):
         os.nice(_NICENESS)  # the job comes first, before the imports too
-    from zerotop.commands.publishing.publisher import publish
+    try:
+        from zerotop.commands.publishing.publisher import publish
 
-    publish(targets)
+        publish(targets)
+    except Exception as error:  # the starter prints sentences, and no tracebacks
+        print(f"Nobody is told of this job any more: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     return 0

@@ -40,7 +40,19 @@ def check_targets(options: argparse.Namespace) -> dict[str, Any]:
         targets["prometheus_port"] = options.prometheus_port
     if "prometheus_textfile" in targets or "prometheus_port" in targets:
         _check_extra("prometheus_client", "prometheus", "Metrics for Prometheus need the package prometheus-client")
+    if options.otlp:
+        check_protocol()
+        _check_extra("opentelemetry.exporter.otlp.proto.http", "otlp", "--otlp needs the SDK of OpenTelemetry")
+        targets["otlp"] = True
     return targets
+
+
+def check_protocol() -> None:
+    """Raise Problem if the environment asks for a protocol that is not sent to OpenTelemetry."""
+    for name in ("", "METRICS_", "LOGS_"):
+        variable = f"OTEL_EXPORTER_OTLP_{name}PROTOCOL"
+        if (protocol := os.environ.get(variable, "http/protobuf").strip()) not in ("", "http/protobuf"):
+            raise Problem(f"Only http/protobuf is sent to OpenTelemetry, and {variable} asks for {protocol}", USAGE)
 
 
 def _check_folder(folder: str) -> str:
@@ -53,7 +65,11 @@ def _check_folder(folder: str) -> str:
 
 def _check_extra(module: str, extra: str, need: str) -> None:
     """Raise Problem if a package is not installed; it is not imported here, where the job is started."""
-    if importlib.util.find_spec(module) is None:
+    try:
+        is_there = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the packages that it is in
+        is_there = False
+    if not is_there:
         raise Problem(f"Not started: {need}: pip install 'zerotop[{extra}]'", USAGE)
 
 

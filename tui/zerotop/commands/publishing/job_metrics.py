@@ -18,9 +18,10 @@ from zerotop.analysis.live_view import Gpu, LiveView
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.keys import GpuKey
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
-_JOB, _HOST, _UUID = "job", "Hostname", "UUID"
+JOB_LABEL, HOST_LABEL, UUID_LABEL = "job", "Hostname", "UUID"
 
 
 class MetricSample(NamedTuple):
@@ -42,7 +43,7 @@ class JobMetric:
 def read_job_metrics(source: RecordingSource) -> list[JobMetric]:
     """Return the metrics of a recording at its end."""
     view = source.view_at(None)
-    job = {_JOB: view.job.name}
+    job = {JOB_LABEL: view.job.name}
     return [*_measure_job(source, view, job), *_measure_phases(source, view, job), *_measure_devices(source, view, job)]
 
 
@@ -101,11 +102,7 @@ def _measure_phases(source: RecordingSource, view: LiveView, job: dict[str, str]
 
 
 def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str]) -> Iterator[JobMetric]:
-    uuids = {
-        (node.writer.host, gpu.index): gpu.uuid or ""
-        for node in source.recording.events_of(events.Node)
-        for gpu in node.gpus or ()
-    }
+    uuids = list_gpu_uuids(source.recording)
     memory = {
         "allocated_bytes": "Memory of tensors in PyTorch's allocators, of all ranks on the GPU.",
         "allocated_peak_bytes": "The most memory that tensors have had so far.",
@@ -118,13 +115,13 @@ def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str
             for gpu in view.gpus
             if gpu.ranks
         ]
-        yield _make_metric(f"gpu_{name}", text, (*job, _HOST, _UUID), samples)
+        yield _make_metric(f"gpu_{name}", text, (*job, HOST_LABEL, UUID_LABEL), samples)
     places = {rank: gpu for gpu in view.gpus for rank in gpu.ranks}
     ranks = {
         rank.rank: job | {"rank": str(rank.rank)} | _label_rank(rank.host, places.get(rank.rank), uuids)
         for rank in view.ranks
     }
-    labels = (*job, "rank", _HOST, _UUID)
+    labels = (*job, "rank", HOST_LABEL, UUID_LABEL)
     yield _make_metric(
         "rank_alive",
         "1 while the process lives.",
@@ -145,13 +142,19 @@ def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str
     )
 
 
+def list_gpu_uuids(recording: Recording) -> dict[GpuKey, str]:
+    """Return the UUID of each GPU, "" where NVML had none."""
+    nodes = recording.events_of(events.Node)
+    return {(node.writer.host, gpu.index): gpu.uuid or "" for node in nodes for gpu in node.gpus or ()}
+
+
 def _label_gpu(key: GpuKey, uuids: Mapping[GpuKey, str]) -> dict[str, str]:
-    return {_HOST: key[0], _UUID: uuids.get(key, "")}
+    return {HOST_LABEL: key[0], UUID_LABEL: uuids.get(key, "")}
 
 
 def _label_rank(host: str, gpu: Gpu | None, uuids: Mapping[GpuKey, str]) -> dict[str, str]:
     """Return the host and GPU of a rank; no UUID without a GPU."""
-    return {_HOST: host, _UUID: ""} if gpu is None else _label_gpu((gpu.host, gpu.index), uuids)
+    return {HOST_LABEL: host, UUID_LABEL: ""} if gpu is None else _label_gpu((gpu.host, gpu.index), uuids)
 
 
 def _to_float(value: int | None) -> float:

@@ -51,6 +51,10 @@ def _make_subscribers(targets: dict[str, Any]) -> list[Subscriber]:
 
         host, port = address
         subscribers.append(PrometheusPort(host, port, tell))
+    if targets.get("otlp"):
+        from zerotop.commands.publishing.otlp import OtlpSender
+
+        subscribers.append(OtlpSender(tell))
     return subscribers
 
 
@@ -72,8 +76,18 @@ def follow(recording: Recording, subscribers: Sequence[Subscriber], sleep: Calla
         is_starting = not recording.is_over and not source.job_steps.size and time.monotonic() - begin_s < _START_S
         if not (source.is_live or is_starting):
             break
-        for subscriber in subscribers:
-            subscriber.update(source)
+        subscribers = [one for one in subscribers if _try(one.update, source)]
         sleep(_POLL_S)
     for subscriber in subscribers:
-        subscriber.finish(source)
+        _try(subscriber.finish, source)
+
+
+def _try(inform: Callable[[RecordingSource], None], source: RecordingSource) -> bool:
+    """Return whether it worked. One that fails never keeps the others from their news."""
+    try:
+        inform(source)
+    except Exception as error:
+        name = type(inform.__self__).__name__ if hasattr(inform, "__self__") else "a subscriber"
+        tell(f"{name} of zerotop failed and was left out from then on: {type(error).__name__}: {error}")
+        return False
+    return True

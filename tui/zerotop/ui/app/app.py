@@ -56,8 +56,16 @@ class ZerotopApp(NavigationApp):
     enter_on_start = False
     """Whether to inject the probe into the ranks right after the start."""
 
+    compare_past: Callable[[str], list[str]] | None = None
+    """See :class:`FrameBuilder`; None: recordings are not compared."""
+
     _announcer: Announcer | None = None  # of the recording that is shown
     _reopening: Worker[None] | None = None
+
+    def set_recording(self, opened: OpenedRecording) -> None:
+        """Watch a recording."""
+        super().set_recording(opened)
+        self.viewer.builder.compare_past = self.compare_past
 
     def on_mount(self) -> None:
         if self.enter_on_start:

@@ -45,12 +45,16 @@ class FrameBuilder:
     guide: Callable[[LiveView, tuple[Finding, ...]], str] | None = None
     """Says what to look at next, from the view and the findings so far."""
 
+    compare_past: Callable[[str], list[str]] | None = None
+    """Compares an ended recording, by its path, with the last ones of its command, in sentences."""
+
     def __init__(self, source: RecordingSource, controller: Controller | None) -> None:
         self._source = source
         self._controller = controller
         self._scrollback = Scrollback(source)
         self._ranking, self._all_ranking = _Ranking(), _Ranking()
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
+        self._past: str | None = None
         self._last_step: LiveView | None = None
 
     def build_frame(self, request: FrameRequest) -> Frame:
@@ -103,8 +107,14 @@ class FrameBuilder:
         told = tuple(one for one in findings if failure is None or one.severity is not Severity.ERROR)
         key = len(told), source.end_ns
         if self._summary is None or self._summary[0] != key:
-            self._summary = key, summarize_end(told, source.job_steps, source.job_tokens, source.end_ns)
+            summary = summarize_end(told, source.job_steps, source.job_tokens, source.end_ns)
+            self._summary = key, replace(summary, past=self._describe_past())
         return self._summary[1]
+
+    def _describe_past(self) -> str:
+        if self._past is None and self.compare_past is not None:
+            self._past = " ".join(self.compare_past(str(self._source.recording.path)))
+        return self._past or ""
 
     def scroll_output(self, lines: int, room: int, cursor_ns: int, seek_count: int) -> None:
         """Scroll the live screen's output, see :class:`Scrollback`."""

@@ -20,7 +20,7 @@ from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import get_units
 
-MOST_ROWS = 8  # title, three findings, speed, memory, watching, price
+MOST_ROWS = 9  # title, three findings, speed, the last runs, memory, watching, price
 _SHARE = "of the training time"
 _NO_FINDINGS = "No finding has a cost in time or memory."
 
@@ -46,7 +46,8 @@ def draw_summary(
 
 def count_summary_rows(summary: EndSummary, view: LiveView, width: int, glyphs: Glyphs) -> int:
     """Return the rows that a summary needs, at most ``MOST_ROWS``."""
-    return 1 + len(_draw_lines(summary, view, width, MOST_ROWS - 1, glyphs))
+    most = MOST_ROWS - (not summary.past)
+    return 1 + len(_draw_lines(summary, view, width, most - 1, glyphs))
 
 
 def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int, glyphs: Glyphs) -> list[Row]:
@@ -55,7 +56,13 @@ def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int,
     rows = [_draw_finding(cost, form, summary.training_s, view, width, glyphs) for cost in summary.findings]
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
-    sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
+    sentences = (
+        summary.pace,
+        summary.past,
+        *describe_memory(view, get_units().sizes[:3]),
+        _describe_watching(view),
+        view.cost_sentence,
+    )
     said = [sentence for sentence in sentences if sentence]
     for number, sentence in enumerate(said):
         most = max(1, most_rows - len(rows) - (len(said) - number - 1))
