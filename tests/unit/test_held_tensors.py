@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, ClassVar
 
@@ -93,3 +94,64 @@ def test_blocks_of_a_graph_count_for_the_list_of_losses_until_a_backward_frees_t
     assert held["keeps_graph"] == (not is_freed)
     assert held["bytes"] == 4 * 4 + (0 if is_freed else 4 * 30 * 50 * 4)
     assert held["count"] == 4
+
+
+class Slots:
+    __slots__ = ("kept_in_slot",)
+
+    def __init__(self) -> None:
+        self.kept_in_slot: list[torch.Tensor] = []
+
+
+def keep(store: list[torch.Tensor], module: Any, inputs: Any, output: torch.Tensor) -> None:
+    store.append(output.detach())
+
+
+def remember(tensor: torch.Tensor, memory: list[torch.Tensor] = []) -> list[torch.Tensor]:  # noqa: B006
+    memory.append(tensor)
+    return memory
+
+
+def keep_in_slots() -> list[dict[str, Any]]:
+    slots = Slots()
+    for _ in range(3):
+        slots.kept_in_slot.append(torch.randn(100))
+    return describe_held(list_blocks(*slots.kept_in_slot), sys._getframe())
+
+
+def keep_by_partial() -> list[dict[str, Any]]:
+    layer = torch.nn.Linear(8, 8)
+    layer.register_forward_hook(functools.partial(keep, []))
+    for _ in range(3):
+        layer(torch.randn(4, 8))
+    (hook,) = layer._forward_hooks.values()
+    blocks = list_blocks(*hook.args[0])
+    return describe_held(blocks, sys._getframe())
+
+
+def keep_by_default() -> list[dict[str, Any]]:
+    for _ in range(3):
+        remember(torch.randn(100))
+    return describe_held(list_blocks(*remember.__defaults__[0]), sys._getframe())  # type: ignore[index]
+
+
+def keep_by_key() -> list[dict[str, Any]]:
+    history: dict[str, list[torch.Tensor]] = {"loss": []}
+    for _ in range(3):
+        history["loss"].append(torch.randn(100))
+    return describe_held(list_blocks(*history["loss"]), sys._getframe())
+
+
+@pytest.mark.parametrize(
+    ("run", "name", "owner", "added"),
+    [
+        (keep_in_slots, "kept_in_slot", "Slots", "keep_in_slots"),
+        (keep_by_partial, "store", "keep", "keep"),
+        (keep_by_default, "memory", "remember", "remember"),
+        (keep_by_key, "history", "keep_by_key", "keep_by_key"),
+    ],
+)
+def test_lists_in_slots_arguments_defaults_and_dicts(run: Any, name: str, owner: str, added: str) -> None:
+    held = run()[0]
+    assert (held["name"], held["owner"], held["count"]) == (name, owner, 3)
+    assert held["added_function"] == added

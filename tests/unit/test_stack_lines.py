@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -443,6 +444,7 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
 @pytest.mark.parametrize(
     ("stack", "computing", "hidden", "expected"),
     [
+        (stack_in(30), 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: report.py:30"]),
         (SLEEP, 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: train.py:88"]),
         (SLEEP, 0.2, 0.0, []),  # all takes longer: others may use the cores
         (SLEEP, 0.0, 0.004, []),  # the forward became shorter by as much
@@ -482,9 +484,16 @@ def test_a_line_that_takes_a_small_share_of_each_step(
         facts = format_stacks([stack], 0.03)
         facts["stacks"][0]["count"] = 8
         file.write(json.dumps({"event": "stacks", "where": "between phases", "why": "share", **times, **facts}) + "\n")
-    recording = Recording.open(folder)
-    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
-    assert [one.headline for one in findings] == expected
+    for percent in (50, 99):
+        change_table(folder, "gpus", partial(use_gpu, percent))
+        recording = Recording.open(folder)
+        findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_lost_in_line"]
+        # A line that calls nothing may wait for a busy GPU, by a comparison.
+        assert [one.headline for one in findings] == expected * (percent == 50 or bool(stack[1]))
+
+
+def use_gpu(percent: int, rows: Any) -> None:
+    rows["utilization_percent"] = percent
 
 
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 
 import torch
 from torch import nn
@@ -320,6 +321,23 @@ def train_idle(counter, rank):
     return model
 
 
+def train_distilled(counter, rank):
+    """A frozen teacher, with autocast of its own in the last steps, which take longer."""
+    model, teacher, ids = Model(), Model(), Ids(ROWS, 1).ids
+    teacher.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(12):
+        time.sleep(0.6 * (step >= 8))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=step >= 8):
+            target = teacher(ids).float().detach()
+        loss = compute_loss(model(ids) + target, ids)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        counter.losses.append(loss.item())
+    return model
+
+
 STYLES = {
     "accumulate": train_accumulating,
     "alternate": train_alternating,
@@ -332,6 +350,7 @@ STYLES = {
     "reload": train_reloaded,
     "mend": train_mended,
     "idle": train_idle,
+    "distill": train_distilled,
 }
 
 

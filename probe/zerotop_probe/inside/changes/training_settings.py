@@ -15,8 +15,8 @@ from zerotop_probe.recording.interruptions import suppress_own
 # Options of PyTorch's optimizers that change what a step does.
 _OPTIONS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "maximize", "nesterov")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Attributes of modules that libraries switch in each step.
-_BUSY = frozenset(("_is_root", "_is_full_backward_hook", "call_super_init", "dump_patches"))
+# Attributes of classes of modules; those that begin with "_" are switched by libraries, as DDP does in its second step.
+_OF_CLASSES = frozenset(("call_super_init", "dump_patches"))
 _MOST_ATTRIBUTES = 200
 
 _FLAGS: dict[str, Callable[[Any], Any]] = {
@@ -107,7 +107,7 @@ def _read_modules(settings: dict[str, Any], modules: list[Any]) -> None:
     hooks: Counter[str] = Counter()
     for module in modules:
         for name, value in vars(module).items():
-            if value is True and name not in _BUSY:
+            if value is True and not name.startswith("_") and name not in _OF_CLASSES:
                 attributes[name] += 1
             elif name in _HOOKS and value:
                 hooks[type(module).__name__] += len(value)

@@ -13,7 +13,7 @@ from functools import partial
 from inspect import CO_OPTIMIZED
 from itertools import islice
 from time import thread_time_ns
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.growing_containers.names import (
@@ -96,18 +96,31 @@ class ReachableValues:
         elif kind is MethodType:
             self._waiting += [Visit(one, None, one) for one in (value.__self__, value.__func__)]
         elif kind is partial:
-            self._waiting += [Visit(one, None, one) for one in (value.func, value.args, value.keywords)]
+            self._enter_partial(value)
         elif issubclass(kind, type):
             file = self._find_file(value)
             if file is not None and file.is_own:
                 self._enter_attributes(value, dict(_read_class(value, "__dict__")), file)
         elif kind is not ModuleType:
-            attributes = get_attributes(value)
-            if attributes:
-                file = self._find_file(kind)
-                self._enter_attributes(kind, attributes, file)
-                if file is not None and file.is_own:
-                    self._waiting += [Visit(one, None, one) for one in _read_class(kind, "__mro__")]
+            self._enter_instance(value, kind)
+
+    def _enter_partial(self, value: Any) -> None:
+        self._waiting.append(Visit(value.func, None, value.func))
+        if type(value.func) is FunctionType:
+            named = zip(value.func.__code__.co_varnames, value.args)
+            self._enter_arguments(value.func, dict(named, **value.keywords))
+        else:
+            self._waiting += [Visit(one, None, one) for one in (value.args, value.keywords)]
+
+    def _enter_instance(self, value: Any, kind: type) -> None:
+        attributes, file = get_attributes(value) or {}, self._find_file(kind)
+        is_own = file is not None and file.is_own
+        if is_own:
+            attributes = {**_read_slots(value, kind), **attributes}
+        if attributes:
+            self._enter_attributes(kind, attributes, file)
+            if is_own:
+                self._waiting += [Visit(one, None, one) for one in _read_class(kind, "__mro__")]
 
     def _enter_attributes(self, owner: type, attributes: dict[str, Any], file: FileName | None) -> None:
         title = _read_class(owner, "__qualname__")
@@ -125,6 +138,19 @@ class ReachableValues:
             with suppress_own(ValueError):  # it is empty
                 value = cell.cell_contents
                 self._waiting.append(Visit(value, OwnerPlace(name, LOCAL, owner, file.text, file.is_own), value))
+        if file.is_own and (function.__defaults__ or function.__kwdefaults__):
+            defaults = function.__defaults__ or ()
+            names = function.__code__.co_varnames[: function.__code__.co_argcount]
+            named = zip(names[len(names) - len(defaults) :], defaults)
+            self._enter_arguments(function, dict(named, **(function.__kwdefaults__ or {})))
+
+    def _enter_arguments(self, function: FunctionType, arguments: dict[str, Any]) -> None:
+        """Look into values that a function keeps for its arguments."""
+        file = self._paths.name_file(function.__code__.co_filename)
+        for name, value in arguments.items():
+            if id(type(value)) not in _ATOMS and file is not None:
+                place = OwnerPlace(name, LOCAL, function.__qualname__, file.text, file.is_own)
+                self._waiting.append(Visit(value, place, value))
 
     def _find_file(self, kind: type) -> FileName | None:
         """Return the file of a class's module; None for one of the probe, and if it is unknown."""
@@ -189,6 +215,17 @@ def _list_within(value: Any, kind: type) -> list[Any] | None:
     if len(first) == _LOOKED_AT and all(id(type(one)) in _ATOMS for one in first):
         return []
     return [one for one in (*first, *newest) if id(type(one)) not in _ATOMS]
+
+
+def _read_slots(value: Any, kind: type) -> dict[str, Any]:
+    """Return what an instance keeps in slots."""
+    slots = {}
+    for base in _read_class(kind, "__mro__"):
+        for name, member in _read_class(base, "__dict__").items():
+            if type(member) is MemberDescriptorType:
+                with suppress_own(AttributeError):  # it is empty
+                    slots[name] = member.__get__(value, kind)
+    return slots
 
 
 def _read_class(kind: type, name: str) -> Any:

@@ -65,6 +65,8 @@ def find_additions(variable: Variable, frame: FrameType | None, paths: PathNames
                 is_addition = any(_accesses(one, "STORE_", name, kinds) for one in steps[index + 1 : index + 3])
             else:
                 after = steps[index + 1]
+                if "SUBSCR" in steps[min(index + 2, len(steps) - 1)].opname:  # a container within it, by a key
+                    after = steps[min(index + 3, len(steps) - 1)]
                 is_call = after.opname in _ATTRIBUTES and after.argval in _ADDING
                 is_addition = is_call and _accesses(step, "LOAD_", name, kinds)
             if is_addition:

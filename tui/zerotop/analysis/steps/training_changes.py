@@ -27,8 +27,8 @@ _ORDER = (
     "hooks",
     "parameter_hooks",
 )
-# Follow from others, or have findings of their own.
-_LEFT_OUT = ("modules", "anomaly_mode")
+# Follow from others, have findings of their own, or are what libraries note about their modules.
+_LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode"), "module._"
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -64,7 +64,8 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
     for event in found:
         for change in event.changes:
             name, before, after, exact_ns = change.name, change.before, change.after, change.changed_ns
-            if name in _LEFT_OUT or not all(text.isprintable() for text in (name, before, after)):
+            is_left_out = name in _LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX)
+            if is_left_out or not all(text.isprintable() for text in (name, before, after)):
                 continue
             begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
             if exact_ns is not None:

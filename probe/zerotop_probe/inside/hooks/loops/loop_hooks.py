@@ -158,6 +158,7 @@ class LoopHooks:
             roots = self._loop.finder.roots
             if not roots or roots[0]() is not module:
                 self._loop.finder.note_root(module)
+            self._note_autocast(module)
             span = recorder.begin_quick(time_ns, _FORWARD, state)
             span.batch = args, kwargs
             self._forwards += 1
@@ -194,6 +195,7 @@ class LoopHooks:
             evaluation.begin_forward(time_ns, self._loop.get_position())
         span = recorder.begin_span(time_ns, "forward", self._loop.get_position())
         if trains:
+            self._note_autocast(module)
             self._forwards += 1
             self._first_root = self._first_root or id(module)
         if not trains or self._first_root == id(module):
@@ -202,6 +204,12 @@ class LoopHooks:
         span.flags = 0 if trains else EVAL
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
+
+    def _note_autocast(self, module: Any) -> None:
+        """Note whether autocast is on in the forward of a model that is trained: a frozen teacher has its own."""
+        watch = self._probe.watch
+        if watch.wants_autocast and self._is_grad_enabled() and self._loop.owns_parameters(module):
+            watch.note_autocast()
 
     def _is_muted(self, module: Any) -> bool:
         """Return whether a forward in a counted step is no evaluation."""
@@ -218,8 +226,6 @@ class LoopHooks:
             return
         if span.batch is not None:
             self._classify_forward(recorder, span)
-        if self._probe.watch.wants_autocast and not span.flags & EVAL:
-            self._probe.watch.note_autocast()
         recorder.end_span(span, time_ns, flags)
         if span.flags & EVAL:
             if self._probe.evaluation is not None:

@@ -233,6 +233,8 @@ def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: Stack
         return None
     if is_usual and not _are_iterations_longer(process, step, added / 2, known_ns):
         return None
+    if line.known_call is None and measure_gpu_use(process, int(after["begin_unix_ns"][0]), known_ns) >= _BUSY_SHARE:
+        return None  # the line may wait for the GPU, by a comparison for example
     is_alone = len(group.processes) > 1 and not any(
         _measure_added(other, step, known_ns) >= added / 2 for other in group.processes if other is not process
     )

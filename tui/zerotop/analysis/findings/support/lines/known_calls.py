@@ -69,6 +69,7 @@ _CALLS = (
             ),
             *("torch.cuda.synchronize", "torch._C._cuda_synchronize", "torch.cuda.Event.synchronize"),
             *("torch.cuda.Stream.synchronize", "_local_scalar_dense", "is_nonzero", "unique"),
+            *("math.exp", "math.isfinite", "math.isinf", "math.isnan", "math.log", "math.sqrt"),  # long only of a tensor
         ),
         "Read values from the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
         "if step % 50 == 0:",
