@@ -84,8 +84,8 @@ input()
 def test_workers_of_ray_with_pytorch_are_a_job_and_sampled(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to(sys.executable)
     command = [str(tmp_path / name), "-c", RAYLET, sys.executable]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=tmp_path, text=True, env={SHARE: "0.7"}, **pipes) as raylet:
+    pipe, environment = subprocess.PIPE, {SHARE: "0.7"}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, env=environment, stdin=pipe, stdout=pipe) as raylet:
         assert raylet.stdin is not None
         assert raylet.stdout is not None
         pids = [int(raylet.stdout.readline()) for _ in range(3)]
