@@ -57,6 +57,7 @@ PICTURES = (
     Picture("ranks", RECORDINGS / "held-straggler.zerotop", "ranks", keys=("end",)),
     Picture("hang", RECORDINGS / "cpu-stuck.zerotop", "ranks", finding="hung_ranks"),
     Picture("xid", RECORDINGS / "hardware-bus.zerotop", "timeline", keys=("minus",) * 4, finding="gpu_xid"),
+    Picture("turns", RECORDINGS / "turns-kept.zerotop", "timeline", keys=("w",), finding="gpu_turns"),
     Picture("threads", STORY, "threads", step=12),
     Picture("output", RECORDINGS / "z2-oom.zerotop", "output", keys=("end",)),
     Picture("story-linear", RECORDINGS / "gpu-linear.zerotop", "timeline", step=1, keys=("plus",)),

@@ -75,6 +75,25 @@ def test_each_fault_is_named_within_two_seconds_and_nvml_may_hang(tmp_path: Path
     assert read_node_events(folder, "sampler_error") == []
 
 
+def test_a_driver_that_hangs_at_the_begin_is_told_and_delays_neither_job_nor_end(tmp_path: Path) -> None:
+    played, end, folder = PlayedNvml(tmp_path, 2), tmp_path / "end", tmp_path / "session"
+    played.add("hang nvmlInitWithFlags -1")
+    program = ["env", "-u", "LD_LIBRARY_PATH", sys.executable, "-c", JOB, str(end)]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--recording", str(folder), "--", *program]
+    with subprocess.Popen(command, env=played.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        try:
+            (event,) = wait_for(lambda: read_node_events(folder, "node") if folder.exists() else [], 60)
+            assert (event["gpu_notice"], event["gpus"]) == ("The NVIDIA driver has not responded yet.", [])
+            wait_for(Path(f"{end}.pid").exists, 60)
+        finally:
+            end.touch()
+        began_s = time.monotonic()
+        assert job.wait(30) == 0
+        assert time.monotonic() - began_s < 15
+    recording = Recording.open(folder)
+    assert len(recording.sources["hosts"][0].array) >= 5
+
+
 def _find(detection: Detection, recording: Recording, name: str) -> Callable[[], Finding | None]:
     def find() -> Finding | None:
         recording.refresh()

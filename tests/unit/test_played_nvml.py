@@ -14,6 +14,7 @@ import pytest
 
 from agents import wait_for
 from played_nvml import PlayedNvml, build_library
+from zerotop_probe.outside.attaching.gpus import read_process_gpus
 from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_faults
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
@@ -21,7 +22,7 @@ from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import read_meminfo
 from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
 from zerotop_probe.recording.events import GpuFault, GpuFaultsHidden, GpuSilent
-from zerotop_probe.recording.tables import GPUS
+from zerotop_probe.recording.tables import GPUS, UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
 # Each function that the watch for faults calls, and what cannot be seen without it: nothing that is worth a word for some.
@@ -329,6 +330,37 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
     tick(5)
     assert {gpu for _, gpu in rows} == {0, 1}
     thread.finish_sampling(2)
+
+
+# Each function that a GPU's rows need, and the columns that are unknown without it.
+ROW_FUNCTIONS = {
+    "nvmlDeviceGetUtilizationRates": {"utilization_percent", "memory_utilization_percent"},
+    "nvmlDeviceGetFieldValues": {"pcie_tx_bytes", "pcie_rx_bytes"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz"},
+    "nvmlDeviceGetCurrentClocksThrottleReasons": {"throttle_reasons"},
+    "nvmlDeviceGetMigMode": set(),
+    "nvmlDeviceGetProcessUtilization": set(),
+    "nvmlDeviceGetComputeRunningProcesses_v3": set(),  # drivers before R510 have another one
+}
+
+
+def read_columns(device: GpuDevice) -> dict[str, Any]:
+    for tick in range(0, 60, 10):
+        row = device.read_row(1, tick)
+    return dict(zip([field.name for field in GPUS.fields], row, strict=True))
+
+
+@pytest.mark.parametrize("missing", ROW_FUNCTIONS)
+def test_a_gpu_of_a_driver_without_a_function_has_its_other_columns(
+    missing: str, load_nvml: Callable[..., PlayedNvml]
+) -> None:
+    load_nvml(1, missing).add("0.field.186 300000", "0.field.197 5", "0.field.198 5", f"pid 0 {os.getpid()}")
+    (device,) = discover_gpus()[1]
+    row = read_columns(device)
+    assert {name for name, value in row.items() if value == UNKNOWN or value != value} == ROW_FUNCTIONS[missing]
+    assert [each[2] for each in device.read_process_rows(1, refresh=True)] == [os.getpid()]
+    assert read_process_gpus() == {os.getpid(): [0]}
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_hosts(load_nvml: Callable[..., PlayedNvml]) -> None:

@@ -1,9 +1,10 @@
-"""Ray's memory monitor: its raylet is found above a rank, and its limit in the raylet's environment."""
+"""Ray: its raylet is found above a rank, the limit of its memory monitor in its environment, and its workers as ranks."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from agents import read_node_events, wait_for
 from small_recording import make_identity
+from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ranks.ray_monitor import find_raylet, parse_limit
@@ -61,3 +63,45 @@ def test_the_raylet_above_processes_of_the_job_is_told_once(tmp_path: Path, name
             job.kill()
     found = read_node_events(tmp_path, "ray_monitor")
     assert [(event["pid"], event["share"]) for event in found] == [(job.pid, 0.7)] * events
+
+
+# As Ray 2.60 does: the raylet's child has a title for its command line, and sets RANK inside.
+RAYLET = """
+import subprocess, sys
+worker = "import mmap, os; f = open(os.environ['LIBRARY'], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); print(flush=True)"
+worker += "; input()"
+for title, library in ("ray::WorkerDict", "libtorch.so"), ("ray::WorkerDict", "libtorch.so"), ("ray::Agent", "libc.so"):
+    open(library, "w").write("x")
+    environment = {"LIBRARY": library}
+    child = subprocess.Popen([title, "-c", worker], executable=sys.argv[1], env=environment, stdin=0, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("name", ["raylet", "other"])
+def test_workers_of_ray_with_pytorch_are_a_job_and_sampled(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to(sys.executable)
+    command = [str(tmp_path / name), "-c", RAYLET, sys.executable]
+    pipe, environment = subprocess.PIPE, {SHARE: "0.7"}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, env=environment, stdin=pipe, stdout=pipe) as raylet:
+        assert raylet.stdin is not None
+        assert raylet.stdout is not None
+        pids = [int(raylet.stdout.readline()) for _ in range(3)]
+        job = next((job for job in jobs.find_jobs() if job.root.pid == raylet.pid), None)
+        writer = EventWriter(str(tmp_path), make_identity(-1))
+        ranks = [rank.process for rank in job.ranks] if job is not None else []
+        members = []
+        if job is not None:
+            members = RankFinder(str(tmp_path), job.root, writer, attached_ranks=ranks).list_members()
+        writer.close()
+        raylet.stdin.close()
+    if name == "other":
+        assert job is None
+        return
+    assert job is not None
+    assert (job.launcher, job.command) == ("ray", (str(tmp_path / name),))
+    assert [(rank.process.pid, rank.rank) for rank in job.ranks] == [(pid, None) for pid in sorted(pids[:2])]
+    assert {(one.process.pid, one.rank) for one in members} >= {(pid, -1) for pid in pids[:2]}
+    assert [event["share"] for event in read_node_events(tmp_path, "ray_monitor")] == [0.7]

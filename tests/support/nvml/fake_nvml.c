@@ -152,6 +152,10 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Proc
     return *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
+int nvmlDeviceGetComputeRunningProcesses_v2(Device device, unsigned *count, Process *found) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, found);
+}
+
 int nvmlDeviceGetProcessUtilization(Device device, void *samples, unsigned *count, unsigned long long since) {
     (void)device, (void)samples, (void)count, (void)since;
     return NOT_FOUND;

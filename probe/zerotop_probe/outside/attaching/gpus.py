@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pynvml
 
+from zerotop_probe.outside.sampling.nvml import list_processes
 from zerotop_probe.recording import launchers
 
 
@@ -22,7 +23,7 @@ def read_process_gpus() -> dict[int, list[int]]:
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
             device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
+            for process in list_processes(device):
                 gpus.setdefault(int(process.pid), []).append(index)
     except pynvml.NVMLError:
         return gpus

@@ -2,7 +2,8 @@
 
 A rank is a process that its launcher gave a rank number: a variable whose value differs in its parent's environment. Its
 job is the process tree below its topmost launcher. Ranks whose launcher has died belong together if their rendezvous
-variables agree. Everything is read from /proc; no process is stopped.
+variables agree. A worker of Ray that has PyTorch is a rank, too, whose number is not known: Ray sets RANK inside of it, and
+the job is the raylet's. Everything is read from /proc; no process is stopped.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from zerotop_probe.outside.attaching import jupyter_kernels
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
+from zerotop_probe.outside.sampling.ranks.missing_probe import has_imported_torch
+from zerotop_probe.outside.sampling.ranks.ray_monitor import find_raylet
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+
+# The name of the launcher of Ray's workers, and the begin of the titles of those that run something.
+RAY, _RAY_TITLE = "ray", "ray::"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class FoundJob:
     """A job of this node."""
 
     root: ProcessHandle  # the topmost launcher, or the first rank where there is none
-    launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", "jupyter" for a kernel, or "python"
+    launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", "ray", "jupyter" for a kernel, or "python"
     command: tuple[str, ...]  # of the root, not redacted
     ranks: tuple[FoundRank, ...]
     age_s: float
@@ -63,7 +69,7 @@ class FoundJob:
 
 
 def find_jobs() -> list[FoundJob]:
-    """Return all jobs with a rank that a launcher numbered, the youngest first."""
+    """Return all jobs with a rank that a launcher numbered, or a worker of Ray, the youngest first."""
     node = _NodeSnapshot()
     lines = ((pid, attributes["cmdline"] or []) for pid, attributes in procfs.iter_processes("cmdline"))
     ranks = [rank for pid, arguments in lines if (rank := node.find_rank(pid, arguments)) is not None]
@@ -103,6 +109,8 @@ def _make_single(process: ProcessHandle) -> FoundJob:
 
 def _make_job(root: ProcessHandle, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:
     command = procfs.read_command_line(root.pid)
+    if launcher == RAY:  # the raylet's own arguments say nothing of the job
+        command = command[:1]
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
     age_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - root.start / procfs.TICKS_PER_S)
     return FoundJob(root, launcher or find_launcher(command) or "python", tuple(command), tuple(ordered), age_s)
@@ -121,11 +129,15 @@ class _NodeSnapshot:
 
     def find_rank(self, pid: int, arguments: list[str]) -> FoundRank | None:
         """Return the process with this command line as a rank, or None."""
-        if not silent_ranks.is_python(arguments):
+        is_ray = bool(arguments) and arguments[0].startswith(_RAY_TITLE)
+        if not is_ray and not silent_ranks.is_python(arguments):
             return None
         stat, environment = procfs.read_stat(pid), self._read_environment(pid)
         if stat is None or stat.is_dead:
             return None
+        if is_ray:
+            is_rank = find_raylet(pid) is not None and has_imported_torch(pid)
+            return FoundRank(ProcessHandle(pid, stat.start), None, environment) if is_rank else None
         number = launchers.read_number(environment, launchers.RANK, inherited=self._read_environment(stat.parent))
         if number is None or find_launcher(arguments):
             return None
@@ -136,13 +148,15 @@ class _NodeSnapshot:
         by_root: dict[ProcessHandle, list[FoundRank]] = {}
         orphans: dict[tuple[str, ...], list[FoundRank]] = {}
         for rank in ranks:
-            root = _find_root(rank.process.pid)
+            root = _find_raylet(rank.process.pid) if rank.rank is None else _find_root(rank.process.pid)
             if root is not None:
                 by_root.setdefault(root, []).append(rank)
             else:
                 rendezvous = tuple(rank.environment.get(name, "") for name in ("MASTER_ADDR", *launchers.JOB))
                 orphans.setdefault(rendezvous, []).append(rank)
-        jobs = [_make_job(root, members) for root, members in by_root.items()]
+        jobs = [
+            _make_job(root, members, launcher=RAY if members[0].rank is None else "") for root, members in by_root.items()
+        ]
         return jobs + [_make_job(_choose_first(members).process, members) for members in orphans.values()]
 
 
@@ -150,6 +164,11 @@ def _find_root(pid: int) -> ProcessHandle | None:
     """Return the topmost launcher above a rank, or None. Other programs between launchers do not matter."""
     pids = [number for number in procfs.list_ancestors(pid)[1:] if find_launcher(procfs.read_command_line(number))]
     return ProcessHandle.from_pid(pids[-1]) if pids else None
+
+
+def _find_raylet(pid: int) -> ProcessHandle | None:
+    raylet = find_raylet(pid)
+    return ProcessHandle.from_pid(raylet) if raylet is not None else None
 
 
 def _choose_first(ranks: list[FoundRank]) -> FoundRank:

@@ -247,7 +247,7 @@ class GpuDevice:
         """
         if refresh:
             self._listed_used_bytes = self._used_bytes
-            processes = self.query_driver("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
+            processes = self.query_driver("processes", list_processes) or ()
             # That a single process uses the GPU is known from the row of the GPU: the query takes over a millisecond.
             use = self._read_process_use(time_ns) if len(processes) > 1 else None
             self._processes = [
@@ -278,6 +278,14 @@ class GpuDevice:
         # Processes that ran no kernel have no sample. Without any sample the GPU was idle, or the driver hides them.
         self._process_use = {pid: statistics.mean(each) for pid, each in shares.items()} or None
         return self._process_use
+
+
+def list_processes(handle: Any) -> list[Any]:
+    """Return pynvml's entries for the processes that compute on a GPU. Raises NVMLError."""
+    try:
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except pynvml.NVMLLibraryMismatchError:  # a driver before R510; not one of NVML's errors
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses_v2(handle))
 
 
 def discover_gpus() -> tuple[GpuDiscovery, list[GpuDevice]]:

@@ -103,6 +103,8 @@ class RankFinder:
         number = self._find_number(environment, launchers.RANK)
         if number is not None and process.is_alive():
             self._add_rank(SeenRank(process, number, self._find_number(environment, launchers.LOCAL_RANK), time.monotonic()))
+        elif number is None and process.pid != self._root.pid:  # one of Ray's, whose number is set inside
+            self.add_actor(process.pid)
 
     def list_members(self) -> list[SampledMember]:
         """Return the processes to sample: all ranks, and their launchers as rank -1."""

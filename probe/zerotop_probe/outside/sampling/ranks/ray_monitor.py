@@ -17,7 +17,7 @@ _SHARE, _PERIOD, _FREE = "RAY_memory_usage_threshold", "RAY_memory_monitor_refre
 _DEFAULT_SHARE = "0.95"
 
 
-class RayMonitor(NamedTuple):
+class MonitorLimit(NamedTuple):
     """The limit from which on a raylet kills: ``share`` of the memory, or all but ``free_bytes`` if that is more."""
 
     pid: int
@@ -34,10 +34,10 @@ def find_raylet(pid: int) -> int | None:
     return None
 
 
-def read_monitor(raylet: int) -> RayMonitor | None:
+def read_monitor(raylet: int) -> MonitorLimit | None:
     """Return the memory monitor of a raylet; None if it is switched off, or its settings cannot be read."""
     limit = parse_limit(procfs.read_environment(raylet))
-    return RayMonitor(raylet, *limit) if limit is not None else None
+    return MonitorLimit(raylet, *limit) if limit is not None else None
 
 
 def parse_limit(environment: Mapping[str, str]) -> tuple[float, int | None] | None:

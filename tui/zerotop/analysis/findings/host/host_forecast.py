@@ -1,8 +1,8 @@
 """Host memory will be used up: when, and which rank the kernel kills then.
 
 Forecast from what was left in each second: of the control group's limit or of the node, without pages of files, which the
-kernel drops, and with the swap that the job may use; or of the limit at which Ray's memory monitor kills workers. What
-loading, checkpoints and evaluations take is left out.
+kernel drops, and with the swap that the job may use; or of the limit at which Ray kills workers. What loading,
+checkpoints and evaluations take is left out.
 """
 
 from __future__ import annotations
