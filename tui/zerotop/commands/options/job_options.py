@@ -38,7 +38,8 @@ def _add_start(add_command: AddCommand) -> None:
         usage="%(prog)s [-h] [--recording DIR] [--require-recording] [--max-size SIZE] [--headless] [--redact-output]"
         " [--no-record-output] [--no-phase-peaks] [--no-stacks] [--budget PERCENT] [--nccl-inspector PLUGIN]"
         " [--report FILE] [--expect QUESTION] [--notify COMMAND|URL] [--prometheus-textfile DIR]"
-        " [--prometheus-port [HOST:]PORT] [--otlp] [--price-per-hour PRICE] [--collector ADDRESS --job NAME] [--] COMMAND ...",
+        " [--prometheus-port [HOST:]PORT] [--otlp] [--price-per-hour PRICE] [--collector ADDRESS --job NAME]"
+        " [--] COMMAND ...",
     )
     run.add_argument("--recording", "--session", metavar="DIR", help=_RECORDING_DIR_HELP)
     _add_max_size(run)
