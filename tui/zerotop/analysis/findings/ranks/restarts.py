@@ -6,11 +6,11 @@ Attempts that ended before they trained count too. An attempt that failed before
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from zerotop.analysis.failures.attempts import Attempt, read_attempts
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -42,27 +42,40 @@ _LONGEST_TEXT = 120
 
 
 _Begin = events.RankFound | events.Hello
-_BEGINS: tuple[type[_Begin], ...] = (events.RankFound, events.Hello)
 
 
-@in_job(kinds=None)
-def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
+@dataclass
+class _State:
+    """The attempts told so far: the last one is told when the job ends, however long after the restart that is."""
+
+    events_read: int = 0
+    is_due: bool = False
+    reported_ns: int = 0  # begin of the last attempt that was reported
+    has_ended: bool = False
+
+
+def detect(recording: Evidence) -> Iterator[Finding | None]:
     """Report each restart, and the outcome when the job has ended."""
-    recording = window.recording
+    state = recording.get_state(_State)
     ended = next(iter(recording.events_of(events.JobEnded)[-1:]), None)
-    end_ns = recording.cursor_ns if ended is None else ended.unix_ns
-    found: list[_Begin] = [event for kind in _BEGINS for event in recording.events_of(kind)]
-    fresh = [event for kind in _BEGINS for event in window.items(recording.events_of(kind), kind.__name__)]
-    due = [*window.await_each(fresh, lambda event: event.unix_ns + _PRINTED_NS <= end_ns or None)]
-    if not (due or ended) or not _has_twice(found):
+    found: list[_Begin] = [*recording.events_of(events.RankFound), *recording.events_of(events.Hello)]
+    state.is_due |= len(found) != state.events_read
+    state.events_read = len(found)
+    if state.has_ended or not (state.is_due or ended) or not _has_twice(found):
         return
+    end_ns = recording.cursor_ns if ended is None else ended.unix_ns
     attempts = read_attempts(recording.at.at(end_ns))
-    times = [attempt.begin_ns + _PRINTED_NS for attempt in attempts[1:]]
-    for known_ns in window.items([time_ns for time_ns in times if time_ns <= end_ns]):
-        if len(until := read_attempts(recording.at.at(known_ns))) > 1:
-            yield _build_finding(recording, until, known_ns, None)
+    state.is_due = False
+    for attempt in attempts[1:]:
+        known_ns = attempt.begin_ns + _PRINTED_NS
+        if known_ns > end_ns:
+            state.is_due = ended is None
+        elif attempt.begin_ns > state.reported_ns:
+            state.reported_ns = attempt.begin_ns
+            if len(until := read_attempts(recording.at.at(known_ns))) > 1:
+                yield _build_finding(recording, until, known_ns, None)
     if ended is not None:
-        window.is_closed = True
+        state.has_ended = True
         if len(attempts) > 1:
             yield _build_finding(recording, attempts, end_ns, ended)
 
