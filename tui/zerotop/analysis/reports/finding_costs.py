@@ -145,7 +145,7 @@ def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows,
 
 
 def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) -> Rows:
-    """Return the steps from the finding's on, up to the next finding of its kind on its ranks."""
+    """Return the steps from the finding's on, up to its end and to the next finding of its kind on its ranks."""
     begin_ns = finding.begin_ns
     next_ns = [
         other.begin_ns
@@ -154,7 +154,8 @@ def _select_steps(finding: Finding, findings: Sequence[Finding], steps: Rows) ->
     ]
     begins = steps["begin_unix_ns"]
     chosen: Rows = steps[(begins >= begin_ns) & (begins < min(next_ns, default=np.iinfo(np.int64).max))]
-    return chosen
+    until_step = finding.evidence.get("until_step")
+    return chosen if until_step is None else chosen[chosen["step"] <= until_step]
 
 
 def _read_bytes(finding: Finding, field: str) -> float:

@@ -33,7 +33,7 @@ _LAUNCHES = FindingKind(
     fix="{help_fix}",
 )
 _ENDED = _LAUNCHES.with_changes(
-    headline="The GPU waited for launches in {share:percent} of the iterations to step {until_step:.0f}"
+    headline="The GPU waited for launches {share:percent} of the time up to step {until_step:.0f}"
 )
 _WANDERS = FindingKind(
     name="pace_wanders",
@@ -76,7 +76,7 @@ class _Verdict(NamedTuple):
 
     steps: int
     finding: Finding | None
-    is_launching: bool  # whether a finding says so
+    launching: dict[str, Any] | None  # the values of the finding that says so; None if the GPU waits for nothing
 
 
 @in_each_attempt(kinds=None)
@@ -91,31 +91,31 @@ def _judge_next(group: Group, before: _Verdict | None) -> _Verdict | None:
     due = 2 * before.steps if before is not None else _FIRST_STEPS + _LEAST_STEPS
     while len(steps) >= due:
         if int(steps["end_unix_ns"][due - 1]) - int(steps["end_unix_ns"][_FIRST_STEPS]) >= _LEAST_S * 1e9:
-            finding, is_launching = _judge_pace(group, steps[:due], was_launching=before is not None and before.is_launching)
-            return _Verdict(due, finding, is_launching)
+            return _judge_pace(group, steps[:due], before.launching if before is not None else None)
         due += _LEAST_STEPS
     return None
 
 
-def _judge_pace(group: Group, steps: Rows, *, was_launching: bool) -> tuple[Finding | None, bool]:
+def _judge_pace(group: Group, steps: Rows, launching: dict[str, Any] | None) -> _Verdict:
+    """Judge the latter half of some steps. ``launching``: the values of the finding about those before."""
     pace = _measure_pace(group, steps[max(_FIRST_STEPS, len(steps) // 2) :])
     begin, known_ns = steps[_FIRST_STEPS:], int(steps["end_unix_ns"][-1])
-    iteration = compute_known_median(pace.rows["iteration_s"])
-    evidence: dict[str, float] = {"iteration_s": iteration, "steps": len(pace.rows)}
-    ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
+    evidence: dict[str, float] = {"iteration_s": compute_known_median(pace.rows["iteration_s"]), "steps": len(pace.rows)}
     if pace.wanders:
         evidence |= {"low_s": pace.low_s, "high_s": pace.high_s}
-    is_launching = _is_launch_bound(group, pace)
-    if is_launching or (was_launching and 1 - pace.use < _WAIT_SHARE):
+    if _is_launch_bound(group, pace):
         evidence |= {"share": 1 - pace.use, "use": pace.use, "cores": pace.cores}
-        if not is_launching:
-            evidence["until_step"] = float(pace.rows["step"][0])
-        kind = _LAUNCHES if is_launching else _ENDED
-        values: dict[str, Any] = {"low_s": None, "high_s": None, **evidence, **ends, **_advise(group, pace)}
-        cost = 1 - pace.use if is_launching else 0.0
-        return kind.at_steps(group, begin, evidence, known_ns=known_ns, cost=cost, **values), is_launching
+        ends = {"first_step": int(pace.rows["step"][0]), "last_step": int(pace.rows["step"][-1])}
+        values = {"low_s": None, "high_s": None, **ends, **_advise(group, pace)}
+        found = _LAUNCHES.at_steps(group, begin, evidence, known_ns=known_ns, cost=1 - pace.use, **evidence | values)
+        return _Verdict(len(steps), found, {"evidence": evidence, "values": evidence | values})
+    if launching is not None:
+        until = {"until_step": launching["values"]["last_step"]}
+        evidence, values = launching["evidence"] | until, launching["values"] | until
+        found = _ENDED.at_steps(group, begin, evidence, known_ns=known_ns, cost=evidence["share"], **values)
+        return _Verdict(len(steps), found, None)
     wanders = pace.wanders and not _is_disturbed(group, pace.rows)
-    return _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, was_launching
+    return _Verdict(len(steps), _WANDERS.at_steps(group, begin, evidence, known_ns=known_ns) if wanders else None, None)
 
 
 def _is_disturbed(group: Group, rows: Rows) -> bool:
