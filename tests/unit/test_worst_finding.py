@@ -47,6 +47,8 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
     monkeypatch.setattr(run, "die_of", lambda name: None)
     options = Namespace(
         headless=True,
+        collector=None,
+        nccl_inspector=None,
         report=None,
         no_phase_peaks=False,
         budget=None,
