@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from zerotop_probe.inside.changes import held_tensors
 from zerotop_probe.inside.changes.held_tensors import describe_held
+from zerotop_probe.inside.growing_containers import reachable_values
+from zerotop_probe.inside.stacks import code_positions
 
 
 class Trainer:
@@ -156,8 +157,9 @@ def test_lists_in_slots_arguments_defaults_and_dicts(
     run: Any, name: str, owner: str, added: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The test's process has more modules than a job's, and may be busy.
-    monkeypatch.setattr(held_tensors, "_MOST_NS", 10 * 10**9)
-    monkeypatch.setattr(held_tensors, "_MOST_NODES", 10**7)
+    monkeypatch.setattr(reachable_values, "_MOST_NS", 10 * 10**9)
+    monkeypatch.setattr(reachable_values, "_MOST_VALUES", 10**7)
+    monkeypatch.setattr(code_positions, "_MOST_CODES", 10**6)
     held = run()[0]
     assert (held["name"], held["owner"], held["count"]) == (name, owner, 3)
     assert held["added_function"] == added
