@@ -326,3 +326,36 @@ def test_the_recording_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -
     )
     done = subprocess.run([sys.executable, "-c", script, recording], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(threads)]
+
+
+@pytest.mark.parametrize(("may_be_busy", "samples"), [(False, True), (True, True), (False, False)])
+def test_the_sampler_waits_promptly_only_while_no_other_thread_computes(
+    sampled_recorder: tuple[Recorder, StackSampler], may_be_busy: bool, samples: bool
+) -> None:
+    import threading
+
+    recorder, sampler = sampled_recorder
+    sampler._may_be_busy = lambda: may_be_busy
+    seen: list[float] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            seen.append(sys.getswitchinterval())
+            return True
+
+    if samples:
+        record_steps(recorder, 10, 10 * MS, time.monotonic_ns() - 500 * MS)
+        sampler.look()
+    assert sampler.wait(Event(), 0)
+    assert (seen[0] < sys.getswitchinterval()) == (samples and not may_be_busy)
+
+
+def test_threads_that_are_not_watched_yet_may_be_busy() -> None:
+    import threading
+
+    from zerotop_probe.inside.stacks.busy_threads import BusyThreads
+
+    threads = BusyThreads(lambda *values, **facts: None, threading.get_ident)
+    assert threads.may_be_busy()
+    threads.look()
+    assert not threads.may_be_busy()
