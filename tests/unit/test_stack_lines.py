@@ -180,6 +180,19 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
     assert "py-spy" not in findings.fix
 
 
+@pytest.mark.parametrize("is_loading", [True, False])
+def test_counted_steps_name_the_line_that_loads_data(tmp_path: Path, is_loading: bool) -> None:
+    """Their samples have no phase: the stack shows whether the training thread waits for data."""
+    folder = recordings.unpack_to_folder("unseen-late-data", tmp_path)
+    before = find_named(Recording.open(folder), "data_stall")
+    fetch = [("torch/utils/data/_utils/fetch.py", 41, "fetch", False)] if is_loading else []
+    tokenize = ([("train.py", 88, "__iter__", True), *fetch, LOOP], "re.Pattern.findall")
+    model = ([("torch/nn/modules/module.py", 1775, "forward", False), LOOP], "torch.nn.Linear.forward")
+    recording = add_stacks(folder, before, [tokenize, model, model, model], where="unknown phase")
+    found = find_named(recording, "data_stall")
+    assert found.headline == before.headline + ": train.py:88" * is_loading
+
+
 def test_a_drift_names_the_line(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("held-drift", tmp_path)
     before = find_named(Recording.open(folder), "iteration_drift")

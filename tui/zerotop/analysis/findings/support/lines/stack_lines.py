@@ -21,8 +21,8 @@ from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
 
-BETWEEN, UNSEEN = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE
-"""The places of stacks that are in no phase, and of those in counted steps."""
+BETWEEN, UNSEEN, DATA = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE, "data"
+"""The places of stacks that are in no phase, of those in counted steps, and of those that wait for data."""
 
 SLOW, SHARE = event_values.SLOW, event_values.SHARE
 """Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
@@ -56,7 +56,7 @@ _TENSOR_METHODS = {
     *("sort", "split", "squeeze", "std", "sum", "swapaxes", "take", "tolist", "trace", "transpose", "values", "var", "view"),
 }
 _HOST_METHODS = frozenset(name for kind in _HOST_TYPES for name in dir(kind)) - _TENSOR_METHODS
-_LOADERS = "torch.utils.data."
+_LOADERS, _LOADER_FILES = "torch.utils.data.", "torch/utils/data/"
 # Files of libraries whose functions run phases: a stack with one of them is in a phase.
 _PHASE_FILES = (
     "torch/nn/modules/module.py",
@@ -64,7 +64,7 @@ _PHASE_FILES = (
     "torch/_tensor.py",
     "torch/autograd/",
     "torch/optim/",
-    "torch/utils/data/",
+    _LOADER_FILES,
     "deepspeed/runtime/engine.py",
     "deepspeed/runtime/pipe/",
 )
@@ -242,20 +242,26 @@ def select_stacks(
 ) -> Iterator[tuple[SampledStack, OwnFrame | None]]:
     """Yield an event's stacks in a place, with their frame of the job's own code, or that which calls the model.
 
-    For a counted step, the functions of a stack show whether it is between the phases.
+    For a counted step, the functions of a stack show whether it is between the phases or waits for data.
     """
     frames = event.frames
     for stack in event.stacks:
         found = find_own(frames, stack, outside_model=outside_model)
-        if event.where == where or (
-            found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)
-        ):
+        if event.where == where:
+            is_there = True
+        elif where == DATA:
+            is_there = _runs_through(frames, stack, (_LOADER_FILES,))
+        else:
+            is_beside = found is not None and not is_training(found.callees, UNSEEN)
+            is_there = is_beside and not _runs_through(frames, stack, _PHASE_FILES)
+        if is_there:
             yield stack, found
 
 
-def _is_in_phase(frames: Sequence[SampledFrame], stack: SampledStack) -> bool:
+def _runs_through(frames: Sequence[SampledFrame], stack: SampledStack, begins: tuple[str, ...]) -> bool:
+    """Whether a file of the stack's functions begins with one of these."""
     files = (frames[number].file for number in stack.frames if 0 <= number < len(frames))
-    return any(file.startswith(_PHASE_FILES) for file in files)
+    return any(file.startswith(begins) for file in files)
 
 
 def await_line(delay: Delay) -> FoundLine | None:
@@ -281,8 +287,8 @@ def await_line(delay: Delay) -> FoundLine | None:
 def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     """Yield the events with samples from a delay, written until ``until_ns``.
 
-    Samples of counted steps may be between the phases too, see :func:`select_stacks`. Those after the last step are in none:
-    what a script does after its training slows no step down.
+    Samples of counted steps may be between the phases or wait for data, too, see :func:`select_stacks`. Those after the last
+    step are in none: what a script does after its training slows no step down.
     """
     process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
@@ -290,7 +296,7 @@ def _select_events(delay: Delay, until_ns: int) -> Iterator[Stacks]:
     if slow_until_ns:
         slow_until_ns = min(slow_until_ns, int(process.steps_until(until_ns)["end_unix_ns"].max(initial=0)))
     for event in select_events(process.events_of(Stacks), begin_ns, until_ns):
-        is_there = event.where == where or (where == BETWEEN and event.where == UNSEEN)
+        is_there = event.where == where or (where in (BETWEEN, DATA) and event.where == UNSEEN)
         if is_there and event.why != event_values.SILENT:
             last_ns = max(delay.end_ns, slow_until_ns) if event.why == SLOW else delay.end_ns
             # Samples of usual slowness say nothing about a window that began later.
@@ -321,7 +327,7 @@ def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
         name.startswith(_LIBRARIES)
         or (is_computing and name.startswith("torch."))
         or (is_computing and _is_by_tensor(name, before))
-        or (where in ("data", UNSEEN) and name.startswith(_LOADERS))
+        or (where in (DATA, UNSEEN) and name.startswith(_LOADERS))
         for before, name in zip(("", *callees), callees, strict=False)
     )
 
