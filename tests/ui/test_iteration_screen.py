@@ -293,7 +293,10 @@ async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
                 assert glyphs is not ASCII or text.isascii()
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("story", 1.0), ("story", 40.0), ("cpu-clean", 30.0)])
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [("story", 1.0), ("story", 40.0), ("cpu-clean", 30.0), ("blind-early-end", 60.0), ("host-killed", 900.0)],
+)
 async def test_jobs_without_steps_raise_nothing(name: str, seconds: float) -> None:
     watch = Watch(name, seconds)
     async with watch.app.run_test(size=(120, 40)) as pilot:
