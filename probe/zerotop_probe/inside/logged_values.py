@@ -25,11 +25,6 @@ class LoggedValues:
         self._files = files
         self._writer: TableWriter | None = None
 
-    @property
-    def lost_records(self) -> int:
-        """Number of records lost so far."""
-        return self._writer.lost if self._writer is not None else 0
-
     def write(self, time_ns: int, logged: Mapping[Any, Any]) -> None:
         """Record those values whose names are known, and which are on the host; the first of several with one meaning."""
         values: dict[str, float] = {}

@@ -75,11 +75,6 @@ class AllocatorSampler:
         self._step_peak = UNKNOWN
         self._guard = Guard("allocator", meter)
 
-    @property
-    def lost_records(self) -> int:
-        """Number of records lost so far."""
-        return self._writer.lost
-
     def sample_edge(self, time_ns: int, span: Span, edge: int) -> None:
         """Record the counters at the begin or end of ``span``, which is at ``time_ns``."""
         if not self._guard.is_on or time_ns - self._last_read_ns < _MIN_INTERVAL_NS[edge]:

@@ -78,11 +78,6 @@ class DeviceClock:
         self._free_events: list[Any] = []
         self._pending_spans: deque[tuple[Span, Any, Any]] = deque()
 
-    @property
-    def lost_records(self) -> int:
-        """Number of records lost so far."""
-        return self._writer.lost
-
     def begin_span(self, span: Span) -> None:
         """Record an event at the begin of a span."""
         if self._guard.is_on and len(self._pending_spans) < _MAX_PENDING:

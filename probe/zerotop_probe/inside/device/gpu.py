@@ -71,12 +71,8 @@ class RankDevice:
 
     @property
     def lost_records(self) -> int:
-        """Number of records lost so far."""
-        return (
-            self._clock.lost_records
-            + self._microscope.lost_records
-            + (self._allocator.lost_records if self._allocator is not None else 0)
-        )
+        """Number of records lost so far that are not in the files of the rank."""
+        return self._microscope.lost_records
 
     @property
     def allocations(self) -> int | None:

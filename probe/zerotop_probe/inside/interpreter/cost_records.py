@@ -27,11 +27,6 @@ class CostRecords:
         self.write_more: Callable[[int, int], None] = lambda time_ns, step: None
         """Records what else there is, by the time and the last finished step."""
 
-    @property
-    def lost_records(self) -> int:
-        """Number of records lost so far."""
-        return self._writer.lost
-
     def are_due(self, time_ns: int) -> bool:
         """Whether the last records are old enough for the next."""
         return time_ns - self._last_ns >= _EVERY_NS

@@ -59,7 +59,7 @@ class RingFiles:
         self.ring = Ring.create(folder, f"{identity.file_stem}-{time.monotonic_ns()}", declaration)
         self.ring.note_pass(time.monotonic_ns(), 0)
         self._identity = identity
-        self._declared = 1
+        self._tables: list[RingTable] = []
         # A counter that needs no lock, because a signal handler of the job may write too.
         self.take_slot = itertools.count().__next__
         # The last slot taken, and the first ones that tables and events may not take.
@@ -78,8 +78,13 @@ class RingFiles:
             kind=TABLE_KIND, header=make_header(table.name, self._identity, dtype=table.dtype, **extra)
         )
         self.ring.add_declarations(declaration)
-        self._declared += 1
-        return RingTable(self, table, self._declared - 1)
+        self._tables.append(RingTable(self, table, len(self._tables) + 1))  # the events are declared first
+        return self._tables[-1]
+
+    @property
+    def lost_records(self) -> int:
+        """Number of records and events without room."""
+        return self.events.lost + sum(table.lost for table in self._tables)
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
@@ -225,6 +230,11 @@ class DiskFiles:
         """Return a writer of records of a table; ``extra`` goes into the header of its file."""
         self._writers.append(writer.RecordWriter(self._recording, table, self._identity, **extra))
         return self._writers[-1]
+
+    @property
+    def lost_records(self) -> int:
+        """Number of records and events that could not be written."""
+        return self.events.lost + sum(table.lost for table in self._writers)
 
     def poll(self, time_ns: int) -> None:
         """Do nothing: all records are written."""
