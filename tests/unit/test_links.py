@@ -127,6 +127,9 @@ def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
         make("iteration_shift", 210, "train.py:7", 60),
     ):
         assert drop_repeats([lost, other]) == (lost, other)
+    for added_s, told in ((0.15, 1), (0.05, 2)):  # at step 60 iterations become 0.1 s longer
+        finding = dataclasses.replace(lost, evidence={"added_s": added_s})
+        assert len(drop_repeats([finding, make("iteration_shift", 210, "train.py:7", 60)])) == told
 
 
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
