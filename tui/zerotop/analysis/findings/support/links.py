@@ -268,6 +268,11 @@ def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
     return "oom_kills" in effect.evidence and _begins_before(effect, cause)
 
 
+def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator flushed its cache for the first time in the step that then failed: the last thing it tries."""
+    return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
+
+
 def _took_down(effect: Finding, cause: Finding) -> bool:
     """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
     return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
@@ -342,6 +347,7 @@ _REPEATS = (
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("iteration_shift", "iteration_shift", _is_part_of),
+    _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
     *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
