@@ -31,8 +31,9 @@ from zerotop.analysis.memory.expected.beyond_allocated import estimate_memory
 from zerotop.analysis.memory.expected.model_shape import parse_shape
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.step_blocks import REDUCTION, WORKSPACE, StepReplay
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
 from zerotop.analysis.sweeps.baseline import read_baseline
-from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
+from zerotop.analysis.sweeps.estimates import Hardware, build_setup
 from zerotop.analysis.sweeps.what_if import predict_memory
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import HISTORY_ACTIONS, PHASES

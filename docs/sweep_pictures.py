@@ -53,7 +53,7 @@ class RecordedSearch:
 
     def __init__(self, sweep: Sweep) -> None:
         self.runs = len(sweep.points)
-        self.results = [self._read_result(sweep, *pair) for pair in (("none", 14_245.0), ("optimizer", 6_439.0))]
+        self.results = tuple(self._read_result(sweep, *pair) for pair in (("none", 14_245.0), ("optimizer", 6_439.0)))
         self.series_count = len(self.results)
 
     def _read_result(self, sweep: Sweep, offload: str, predicted: float) -> LargestResult:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.demo import RECORDING_PATH
 from zerotop.recording.packed.packing import SUFFIX, unpack_files
 from zerotop.recording.reader import Recording
@@ -37,6 +38,14 @@ def find_packed_file(name: str) -> Path:
 def open_recording(name: str) -> Recording:
     """Open a recording, which is unpacked once for all tests."""
     return Recording.from_folder(UnpackedFolder(find_packed_file(name), dict(unpack_recording(name))))
+
+
+def open_searched(recording: str | Recording) -> RecordingSource:
+    """Open a recording for screens, with all its findings: on a busy machine one look does not get that far."""
+    source = RecordingSource(open_recording(recording) if isinstance(recording, str) else recording)
+    while source.search_findings().is_behind:
+        pass
+    return source
 
 
 @cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.sweeps.search import LargestResult, Line
-from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
+from zerotop.recording.sweeps import OK, OUT_OF_MEMORY, Plan, Point, PointAttempt, Result, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.sweep.model import SweepModel
 
@@ -19,29 +19,25 @@ SHAPE = ModelShape(layers=24, hidden=896, heads=14, vocabulary=151936, parameter
 REASON = "Rank 0 ran out of GPU memory in backward of step 0. PyTorch needed 9.27 GiB at once, and 6.11 GiB were free."
 
 
-class StartedAttempt:
-    """An attempt that began just now, so that its clock shows the same time in each picture."""
-
-    number = 1
-    recording = Path("/nowhere")
-    is_compiling = False
-
-    @property
-    def begun_s(self) -> float:
-        return time.time() - 12.5
-
-
 class Progress:
     """A sweep that stands still: ``done`` points have results, the next one runs."""
 
     elapsed_s = 252.0
     problem = ""
+    is_compiling = False
+    running: tuple[int, ...]
 
     def __init__(self, done: int = 11) -> None:
         self.sweep = make_sweep(done)
         self.is_over = done == len(self.sweep.points)
-        self.attempts = {} if self.is_over else {done: StartedAttempt()}
+        self.running = () if self.is_over else (done,)
         self.stopped = False
+
+    @property
+    def attempts(self) -> dict[int, PointAttempt]:
+        """An attempt that began just now, so that its clock shows the same time in each picture."""
+        begun_s = time.time() - 12.5
+        return {one: PointAttempt(one, 1, Path("/nowhere"), begun_s, self.is_compiling) for one in self.running}
 
     def estimate_left_s(self) -> float | None:
         return None if self.is_over else 117.0
@@ -73,7 +69,7 @@ class FitProgress(Progress):
         ]
         self.sweep = Sweep(Path("/sweeps/20261122-180000-qwen-0.5b"), plan, tuple(points))
         self.is_over = done == len(tried)
-        self.attempts = {} if self.is_over else {done: StartedAttempt()}
+        self.running = () if self.is_over else (done,)
         self.stopped = False
         self.runs = done
         self.results: tuple[LargestResult, ...] = ()

@@ -10,7 +10,7 @@ import pytest
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from recordings import open_recording
+from recordings import open_searched
 from waiting import wait_for_idle_loop
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
@@ -59,7 +59,4 @@ def frozen_once() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def story_source() -> RecordingSource:
     """The recording that is shipped with the demo, read to its end."""
-    source = RecordingSource(open_recording("story"))
-    while source.search_findings().is_behind:
-        pass
-    return source
+    return open_searched("story")

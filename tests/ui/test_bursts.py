@@ -5,9 +5,8 @@ from __future__ import annotations
 from textual import events
 from textual.widgets import Input
 
-from recordings import open_recording
+from recordings import open_searched
 from waiting import wait_until
-from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.output.screen import OutputScreen
@@ -16,10 +15,7 @@ KEYS = {"/": "slash", " ": "space"}
 
 
 def make_app() -> ZerotopApp:
-    source = RecordingSource(open_recording("z2-oom"))
-    while source.search_findings().is_behind:
-        pass
-    return ZerotopApp(source, title="oom", glyphs=BLOCKS)
+    return ZerotopApp(open_searched("z2-oom"), title="oom", glyphs=BLOCKS)
 
 
 def type_at_once(app: ZerotopApp, text: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from recordings import open_recording
+from recordings import open_recording, open_searched
 from screens import read_rows
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
@@ -230,9 +230,7 @@ async def test_a_rank_alone_is_compared_with_nobody() -> None:
 )
 async def test_a_hang_names_the_rank_that_the_others_wait_for(name: str, said: str, later: str) -> None:
     """Beneath a banner about a hang, "No rank delays the other one" would contradict it."""
-    source = RecordingSource(open_recording(name))
-    while source.search_findings().is_behind:
-        pass
+    source = open_searched(name)
     known_ns = next(finding.known_ns for finding in source.findings_at(None) if finding.name == "hung_ranks")
     app = ZerotopApp(source, title=name, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:

@@ -7,11 +7,11 @@ from typing import Any
 
 from textual.pilot import Pilot
 
+from recordings import open_searched
 from screens import read_rows
 from small_recording import second_to_unix_ns
 from stuck_ranks_recording import SLEEPING, WAITING, Stand, write_standing
 from waiting import wait_until
-from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -24,10 +24,7 @@ def read_screen(app: ZerotopApp) -> str:
 
 def make_app(folder: Path) -> ZerotopApp:
     stands = {0: Stand(WAITING, "wait"), 1: Stand(SLEEPING, "time.sleep"), 2: Stand(WAITING, "wait")}
-    source = RecordingSource(write_standing(folder, stands))
-    while source.search_findings().is_behind:
-        pass
-    return ZerotopApp(source, title="standing", glyphs=BLOCKS)
+    return ZerotopApp(open_searched(write_standing(folder, stands)), title="standing", glyphs=BLOCKS)
 
 
 async def show_stacks(app: ZerotopApp, pilot: Pilot[Any]) -> None:

@@ -65,7 +65,7 @@ def test_a_search_shows_the_limit_and_what_fragmentation_took() -> None:
 def test_the_axis_of_a_search_ends_near_what_fits() -> None:
     model = make_search(2)  # 4,096 fits, 8,192 does not
     assert model.shown_values == [4096, 6144, 8192]
-    model.search.results = (replace(model.search.results[0], largest=3072),)  # type: ignore[union-attr, misc]
+    model.search.results = (replace(model.search.results[0], largest=3072),)  # type: ignore[union-attr]
     assert model.shown_values == [4096, 6144]
 
 
@@ -149,7 +149,7 @@ def test_an_ended_sweep_says_its_answer_first() -> None:
         ("stages", " Fastest: stage 0, offload none, 14,559 tokens per second."),
     ):
         progress = Progress(0)
-        progress.sweep, progress.is_over, progress.attempts = read_sweep(folder / name), True, {}
+        progress.sweep, progress.is_over, progress.running = read_sweep(folder / name), True, ()
         for size in ((80, 24), (120, 40)):
             rows = [row_text(row) for row in draw_sweep(SweepModel(progress), *size, BLOCKS)]
             assert rows[2].startswith(answer)
@@ -165,7 +165,7 @@ async def test_a_point_without_a_recording_is_said() -> None:
 
 async def test_a_search_that_begins_has_nothing_to_open() -> None:
     model = make_search(0)
-    model.progress.sweep = replace(model.sweep, points=())  # type: ignore[misc]
+    model.progress.sweep = replace(model.sweep, points=())
     app = SweepApp(model, glyphs=BLOCKS)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("down", "up", "end", "enter")
@@ -249,7 +249,7 @@ def test_an_ended_sweep_opens_on_its_last_point() -> None:
     """Whatever its number: combinations that cannot work have one, but are no points."""
     progress = Progress(0)
     progress.sweep = read_sweep(Path(__file__).parents[2] / "docs" / "sweeps" / "stages")
-    progress.is_over, progress.attempts = True, {}
+    progress.is_over, progress.running = True, ()
     model = SweepModel(progress)
     model.place_cursor()
     assert [model.cursor_row, model.listed_points[-1].number] == [len(progress.sweep.points) - 1, 15]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from in_pieces import find_at_end
+from small_recording import BEGIN_NS, S, make_identity, make_span, write_table
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.pace import iteration_drift, iteration_shift
-from zerotop.analysis.findings.support import detection
 from zerotop_probe.inside.stacks.busy_threads import BusyThreads
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
@@ -105,17 +105,13 @@ def write_job(folder: Path, seconds: list[float], thread: dict[str, Any] | None)
     writer.close()
 
 
-def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
-    monkeypatch.setattr(detection, "_PIECE", piece)
-    recording = read_recording(folder)
-    runner = detection.Detection(recording, [iteration_shift.detect, iteration_drift.detect])
-    runner.update()
-    return runner.findings_at(recording.end_ns)
+def find_all(folder: Path, piece: int = 16384) -> tuple[Finding, ...]:
+    return find_at_end(folder, [iteration_shift.detect, iteration_drift.detect], piece)
 
 
-def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 40 + [0.2] * 60, {})
-    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    whole, *others = (find_all(tmp_path, piece) for piece in (16384, 7, 50))
     (shift,) = whole
     assert shift.details == (
         "50 ms of it in the backward phase; at the same time thread dashboard began to use 0.6 cores at train.py:17 in"
@@ -131,13 +127,13 @@ def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path, monkey
     [None, {"begin": 1.0}, {"begin": 6.0}, {"cores": 0.1}, {"lock_wait_s": 0.00005}, {"thread": "a{b"}],
     ids=["none", "before", "after", "too little", "without the lock", "odd name"],
 )
-def test_other_threads_are_no_cause(tmp_path: Path, thread: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_are_no_cause(tmp_path: Path, thread: dict[str, Any] | None) -> None:
     write_job(tmp_path, [0.1] * 40 + [0.2] * 60, thread)
-    (shift,) = find_all(tmp_path, 16384, monkeypatch)
+    (shift,) = find_all(tmp_path)
     assert "no other change was recorded" in shift.details
 
 
-def test_a_thread_that_computes_more_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_computes_more_and_more(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 38 + [0.1 + 0.001 * step for step in range(120)], {})
-    drifts = [finding for finding in find_all(tmp_path, 16384, monkeypatch) if finding.name == "iteration_drift"]
+    drifts = [finding for finding in find_all(tmp_path) if finding.name == "iteration_drift"]
     assert any("meanwhile thread dashboard began to use 0.6 cores" in drift.details for drift in drifts)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 import recordings
-from sweep_progress import StartedAttempt, make_model
+from sweep_progress import Progress, make_model
 from zerotop.commands import sweep as command
 from zerotop.commands.sweeping import point_run
-from zerotop.commands.sweeping.point_run import PointAttempt
-from zerotop.recording.sweeps import Sweep
+from zerotop.recording.sweeps import PointAttempt, Sweep
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 from zerotop.ui.sweep.drawing import draw_sweep
@@ -41,7 +40,7 @@ def test_a_job_compiles_until_it_has_an_engine(tmp_path: Path) -> None:
 def test_the_screen_says_so(width: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(0)
     assert any("running 0:12" in row_text(row) for row in draw_sweep(model, width, 30, BLOCKS))
-    monkeypatch.setattr(StartedAttempt, "is_compiling", True)
+    monkeypatch.setattr(Progress, "is_compiling", True)
     assert any(said in row_text(row) for row in draw_sweep(model, width, 30, BLOCKS))
 
 

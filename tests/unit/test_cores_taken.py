@@ -7,27 +7,22 @@ from pathlib import Path
 import pytest
 
 import long_recording
+from in_pieces import find_at_end
 from long_recording import CORES, Trouble
 from planted_troubles import set_values
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.host import cores_taken
-from zerotop.analysis.findings.support import detection
-from zerotop.recording.reader import Recording
 
 PERIOD_S = 20.0
 
 
-def find_taken(path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
+def find_taken(path: Path, piece: int = 16384) -> tuple[Finding, ...]:
     """Return the findings of this kind, read so many phases at a time."""
-    monkeypatch.setattr(detection, "_PIECE", piece)
-    recording = Recording.open(path)
-    runner = detection.Detection(recording, [cores_taken.detect])
-    runner.update()
-    return runner.findings_at(recording.end_ns)
+    return find_at_end(path, [cores_taken.detect], piece)
 
 
 @pytest.mark.parametrize("seconds", [1.5, 3.0])
-def test_pieces_make_no_difference(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_make_no_difference(tmp_path: Path, seconds: float) -> None:
     """From second 60 on they are taken for so long in each PERIOD_S; a node is sampled twice a second."""
     share = seconds / PERIOD_S
     changes = {
@@ -35,7 +30,7 @@ def test_pieces_make_no_difference(tmp_path: Path, seconds: float, monkeypatch: 
         "processes": set_values(PERIOD_S, share, waiting_cores=CORES / 2),
     }
     path = long_recording.write_recording(tmp_path / "session", 500, Trouble(tables=changes))
-    whole, *others = (find_taken(path, piece, monkeypatch) for piece in (16384, 50, 7, 3))
+    whole, *others = (find_taken(path, piece) for piece in (16384, 50, 7, 3))
     assert all(found == whole for found in others)
     if seconds < cores_taken.TAKEN_SECONDS:
         assert whole == ()

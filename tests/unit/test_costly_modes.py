@@ -13,10 +13,10 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 
-from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from in_pieces import find_at_end
+from small_recording import BEGIN_NS, S, make_identity, make_span, write_table
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.pace import costly_modes, iteration_shift
-from zerotop.analysis.findings.support import detection
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes, ModeChange
 from zerotop_probe.inside.guard import CostMeter, remove_hooks
@@ -128,17 +128,13 @@ def write_clearings(folder: Path, seconds: list[float], first_s: float, every_s:
     writer.close()
 
 
-def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
-    monkeypatch.setattr(detection, "_PIECE", piece)
-    recording = read_recording(folder)
-    runner = detection.Detection(recording, [costly_modes.detect, iteration_shift.detect])
-    runner.update()
-    return runner.findings_at(recording.end_ns)
+def find_all(folder: Path, piece: int = 16384) -> tuple[Finding, ...]:
+    return find_at_end(folder, [costly_modes.detect, iteration_shift.detect], piece)
 
 
-def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 40 + [0.25] * 60, (4.01, True))
-    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    whole, *others = (find_all(tmp_path, piece) for piece in (16384, 7, 50))
     (finding,) = whole
     assert finding.headline == "Anomaly mode from step 40 on: iterations take 250 ms instead of 100 ms"
     assert finding.details.startswith(
@@ -149,9 +145,9 @@ def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path, monkeypatch
     assert all(found == whole for found in others)
 
 
-def test_anomaly_mode_from_the_begin_on_has_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anomaly_mode_from_the_begin_on_has_no_figures(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 40, (-1.0, True))
-    (finding,) = find_all(tmp_path, 16384, monkeypatch)
+    (finding,) = find_all(tmp_path)
     assert (finding.headline, finding.cost) == ("Anomaly mode is on in each step", 0.0)
     assert "takes" not in finding.details
 
@@ -160,27 +156,25 @@ def test_anomaly_mode_from_the_begin_on_has_no_figures(tmp_path: Path, monkeypat
     ("steps", "mode", "told"),
     [(8, "anomaly", False), (12, "anomaly", True), (40, "profiler", False), (90, "profiler", True)],
 )
-def test_a_mode_that_is_soon_switched_off_is_not_told(
-    tmp_path: Path, steps: int, mode: str, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mode_that_is_soon_switched_off_is_not_told(tmp_path: Path, steps: int, mode: str, told: bool) -> None:
     begins = [0.0, *itertools.accumulate([0.1] * 40 + [0.25] * steps)]
     write_job(tmp_path, [0.1] * 40 + [0.25] * steps + [0.1] * 40, (4.01, True), (begins[-1] - 0.1, False), mode=mode)
-    found = find_all(tmp_path, 16384, monkeypatch)
+    found = find_all(tmp_path)
     kinds = {"anomaly": "anomaly_mode", "profiler": "profiler_on"}
     assert (kinds[mode] in [one.name for one in found]) == told
     causes = [str(one.details) for one in found if one.name == "iteration_shift"]
     assert all("was switched off" in text for text in causes)
 
 
-def test_a_mode_that_costs_nothing_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mode_that_costs_nothing_is_no_warning(tmp_path: Path) -> None:
     write_job(tmp_path, [0.1] * 100, (4.01, True))
-    (finding,) = find_all(tmp_path, 16384, monkeypatch)
+    (finding,) = find_all(tmp_path)
     assert (finding.severity.value, finding.cost) == ("info", 0.0)
 
 
-def test_an_emptied_cache_is_the_only_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emptied_cache_is_the_only_finding(tmp_path: Path) -> None:
     write_clearings(tmp_path, [0.1] * 40 + [0.15] * 60, 4.12, 0.15)
-    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    whole, *others = (find_all(tmp_path, piece) for piece in (16384, 7, 50))
     (finding,) = whole
     assert finding.headline == "The allocator's cache is emptied in each step: train.py:33"
     assert finding.details == (
@@ -192,11 +186,9 @@ def test_an_emptied_cache_is_the_only_finding(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("every", "told"), [(1, True), (2, False), (10, False)])
-def test_a_cache_that_is_emptied_now_and_then_is_no_finding(
-    tmp_path: Path, every: int, told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_is_emptied_now_and_then_is_no_finding(tmp_path: Path, every: int, told: bool) -> None:
     write_clearings(tmp_path, [0.1] * 700, 4.02, 0.1 * every)
-    found = [(one.name, one.severity.value) for one in find_all(tmp_path, 16384, monkeypatch)]
+    found = [(one.name, one.severity.value) for one in find_all(tmp_path)]
     assert found == ([("cache_emptied", "info")] if told else [])
 
 
@@ -243,7 +235,7 @@ def test_lines_that_empty_the_cache_can_be_left_out(emptied: EmptiedCache) -> No
     assert [sorted(event) for event in emptied.events] == [["begin_ns", "calls", "seconds"]] * 2
 
 
-def test_a_function_that_fails_fails_as_before(emptied: EmptiedCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_fails_fails_as_before(emptied: EmptiedCache) -> None:
     emptied.record(names_lines=True)
     with pytest.raises(TypeError):
         torch._C._cuda_emptyCache(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recordings import open_recording
+from recordings import open_recording, open_searched
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import JobState
@@ -233,9 +233,7 @@ def test_with_much_room_lines_are_taller_and_maps_have_gaps(three_ranks: Path) -
 
 def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> None:
     """The sentence, the chosen rank, the table and the values beside the map agree with the finding under the header."""
-    source = RecordingSource(open_recording("cpu-straggler"))
-    while source.search_findings().is_behind:
-        pass
+    source = open_searched("cpu-straggler")
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     viewer.go_to_step(24)  # 10 of its 25 steps are slow: means of all of them show less
     frame = viewer.make_frame()

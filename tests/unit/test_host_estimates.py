@@ -7,7 +7,8 @@ import pytest
 from zerotop.analysis.memory.expected.beyond_allocated import JobMemory, estimate_memory
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import Workload
-from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
+from zerotop.analysis.sweeps.estimates import Hardware, build_setup
 
 
 def estimate(parameters: int, largest: int, gpus: int, stage: int, offload: str, *, is_loop: bool = False) -> JobMemory:

@@ -42,15 +42,8 @@ class Received:
         return self.messages
 
 
-def open_searched(name: str) -> RecordingSource:
-    source = RecordingSource(recordings.open_recording(name))
-    while source.search_findings().is_behind:
-        pass
-    return source
-
-
 def test_the_worst_comes_first_and_the_others_are_counted() -> None:
-    source, clock, received = open_searched("story"), Clock(), Received()
+    source, clock, received = recordings.open_searched("story"), Clock(), Received()
     notifier = Notifier("", print, clock, received.delivery)
     notifier.update(source)
     (first,) = received.wait()
@@ -70,19 +63,19 @@ def test_the_worst_comes_first_and_the_others_are_counted() -> None:
 def test_what_comes_within_a_minute_is_held_back_and_counted() -> None:
     clock, received = Clock(), Received()
     notifier = Notifier("", print, clock, received.delivery)
-    notifier.update(open_searched("gpu-leak"))
+    notifier.update(recordings.open_searched("gpu-leak"))
     clock.now_s = PAUSE_S - 1
-    notifier.update(open_searched("cpu-slow"))
-    notifier.update(open_searched("z2-oom"))
+    notifier.update(recordings.open_searched("cpu-slow"))
+    notifier.update(recordings.open_searched("z2-oom"))
     assert len(received.wait()) == 1
     clock.now_s = PAUSE_S
-    notifier.update(open_searched("z2-oom"))
+    notifier.update(recordings.open_searched("z2-oom"))
     assert [one["finding"]["name"] for one in received.wait()] == ["memory_creep", "out_of_memory"]
     assert received.messages[1]["held_back"] == 2
 
 
 def test_a_hang_has_an_event_of_its_own_and_the_end_waits_for_no_minute() -> None:
-    source, received = open_searched("cpu-hang"), Received()
+    source, received = recordings.open_searched("cpu-hang"), Received()
     notifier = Notifier("", print, Clock(), received.delivery)
     follow(source.recording, [notifier])
     (end,) = received.wait()

@@ -59,9 +59,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[Any]]]
 
 
 def send(name: str, tell: Any = pytest.fail) -> RecordingSource:
-    source = RecordingSource(recordings.open_recording(name))
-    while source.search_findings().is_behind:
-        pass
+    source = recordings.open_searched(name)
     OtlpSender(tell).finish(source)
     return source
 

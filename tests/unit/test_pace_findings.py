@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from in_pieces import find_at_end
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.host import crowded_cores
@@ -67,13 +68,9 @@ def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]
     writer.close()
 
 
-def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Finding, ...]:
+def find_changes(folder: Path, piece: int = 16384) -> tuple[Finding, ...]:
     """Return the changes of pace in a recording, read so many phases at a time."""
-    monkeypatch.setattr(detection, "_PIECE", piece)
-    recording = read_recording(folder)
-    runner = detection.Detection(recording, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect])
-    runner.update()
-    return runner.findings_at(recording.end_ns)
+    return find_at_end(folder, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect], piece)
 
 
 def vary(seconds: Sequence[float]) -> list[float]:
@@ -87,40 +84,38 @@ def vary(seconds: Sequence[float]) -> list[float]:
     [(0.06, 6, []), (0.06, 60, [40]), (0.3, 6, [40])],
     ids=["short and cheap", "long and cheap", "short and costly"],
 )
-def test_changes_that_cost_nothing_are_not_told(
-    tmp_path: Path, level_s: float, count: int, told: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_that_cost_nothing_are_not_told(tmp_path: Path, level_s: float, count: int, told: list[int]) -> None:
     """Neither is the way back of those that are not, and reading in pieces makes no difference."""
     write_steps(tmp_path, vary([0.05] * 40 + [level_s] * count + [0.05] * 100))
-    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
     assert all(found == whole for found in others)
     assert [finding.step for finding in whole if finding.step is not None and finding.step < 40 + count] == told
     assert (whole == ()) is (not told)
 
 
-def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path) -> None:
     """10 ms a step are 2 % of the training so far after 5 steps, but 0.1 s after 10."""
     write_steps(tmp_path, [0.05] * 40 + [0.06] * 30)
-    (shift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    (shift,) = find_changes(tmp_path, WHOLE)
     known_s = (shift.known_ns - shift.begin_ns) / S
     assert known_s == pytest.approx(10 * 0.06, abs=0.07)
 
 
-def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path) -> None:
     write_steps(tmp_path, vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)]))
-    drifts = [finding for finding in find_changes(tmp_path, WHOLE, monkeypatch) if finding.name == "iteration_drift"]
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]
     assert drifts
     for drift in drifts:
         assert drift.step == pytest.approx(44, abs=4)
         assert drift.evidence["slope_s"] == pytest.approx(0.001, rel=0.15)
 
 
-def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path) -> None:
     """Steps vary too much for a change of level: which step is the first is seen from the batches of the other rank."""
     seconds = [0.1, 0.18] * 15 + [0.23 + 0.02 * (step % 5) + 0.001 * step for step in range(80)]
     write_steps(tmp_path, seconds)
     write_steps(tmp_path, seconds, [512] * 30 + [1664] * 80, rank=1)
-    (drift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    (drift,) = find_changes(tmp_path, WHOLE)
     assert (drift.name, drift.step) == ("iteration_drift", 30)
     assert "rank 1's batches have 1664 tokens instead of 512" in drift.details
 
@@ -135,21 +130,19 @@ def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch:
     ids=["the first evaluation", "no change at an earlier one", "others use the cores"],
 )
 def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
-    tmp_path: Path, evaluated: Sequence[int], others: float, said: str | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, evaluated: Sequence[int], others: float, said: str | None
 ) -> None:
     write_load(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60, evaluated=evaluated), others=others)
-    details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
+    details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE)]
     assert len(details) == (0 if said is None else 1)
     assert all(said is not None and said in one for one in details)
 
 
 @pytest.mark.parametrize(("since", "step"), [(0.0, 2), (2.0, 40)], ids=["from the first step on", "in mid-run"])
-def test_threads_that_the_script_starts_are_told_from_others(
-    tmp_path: Path, since: float, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_the_script_starts_are_told_from_others(tmp_path: Path, since: float, step: int) -> None:
     """OMP_NUM_THREADS is of no use where the script itself starts them later."""
     write_threads(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60), since=since)
-    found = {finding.name: finding for finding in find_changes(tmp_path, WHOLE, monkeypatch)}
+    found = {finding.name: finding for finding in find_changes(tmp_path, WHOLE)}
     crowd, shift = found["crowded_cores"], found["iteration_shift"]
     assert (crowd.step, shift.step) == (step, 40)
     assert crowd.fix == ("torch.set_num_threads(2)" if since else "export OMP_NUM_THREADS=2")
@@ -157,20 +150,18 @@ def test_threads_that_the_script_starts_are_told_from_others(
     assert ("34 threads instead of 3" in shift.details) is (shift.fix == "torch.set_num_threads(2)") is (since > 0)
 
 
-def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path) -> None:
     """It is told once, with the step that was known first, also where all is read at once."""
     write_steps(tmp_path, [0.1, 0.14] * 15 + [0.19] * 2 + [0.3] * 60, [512] * 30 + [1664] * 62)
-    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
     assert [(finding.name, finding.step) for finding in whole] == [("iteration_shift", 30)]
     assert all(found == whole for found in others)
 
 
-def test_two_steps_that_take_most_of_the_time_are_told_with_the_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_steps_that_take_most_of_the_time_are_told_with_the_second(tmp_path: Path) -> None:
     """Whatever the median says: the job may be stopped before it changes."""
     write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0, 1.0])
-    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
     (shift,) = whole
     assert (shift.name, shift.step) == ("iteration_shift", 40)
     assert shift.cost > 0.9
@@ -178,9 +169,9 @@ def test_two_steps_that_take_most_of_the_time_are_told_with_the_second(
     assert all(found == whole for found in others)
 
 
-def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_far_steps_that_stay_alone_have_an_end(tmp_path: Path) -> None:
     write_steps(tmp_path, [0.05] * 40 + [20.0, 21.0] + [0.05] * 60)
-    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    whole, *others = (find_changes(tmp_path, piece) for piece in (WHOLE, 3, 50))
     (shift,) = whole
     assert "from step 40 to 41" in shift.headline
     assert all(found == whole for found in others)
@@ -197,11 +188,11 @@ def test_a_single_long_pause(tmp_path: Path, pause_s: float, told: bool) -> None
     assert all(one.evidence["pause_s"] == pytest.approx(pause_s, rel=0.06) for one in found)
 
 
-def test_a_level_that_goes_up_and_down_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_that_goes_up_and_down_is_no_change(tmp_path: Path) -> None:
     """Levels of 50 and 60 ms by turns, for 40 steps each; then 100 ms for good."""
     levels = [0.05] * 40 + [0.06] * 40
     write_steps(tmp_path, vary([*levels * 4, *[0.1] * 60]))
-    steps = [finding.step for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
+    steps = [finding.step for finding in find_changes(tmp_path, WHOLE)]
     assert 320 in steps
     assert not [step for step in steps if step is not None and 80 < step < 320]
 

@@ -21,19 +21,11 @@ import recordings
 from free_ports import find_free_port
 from programs import ZEROTOP, make_environment, run_zerotop
 from zerotop.analysis.reports.recorded_run import RecordedRun
-from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.publishing.prometheus import PrometheusFile, PrometheusPort
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 JOB = ["run", "--headless"]
 WORK = [sys.executable, "-c", "import time; print('working'); time.sleep(3)"]
-
-
-def open_searched(name: str) -> RecordingSource:
-    source = RecordingSource(recordings.open_recording(name))
-    while source.search_findings().is_behind:
-        pass
-    return source
 
 
 def parse(text: str) -> dict[str, Metric]:
@@ -43,7 +35,7 @@ def parse(text: str) -> dict[str, Metric]:
 @pytest.fixture
 def story(tmp_path: Path) -> dict[str, Metric]:
     file = PrometheusFile(tmp_path, pytest.fail)
-    file.update(open_searched("story"))
+    file.update(recordings.open_searched("story"))
     assert file.path is not None
     return parse(file.path.read_text())
 
@@ -95,7 +87,7 @@ def test_the_dashboard_asks_for_metrics_and_labels_that_exist(story: dict[str, M
 
 def test_recordings_without_steps_gpus_or_ranks_have_what_is_known(tmp_path: Path) -> None:
     for name in ("cpu-dead", "cpu-hang", "x4-attached", "z2-oom"):
-        source, file = open_searched(name), PrometheusFile(tmp_path, pytest.fail)
+        source, file = recordings.open_searched(name), PrometheusFile(tmp_path, pytest.fail)
         file.update(source)
         assert file.path is not None
         families = parse(file.path.read_text())
@@ -108,14 +100,14 @@ def test_recordings_without_steps_gpus_or_ranks_have_what_is_known(tmp_path: Pat
 def test_a_folder_that_is_lost_is_a_sentence(tmp_path: Path) -> None:
     told: list[str] = []
     file = PrometheusFile(tmp_path / "gone", told.append)
-    file.update(open_searched("cpu-clean"))
+    file.update(recordings.open_searched("cpu-clean"))
     assert len(told) == 1
     assert "could not be written to" in told[0]
 
 
 def test_a_port_answers_and_a_taken_one_is_a_sentence() -> None:
     port = PrometheusPort("127.0.0.1", find_free_port(), pytest.fail)
-    port.update(open_searched("story"))
+    port.update(recordings.open_searched("story"))
     with urllib.request.urlopen(f"http://127.0.0.1:{port.port}/metrics", timeout=5) as answer:
         assert parse(answer.read().decode())["zerotop_steps"].samples[0].value == 14
     told: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -80,3 +80,17 @@ def test_a_finding_that_is_found_again_is_no_news(recording: Recording, kinds: i
     assert len(steps) == len(set(steps))
     each = [sum(ranks == (rank,) for ranks, _ in steps) for rank in range(4)]
     assert each == [min(most, 20, each[0])] * 4
+
+
+def test_only_an_event_that_was_told_is_told_again_after_many_others(recording: Recording) -> None:
+    first_ns, again_ns = recording.begin_ns + 100, recording.begin_ns + 200
+
+    @in_each_rank(kinds=None)
+    def detect(window: SearchWindow[Process]) -> Iterator[Finding]:
+        for known_ns, step in product((first_ns, again_ns), range(40)):
+            yield _KIND.at(window.subject, recording.begin_ns, known_ns, {}, step=step)
+
+    for cursor_ns in (first_ns, again_ns):
+        found = search_in_pieces(recording, detect).findings_at(cursor_ns)
+        told = [finding.step for finding in found if finding.ranks == (0,) and finding.known_ns == cursor_ns]
+        assert told == [*range(20), 31]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recordings import list_recordings, open_recording
+from recordings import list_recordings, open_searched
 from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -29,21 +29,14 @@ from zerotop_probe.recording.tables import PROCESSES
 S = 10**9
 EVERYTHING = {metric.name for lane in LANES for metric in lane.metrics}
 
-
-@lru_cache
-def open_searched(name: str) -> RecordingSource:
-    """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    source = RecordingSource(open_recording(name))
-    while source.search_findings().is_behind:
-        pass
-    return source
+open_once = lru_cache(open_searched)
 
 
 class Look:
     """A timeline at a moment of a recording, drawn without a terminal."""
 
     def __init__(self, name: str, step: int | None = None, *, rank: int = 0) -> None:
-        self.viewer = Viewer(open_searched(name), None, lambda: 0.0)
+        self.viewer = Viewer(open_once(name), None, lambda: 0.0)
         self.view = TimelineView()
         self.pictures = PictureBuilder(self.viewer.source, self.view)
         self.viewer.make_frame()

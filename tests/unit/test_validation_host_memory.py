@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
+from in_pieces import find_at_end
+from small_recording import S, make_identity, make_record, make_span, write_table
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.memory import validation_host_memory
-from zerotop.analysis.findings.support import detection
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, HOSTS, PROCESSES, SPANS
 
 GIB = 1 << 30
@@ -52,14 +52,7 @@ def write_job(
 
 def find_peaks(folder: Path) -> tuple[Finding, ...]:
     """Return the findings, the same however many phases are read at a time."""
-    found = []
-    with pytest.MonkeyPatch.context() as patch:
-        for piece in (16384, 7, 1):
-            patch.setattr(detection, "_PIECE", piece)
-            recording = read_recording(folder)
-            runner = detection.Detection(recording, [validation_host_memory.detect])
-            runner.update()
-            found.append(runner.findings_at(recording.end_ns))
+    found = [find_at_end(folder, [validation_host_memory.detect], piece) for piece in (16384, 7, 1)]
     assert found[1:] == found[:-1]
     return found[0]
 

@@ -55,6 +55,21 @@ class CodePlace(Facts):
     function: str | None  # the function around it
 
 
+class VariableFacts(Facts):
+    """A container or another object, and the variable or attribute that holds it."""
+
+    name: str  # of the variable or attribute
+    scope: str  # local, global, or attribute
+    owner: str  # qualified name of the function or class, name of the module
+    file: str  # of the owner, relative to the script's folder or its library's
+    own: bool | None  # whether the file belongs to the job itself, not to a library or to Python
+    levels: int | None  # 0: it is the variable's value; 1: within that value, and so on
+    kind: str  # its type
+    added_file: str | None  # file of the only line that adds to it; absent if unknown
+    added_line: int | None  # its line
+    added_function: str | None  # its function
+
+
 class LossEvent(Event):
     """The end of a rank's recording."""
 
@@ -271,25 +286,15 @@ class AllocatorPool(Facts):
     sparse: int | None  # unused bytes in segments that a few small blocks keep from being released
 
 
-class HoldingVariable(Facts):
+class HoldingVariable(VariableFacts):
     """A variable that keeps blocks in no category."""
 
-    name: str  # of the variable or attribute
-    scope: str  # local, global, or attribute
-    owner: str  # qualified name of the function or class, name of the module
-    file: str  # of the owner, relative to the script's folder or its library's
-    own: bool | None  # whether the file belongs to the job itself, not to a library or to Python
-    levels: int | None  # 0: it is the variable's value; 1: within that value, and so on
-    kind: str  # its type
     count: int  # tensors in it that hold unclaimed blocks
     bytes: int  # of these blocks
     keeps_graph: bool | None  # whether one of them keeps the graph that computed it
     shape: list[int] | None  # of the tensor that holds the largest block
     block_bytes: int | None  # size of that block
     view_of: list[int] | None  # shape of the tensor that it is a small view of, or the elements of its storage
-    added_file: str | None  # file of the only line that adds to it; absent if unknown
-    added_line: int | None  # its line
-    added_function: str | None  # its function
 
 
 class OptimizerState(Facts):
@@ -477,24 +482,14 @@ class BusyThread(StackEvent):
     samples: int | None  # samples of its stack
 
 
-class GrownContainer(Facts):
-    """A container and its owner."""
+class GrownContainer(VariableFacts):
+    """A list, dict, set, deque, OrderedDict or defaultdict, and its owner."""
 
-    name: str  # of the variable or attribute that holds it
-    scope: str  # local, global, or attribute
-    owner: str  # qualified name of the function or class, name of the module
-    file: str  # of the owner, relative to the script's folder or its library's
-    own: bool | None  # whether the file belongs to the job itself, not to a library or to Python
-    levels: int | None  # 0: it is the variable's value; 1: within that value, and so on
-    kind: str  # its type: list, dict, set, deque, OrderedDict or defaultdict
     length: int  # entries at the end
     added: int  # added entries
     added_bytes: int | None  # estimate of the host memory that the added entries hold
     entry: str | None  # type of the newest entry
     keeps_graph: bool | None  # whether entries are tensors in host memory with the graph that computed them
-    added_file: str | None  # file of the only line that adds to it; absent if unknown
-    added_line: int | None  # its line
-    added_function: str | None  # its function
 
 
 class GrowingContainers(Event):

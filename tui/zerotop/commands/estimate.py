@@ -15,10 +15,10 @@ from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
-from zerotop.analysis.memory.expected.zero_model import estimate_job
+from zerotop.analysis.memory.expected.zero_model import TrainedModel, estimate_job
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model

@@ -87,6 +87,17 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class PointAttempt:
+    """An attempt that runs now."""
+
+    point: int
+    number: int  # from 1
+    recording: Path
+    begun_s: float  # time.time()
+    is_compiling: bool = False  # DeepSpeed's operators, before it trains
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The settings and command of a sweep; an interrupted sweep continues with it."""
 

@@ -17,12 +17,12 @@ from zerotop.analysis.formatting import GIB
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.reports.recording_report import RecordingReport
 from zerotop.analysis.timeline.timeline import Timeline
+from zerotop.analysis.views.iterations import MAIN_PHASES
 from zerotop.recording.samples import Rows
 from zerotop_probe.recording.metrics import BYTES, SHARE
 from zerotop_probe.recording.tables import METRICS
 
 _MOST_PIECES = 1500
-_PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 Chart = dict[str, Any]
 
 
@@ -85,7 +85,7 @@ def _iter_step_charts(report: RecordingReport) -> Iterator[Chart]:
         return
     pieces = _Pieces(rows, report.begin_ns)
     seconds = pieces.mean(rows["iteration_s"])
-    phases = {name: pieces.mean(rows[column]) for name, column in _PHASES.items()}
+    phases = {name: pieces.mean(rows[column]) for name, column in MAIN_PHASES.items()}
     phases["other"] = np.maximum(0.0, seconds - sum(phases.values()))
     if (is_unknown := np.isnan(phases["other"]) & ~np.isnan(seconds)).any():  # of counted steps
         phases["unknown"] = np.where(is_unknown, seconds, 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from zerotop_probe.outside import procfs
 
 _LIMIT_PATTERN = re.compile(r"^(Max [a-z ]+?) {2,}(\d+) ", re.MULTILINE)  # unlimited ones do not match
-_METRICS_ONLY = "Only its system metrics are recorded."
+METRICS_ONLY = "Only its system metrics are recorded."
 # What the probe needs: files that grow, its rings and threads, and a few descriptors.
 _LEAST_FILE_BYTES = 1 << 30
 _LEAST_ADDRESS_BYTES = 256 << 20
@@ -30,9 +30,7 @@ def describe_danger(pid: int, status: Mapping[str, str]) -> str:
 def _describe_sandbox(pid: int, status: Mapping[str, str]) -> str:
     # A filter that we have, too, such as a container's, allows what we do.
     if _count_filters(status) > _count_filters(read_status(os.getpid())):
-        return (
-            f"Process {pid} restricts its system calls (seccomp), which may end it for one of the probe's. {_METRICS_ONLY}"
-        )
+        return f"Process {pid} restricts its system calls (seccomp), which may end it for one of the probe's. {METRICS_ONLY}"
     if "shstk" in status.get("x86_Thread_features", "").split():
         return f"Process {pid} has a shadow stack, which ends it for a call from outside. Start the job with zerotop run."
     return ""
@@ -45,17 +43,17 @@ def _describe_limits(pid: int, status: Mapping[str, str]) -> str:
     if file_bytes < _LEAST_FILE_BYTES and not _handles(status, signal.SIGXFSZ):
         return (
             f"Process {pid} may write files of at most {file_bytes // _KIB} KiB (ulimit -f), and a longer one ends it with "
-            f"SIGXFSZ. {_METRICS_ONLY}"
+            f"SIGXFSZ. {METRICS_ONLY}"
         )
     if (address_bytes := limits.get("Max address space")) is not None:
         free_bytes = address_bytes - _KIB * int(status.get("VmSize", "0").split()[0])
         if free_bytes < _LEAST_ADDRESS_BYTES:
-            return f"Process {pid} may map only {max(0, free_bytes) // _MIB} MiB more memory (ulimit -v). {_METRICS_ONLY}"
+            return f"Process {pid} may map only {max(0, free_bytes) // _MIB} MiB more memory (ulimit -v). {METRICS_ONLY}"
     if (most := limits.get("Max open files")) is not None:
         with contextlib.suppress(OSError):
             used = len(os.listdir(f"/proc/{pid}/fd"))
             if most - used < _LEAST_DESCRIPTORS:
-                return f"Process {pid} has {used} of at most {most} files open (ulimit -n). {_METRICS_ONLY}"
+                return f"Process {pid} has {used} of at most {most} files open (ulimit -n). {METRICS_ONLY}"
     return ""
 
 

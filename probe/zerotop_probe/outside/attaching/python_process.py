@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.attaching.entry_limits import describe_danger, read_status
+from zerotop_probe.outside.attaching.entry_limits import METRICS_ONLY, describe_danger, read_status
 from zerotop_probe.outside.attaching.ptrace import elf
 from zerotop_probe.outside.attaching.ptrace.aarch64 import Aarch64
 from zerotop_probe.outside.attaching.ptrace.arch import Machine
@@ -42,7 +42,6 @@ _VERSION_PATTERN = re.compile(r"python(\d)\.(\d+)")
 # By platform.machine().
 MACHINES: dict[str, Machine] = {machine.name: machine for machine in (X8664(), Aarch64())}
 
-_METRICS_ONLY = "Only its system metrics are recorded."
 _USE_RUN = "Start the job with zerotop run."
 
 
@@ -120,7 +119,7 @@ def examine_process(process: ProcessHandle) -> Target:
         raise CannotEnter(f"The Python version of process {process.pid} is unknown, so it cannot be entered. {_USE_RUN}")
     if version < MIN_VERSION:
         raise CannotEnter(
-            f"Process {process.pid} runs Python {_format_version(version)}, but the probe needs 3.9. {_METRICS_ONLY}"
+            f"Process {process.pid} runs Python {_format_version(version)}, but the probe needs 3.9. {METRICS_ONLY}"
         )
     if version >= REMOTE_EXEC_VERSION:
         return Target(process, version, executable, runtime=addresses.get(_RUNTIME_SYMBOL, 0))
@@ -270,7 +269,7 @@ def _describe_no_python(pid: int, lines: list[MemoryRegion]) -> str:
         return f"The Python of process {pid} was replaced on disk, so it cannot be entered. {_USE_RUN}"
     return (
         f"Process {pid} exports no functions of CPython: it is another program, or a static or embedded Python. "
-        f"{_METRICS_ONLY}"
+        f"{METRICS_ONLY}"
     )
 
 

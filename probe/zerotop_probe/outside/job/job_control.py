@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,7 @@ def read_facts(recording: str) -> JobFacts:
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
-        found = [(event, author) for event in _iter_events(path)]
+        found = [(event, author) for event in iter_events(path)]
         has_ended = any(event.get("event") == events.SamplerEnded.event_name for event, _ in found)
         if writer.get("role") == "node" and not has_ended:
             with contextlib.suppress(*_DAMAGE_ERRORS):
@@ -120,7 +120,7 @@ _WRITER_BY_PATH: dict[str, tuple[dict[str, Any], _Author]] = {}  # a cache for p
 def _read_writer(path: str, recording: str) -> tuple[dict[str, Any], _Author]:
     """Return the writer of a file from its first line, which never changes once it is written, and the file's owner."""
     if path not in _WRITER_BY_PATH:
-        writer = next(_iter_events(path), {}).get("writer")
+        writer = next(iter_events(path), {}).get("writer")
         author = _Author(_read_file_owner(path), os.path.abspath(recording))
         if not writer or not isinstance(writer, dict):
             return {}, author
@@ -141,16 +141,19 @@ def _get_time_ns(item: tuple[dict[str, Any], _Author]) -> int:
     return time_ns if isinstance(time_ns, int) else 0
 
 
-def _iter_events(path: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file; skip truncated, invalid and overlong lines."""
+def iter_events(path: str, kinds: Sequence[type[events.Event]] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a file, or the events of these kinds; skip truncated, invalid and overlong lines."""
+    names = [kind.event_name for kind in kinds]
     try:
         with open(open_plain_file(path), "rb") as file:
             for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
+                if names and not any(f'"{name}"'.encode() in line for name in names):
+                    continue
                 try:
                     value = json.loads(line)
                 except (ValueError, RecursionError):
                     continue
-                if isinstance(value, dict):
+                if isinstance(value, dict) and (not names or value.get("event") in names):
                     yield value
     except OSError:
         return

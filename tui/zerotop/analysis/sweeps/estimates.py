@@ -7,7 +7,7 @@ The sums are those of :mod:`zerotop.analysis.memory.expected.beyond_allocated`, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, AllocatorRules
@@ -16,10 +16,9 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estim
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, is_for_setup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, TrainedModel, compute_expected, is_for_setup
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
 
-_ADAM_STATE = 8  # bytes for each parameter
 USABLE_HOST = 0.95  # of a node's memory
 
 
@@ -31,24 +30,6 @@ class Hardware:
     gpu: str = ""  # its name
     host_bytes: int | None = None  # of one node
     measured: MeasuredContext | None = None  # on a machine with this GPU
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """A model as estimates need it."""
-
-    parameters: int
-    trainable: int
-    largest_layer: int | None  # parameters
-    bytes_each: int = 2  # of a parameter
-    state_each: int | None = _ADAM_STATE  # of the optimizer for each parameter
-    frozen_bytes: int | None = None  # of the parameters that are not trained, where they have a dtype of their own
-    master_each: int = 4  # bytes of a master weight
-    is_loop: bool = False  # without DeepSpeed
-    is_sharded: bool = False  # a loop's, by FSDP
-    computes_wide: bool = False  # activations are in fp32
-    wide_residual: bool = False  # the inputs of layers alone are in fp32
-    offloaded_share: float = 1.0  # of the optimizer, where it is offloaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +145,12 @@ def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: st
     """Return the input of the formulas for one option."""
     optimizer, parameters = OFFLOAD_DEVICES[offload]
     return EngineSetup(
+        **{field.name: getattr(model, field.name) for field in fields(TrainedModel)},
         stage=stage,
         offload_optimizer=optimizer,
         offload_parameters=parameters,
-        offloaded_share=model.offloaded_share,
-        bytes_each=model.bytes_each,
         ranks=hardware.gpus * hardware.nodes,
-        parameters=model.parameters,
-        trainable=model.trainable,
-        state_each=model.state_each,
         trains=True,
         on_gpu=True,
-        largest_layer=model.largest_layer,
-        frozen_bytes=model.frozen_bytes,
-        master_each=model.master_each,
-        is_loop=model.is_loop,
         loop_state=StateBytes(model.state_each * model.trainable, 0, 0) if model.is_loop and model.state_each else None,
-        computes_wide=model.computes_wide,
-        wide_residual=model.wide_residual,
     )

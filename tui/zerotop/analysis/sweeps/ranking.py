@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import Workload
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
 from zerotop.analysis.sweeps.asked_setting import Changes, WhatIfAnswer, answer_changes
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import (
     Hardware,
     OptionEstimate,
-    TrainedModel,
     build_option,
     estimate_option,
     list_options,

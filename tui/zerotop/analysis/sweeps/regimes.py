@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
-from zerotop.analysis.sweeps.estimates import TrainedModel
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
 
 DTYPES = {
     "mixed": "16-bit weights with fp32 master weights",

@@ -122,11 +122,6 @@ class TimelineBuilder:
         host = self.find_rank_hosts().get(rank) or next(samplers, "")
         return LaneSubject(rank, host, self.find_gpu_key(rank, host))
 
-    def find_host_cores(self, host: str) -> int:
-        """Return how many cores of a host the job may use; 0 where unknown."""
-        tables = self._recording.host_sources("hosts", host)
-        return max((0, *(int(source.array["cores"][-1]) for source in tables if len(source.array))))
-
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
         """Return the GPU of a rank's allocator; if it has none, the first GPU sampled on its host."""
         located = [key for source, key in locate_allocators(self._recording.at()).items() if source.rank == rank]

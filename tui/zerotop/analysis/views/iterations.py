@@ -15,7 +15,7 @@ from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
-_PHASE_COLUMNS = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
+MAIN_PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 
 
 class IterationTable:
@@ -132,7 +132,7 @@ def _find_end(members: Sequence[AttemptMember]) -> int:
 
 def _build_iterations(rows: Rows) -> Iterations:
     total: Floats = rows["iteration_s"]
-    phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASE_COLUMNS.items()}
+    phases: dict[str, Floats] = {name: rows[column] for name, column in MAIN_PHASES.items()}
     if (stages := np.nan_to_num(rows["stages_s"])).any():
         phases["stages"] = stages
     phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.memory.expected.beyond_allocated import Interval
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
+from zerotop.analysis.memory.expected.peak_moments import PeakMoment
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate
 from zerotop.analysis.sweeps.ranking import choose_option
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
@@ -125,15 +126,20 @@ def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> It
     for row in [chosen] if chosen is not None else rows:
         memory = row.memory
         for moment in memory.moments:
-            yield ""
-            yield f"{name_option(row)}, {moment.name}: {format_bytes(moment.bytes)}"
-            cells = [(f"  {one.name}", format_bytes(one.bytes), one.formula) for one in moment.rows if one.bytes]
-            yield from align_columns(cells, "<><")
+            yield from format_moment(moment, f"{name_option(row)}, ")
         yield ""
         parts = (("allocated", memory.allocated), ("reserved", memory.reserved), ("context", memory.context))
         cells = [_format_interval(name, part) for name, part in (*parts, ("host memory of a rank", memory.host))]
         cells += [(f"  {one.name}", format_bytes(one.bytes), one.formula) for one in (memory.stuck, *memory.host_rows)]
         yield from align_columns(cells, "<><")
+
+
+def format_moment(moment: PeakMoment, whose: str = "") -> Iterator[str]:
+    """Yield the sum of a moment, with its formulas."""
+    yield ""
+    yield f"{whose}{moment.name}: {format_bytes(moment.bytes)}"
+    cells = [(f"  {one.name}", format_bytes(one.bytes), one.formula) for one in moment.rows if one.bytes]
+    yield from align_columns(cells, "<><")
 
 
 def _format_interval(name: str, part: Interval) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from zerotop.analysis.sweeps.what_if_verdict import (
     list_ledger,
 )
 from zerotop.analysis.text_tables import align_columns
+from zerotop.commands.common.estimate_text import format_moment
 
 
 def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
@@ -33,10 +34,7 @@ def format_answer(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
     yield from _format_ledger(answer, explain=explain)
     if explain:
         for moment in answer.memory.moments[1:]:
-            yield ""
-            yield f"{moment.name}: {format_bytes(moment.bytes)}"
-            cells = [(f"  {row.name}", format_bytes(row.bytes), row.formula) for row in moment.rows if row.bytes]
-            yield from align_columns(cells, "<><")
+            yield from format_moment(moment)
     if answer.time.rows:
         yield ""
         yield from _format_time(answer.time, explain=explain)

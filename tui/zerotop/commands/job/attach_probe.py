@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 
 from zerotop_probe.outside.attaching import attaching
@@ -13,10 +13,6 @@ from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.recording import events
-from zerotop_probe.recording.plain_files import open_plain_file
-
-_MAX_LINE_BYTES = 1 << 22  # of an event
-_CHANGES = (events.Hello.event_name, events.Left.event_name)
 
 
 def enter_ranks(path: Path) -> tuple[int, list[str]]:
@@ -83,18 +79,8 @@ def can_enter(path: Path) -> bool:
 
 
 def _is_entered(path: Path, pid: int) -> bool:
-    changes = [change for name in attaching.find_rank_files(str(path), pid) for change in _iter_changes(name)]
-    return bool(changes) and max(changes)[1] != events.Left.event_name
-
-
-def _iter_changes(name: str) -> Iterator[tuple[int, str]]:
-    """Yield when the probe entered and left a process: (time, event name)."""
-    try:
-        with open(open_plain_file(name), "rb") as file:
-            for line in iter(lambda: file.readline(_MAX_LINE_BYTES), b""):
-                if any(f'"{name}"'.encode() in line for name in _CHANGES):
-                    value = json.loads(line)
-                    if value.get("event") in _CHANGES:
-                        yield int(value["time_ns"]), str(value["event"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return
+    files = attaching.find_rank_files(str(path), pid)
+    changes = [event for name in files for event in job_control.iter_events(name, (events.Hello, events.Left))]
+    timed = [event for event in changes if isinstance(event.get("time_ns"), int)]
+    last = max(timed, key=itemgetter("time_ns"), default=None)
+    return last is not None and last["event"] != events.Left.event_name

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
-from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt, run_point
+from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRefused
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
-from zerotop.recording.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
+from zerotop.recording.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, PointAttempt, Result, Sweep
 
 _LOG_FOLDER = "slurm"
 _STOP_FILE = ".stop"  # its existence asks all jobs to stop

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from zerotop.analysis.memory.expected.beyond_allocated import JobMemory
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import Workload
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
-from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, estimate_option
+from zerotop.analysis.sweeps.estimates import Hardware, estimate_option
 from zerotop.analysis.sweeps.search import Line
 from zerotop.analysis.sweeps.settings import (
     ACCUMULATION,

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +19,7 @@ from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, me
 from zerotop.commands.job.training_machine import remove_shared_memory
 from zerotop.commands.sweeping.point_job import PointJob, prepare_job
 from zerotop.recording.reader import Recording, RecordingError
-from zerotop.recording.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
+from zerotop.recording.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, PointAttempt, Result
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
@@ -34,17 +34,6 @@ _KILL_AFTER_S = sum(GRACE_S) + 10.0
 
 class Interrupted(Exception):
     """The point was stopped by the user and has no result."""
-
-
-@dataclass(frozen=True, slots=True)
-class PointAttempt:
-    """The attempt that runs now."""
-
-    point: int
-    number: int  # from 1
-    recording: Path
-    begun_s: float  # time.time()
-    is_compiling: bool = False  # DeepSpeed's operators, before it trains
 
 
 def run_point(

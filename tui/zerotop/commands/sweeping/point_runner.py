@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
-from zerotop.commands.sweeping.point_run import Interrupted, PointAttempt
-from zerotop.recording.sweeps import Sweep, find_point_recording
+from zerotop.commands.sweeping.point_run import Interrupted
+from zerotop.recording.sweeps import PointAttempt, Sweep, find_point_recording
 from zerotop_probe.recording.directory import SESSION_FILE
 
 if TYPE_CHECKING:

@@ -58,16 +58,9 @@ LibraryItem = ListedRecording | RunningJob
 class RecordingLibrary(Protocol):
     """The user's recordings, read in the background. Slow methods return a sentence, or raise RefusedError."""
 
-    folder_name: str
-    """The folder of the recordings."""
-
-    @property
-    def recordings(self) -> tuple[ListedRecording, ...]:
-        """The recordings known so far; the same object while nothing has changed."""
-
-    @property
-    def running_jobs(self) -> tuple[RunningJob, ...]:
-        """The jobs known so far; the same object while nothing has changed."""
+    folder_name: str  # of the recordings
+    recordings: tuple[ListedRecording, ...]  # known so far; the same object while nothing has changed
+    running_jobs: tuple[RunningJob, ...]  # likewise
 
     def start(self) -> None:
         """List the recordings, and read changes from now on."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
@@ -14,7 +13,7 @@ from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.analysis.sweeps.series import TOKENS, SweepSeries, build_series, choose_axis, list_charts
-from zerotop.recording.sweeps import Point, Sweep, Value
+from zerotop.recording.sweeps import Point, PointAttempt, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
 # For a search, the axis has values up to this many times the largest that fits.
@@ -28,48 +27,20 @@ def is_numeric(values: Sequence[Value]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-class RunningAttempt(Protocol):
-    """An attempt that runs now."""
-
-    @property
-    def number(self) -> int:
-        """The attempt of its point, from 1."""
-
-    @property
-    def recording(self) -> Path:
-        """Its recording."""
-
-    @property
-    def begun_s(self) -> float:
-        """When it began, in unix seconds."""
-
-    @property
-    def is_compiling(self) -> bool:
-        """Whether it compiles DeepSpeed's operators, before it trains."""
-
-
 class SweepProgress(Protocol):
     """A sweep that another thread runs."""
 
-    @property
-    def sweep(self) -> Sweep:
-        """The sweep so far; the same object while there is no new result."""
+    sweep: Sweep  # so far; the same object while there is no new result
+    is_over: bool
+    problem: str  # why it ended early
 
     @property
-    def attempts(self) -> Mapping[int, RunningAttempt]:
+    def attempts(self) -> Mapping[int, PointAttempt]:
         """The attempts that run now, by point."""
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the sweep began, or went on."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-
-    @property
-    def problem(self) -> str:
-        """Why it ended early."""
 
     def estimate_left_s(self) -> float | None:
         """Return the seconds that the rest should take; None before the first result."""
@@ -87,25 +58,11 @@ class SweepProgress(Protocol):
 class SearchProgress(Protocol):
     """The search for the largest values that fit, which ``zerotop fit`` runs as a sweep."""
 
-    @property
-    def searched(self) -> str:
-        """The setting to maximize."""
-
-    @property
-    def results(self) -> Sequence[LargestResult]:
-        """The results of all series that were begun; those of the series in progress come last."""
-
-    @property
-    def series_count(self) -> int:
-        """The number of series to search."""
-
-    @property
-    def runs(self) -> int:
-        """Runs so far, attempts after a crash included."""
-
-    @property
-    def most_runs(self) -> int:
-        """Runs at most."""
+    searched: str  # the setting to maximize
+    results: tuple[LargestResult, ...]  # of all series that were begun; those of the series in progress come last
+    series_count: int  # of all series to search
+    runs: int  # so far, attempts after a crash included
+    most_runs: int
 
 
 class PlacedChart(NamedTuple):

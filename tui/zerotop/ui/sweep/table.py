@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from zerotop.analysis.reports.sweep_verdict import find_fastest
 from zerotop.analysis.sweeps.series import ALLOCATED
-from zerotop.recording.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
+from zerotop.recording.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, PointAttempt, Result
 from zerotop.ui.drawing.formatting import MISSING, format_clock, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row, highlight_row, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
-from zerotop.ui.sweep.model import RunningAttempt, SweepModel
+from zerotop.ui.sweep.model import SweepModel
 
 OUTCOME_STYLES = {
     OK: ("ok", "good"),
@@ -34,7 +34,7 @@ class PointLine:
     """One row of the table."""
 
     point: Point
-    attempt: RunningAttempt | None
+    attempt: PointAttempt | None
     style: str  # of its series
     is_chosen: bool
     is_fastest: bool

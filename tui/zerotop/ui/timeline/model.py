@@ -13,6 +13,7 @@ from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
 from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.recording.moments.at import find_cores
 from zerotop.ui.base import findings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.charts import GrowingScales
@@ -100,7 +101,7 @@ class PictureBuilder:
             pointed_step=pointed_step,
             selected_range=selected,
             summary=self._summarize_range(subject, selected, timeline),
-            host_cores=self._timelines.find_host_cores(subject.host),
+            host_cores=find_cores(self._source.recording.at(), subject.host) or 0,
             missing_notes=_describe_missing(
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),

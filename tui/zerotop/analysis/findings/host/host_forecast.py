@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.host.growing_containers import GrowingContainer, find_container
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import name_process
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.exhaustion import BLOCK, Forecast, forecast_end, has_stopped
@@ -85,19 +86,16 @@ class _State:
         self.told: _Told | None = None
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_each_node(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a forecast, again when half of its time is over, and when memory no longer grows."""
-    for group in recording.groups:
-        for host in group.hosts:
-            lead = group.processes_on(host)[0]
-            if len(lead.steps) <= SETTLED_STEPS:
-                continue
-            state = group.get_state(_State, host)
-            _add_seconds(state, lead)
-            left = state.left.rows
-            for count in range(state.checked + BLOCK, len(left) + 1, BLOCK):
-                state.checked = count
-                yield from _check_second(group, host, state, left[:count])
+    lead, state = window.subject.processes_on(window.host)[0], window.keep(_State)
+    if len(lead.steps) > SETTLED_STEPS:
+        _add_seconds(state, lead)
+        left = state.left.rows
+        for count in range(state.checked + BLOCK, len(left) + 1, BLOCK):
+            state.checked = count
+            yield from _check_second(window.subject, window.host, state, left[:count])
 
 
 def _add_seconds(state: _State, lead: Process) -> None:
@@ -154,7 +152,7 @@ def _measure_left(rows: Rows, ray: RayMonitor | None) -> Floats:
     return np.where(swap >= 0, left + (swap if ray is None else 0), np.nan)
 
 
-def _check_second(group: Group, host: str, state: _State, left: Floats) -> Iterator[Finding | None]:
+def _check_second(group: Group, host: str, state: _State, left: Floats) -> Iterator[Finding]:
     now_ns, told = state.begin_ns + len(left) * _SECOND, state.told
     if told is not None and has_stopped(left, told.forecast):
         state.told = None

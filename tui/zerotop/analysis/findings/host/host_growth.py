@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zerotop.analysis.findings.host.growing_containers import FoundContainer, await_container
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
-from zerotop.analysis.findings.support.lines.line_findings import await_each
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
 from zerotop.recording.samples import read_column
@@ -67,40 +67,42 @@ class _Reported:
 _new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNESS)
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each rise, and again if it becomes steeper.
 
     Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
     """
-    for group in recording.groups:
-        fresh: list[tuple[Process, Rise, list[int]]] = []
-        found = [(process, rise) for process in group.processes for rise in _find_rises(process)]
-        for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
-            last = group.get_state(_Reported)
-            if last.has_slope(process.rank, rise.slope):
-                continue
-            begin_ns = int(process.steps["begin_unix_ns"][rise.begin])
-            if process.rank in last.ranks and begin_ns <= last.end_ns - (last.end_ns - last.begin_ns) // 2:
-                last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
-                continue
-            known_ns = _find_end(process, rise)
-            if not _is_memory_new(process, rise):
-                continue
-            ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
-            last.ranks = [rank for rank in ranks if rank != process.rank]
-            last.begin_ns, last.end_ns = begin_ns, known_ns
-            last.slopes.update(dict.fromkeys(ranks, rise.slope))
-            fresh.append((process, rise, ranks))
-        for (process, rise, ranks), held in await_each(group, _KIND.name, fresh, _await_container):
-            yield _build_finding(group, process, rise, ranks, held)
+    for (process, rise, ranks), held in window.await_each(_find_new(window), _await_container):
+        yield _build_finding(window.subject, process, rise, ranks, held)
 
 
-def _find_rises(process: Process) -> Iterable[Rise]:
+def _find_new(window: SearchWindow[Group]) -> Iterator[tuple[Process, Rise, list[int]]]:
+    group, last = window.subject, window.keep(_Reported)
+    found = [(process, rise) for process in group.processes for rise in _find_rises(window, process)]
+    for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
+        if last.has_slope(process.rank, rise.slope):
+            continue
+        begin_ns = int(process.steps["begin_unix_ns"][rise.begin])
+        if process.rank in last.ranks and begin_ns <= last.end_ns - (last.end_ns - last.begin_ns) // 2:
+            last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
+            continue
+        known_ns = _find_end(process, rise)
+        if not _is_memory_new(process, rise):
+            continue
+        ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
+        last.ranks = [rank for rank in ranks if rank != process.rank]
+        last.begin_ns, last.end_ns = begin_ns, known_ns
+        last.slopes.update(dict.fromkeys(ranks, rise.slope))
+        yield process, rise, ranks
+
+
+def _find_rises(window: SearchWindow[Group], process: Process) -> Iterable[Rise]:
     skipped = count_skipped_first(process)
     if skipped >= len(process.steps):
         return ()
     values, begin = process.steps["host_held_bytes"], skipped + SETTLED_STEPS
-    finder = process.get_state(_new_trend_finder)
+    finder = window.keep(_new_trend_finder, process)
     return finder.find_rises(values, begin, share=HOST_GROWTH_SHARE, least=HOST_GROWTH_BYTES)
 
 

@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Rows
+from zerotop.analysis.findings.support.evidence import Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.step_values import StepValues
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
 from zerotop.recording.samples import read_column
@@ -39,18 +40,14 @@ _SAMPLED_NS = 2_000_000_000
 _new_trend_finder = partial(TrendFinder, _BLOCKS, _EVENNESS)
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first rise of each attempt; other ranks read the same way."""
-    for group in recording.groups:
-        for process in group.processes:
-            if _KIND.name in group.reported or not len(process.steps):
-                break
-            values = StepValues(process.steps, partial(_read_workers, process))
-            finder = process.get_state(_new_trend_finder)
-            for rise in finder.find_rises(values, SETTLED_STEPS, share=_LEAST_SHARE, least=_LEAST_BYTES):
-                group.reported.add(_KIND.name)
-                yield _build_finding(group, process, rise)
-                break
+    for process in window.subject.processes:
+        values = StepValues(process.steps, partial(_read_workers, process))
+        finder = window.keep(_new_trend_finder, process)
+        for rise in finder.find_rises(values, SETTLED_STEPS, share=_LEAST_SHARE, least=_LEAST_BYTES):
+            yield _build_finding(window.subject, process, rise)
 
 
 def _read_workers(process: Process, steps: Rows) -> Ints:

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
+from zerotop.analysis.findings.support.evidence import Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_each
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.memory.growing_readings import (
     CREEP_STEPS,
@@ -23,6 +22,7 @@ from zerotop.analysis.findings.support.memory.growing_readings import (
 )
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
 from zerotop_probe.recording import events
@@ -96,23 +96,23 @@ class _Reported:
     end_ns: int = 0  # of the last reading that was looked at
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike.
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    for group in recording.groups:
-        for creep, found in await_each(group, _KIND.name, _find_creeps(group), partial(_await_look, group)):
-            yield _build_finding(creep, found)
+    creeps = _find_creeps(window.subject, window.keep(_Reported))
+    for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
+        yield _build_finding(creep, found)
 
 
-def _find_creeps(group: Group) -> Iterator[_Creep]:
+def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
     found = [stretch for process in group.processes for stretch in read_stretches(process)]
-    last = group.get_state(_Reported)
     for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
         yield from _follow_last(last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
-        if not (is_same and stretch.begin_ns <= last.end_ns) and group.count_report(_KIND.name):
+        if not is_same or stretch.begin_ns > last.end_ns:
             ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
             steps = np.concatenate([[stretch.before_step], stretch.rows["step"]])
             onset = find_growth_onset(steps, stretch.held, stretch.slope)

@@ -126,7 +126,7 @@ def _find_arrivals(
         return
     host, gpu = process.gpu_key
     records = recording.at.records("gpu_processes", host, "gpu", gpu)
-    samples = process.read_new(records, _ARRIVED.name).clip_window(begin_ns, recording.cursor_ns)
+    samples = records.read_new(process.get_state(dict, _ARRIVED.name)).clip_window(begin_ns, recording.cursor_ns)
     if not len(samples):
         return
     # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.

@@ -10,11 +10,12 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
 from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.host_load import count_workers
-from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, read_new_stacks
+from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.events import Stacks
 
 _BURSTS = KIND.with_changes(
@@ -40,22 +41,23 @@ class _Bursts:
         self.steps: list[int] = []
         self.due = _FEWEST_FAR
         self.line: CodeLine | None = None
+        self.first: int | None = None  # the first step, once it was told
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the waits of the first rank that shows them, and again with more of them."""
-    for group in recording.groups:
-        for process in group.processes:
-            bursts = process.get_state(_Bursts, KIND.name)
-            for event in read_new_stacks(process, f"{KIND.name} bursts", _PLACES, SLOW):
-                step = event.step
-                if step is not None and _is_waiting(event, bursts) and step not in bursts.steps[-1:]:
-                    bursts.steps.append(step)
-                if len(bursts.steps) >= bursts.due:
-                    finding = _measure_bursts(group, process, bursts, event.unix_ns)
-                    if finding is not None:
-                        bursts.due = len(bursts.steps) + math.ceil(_MORE * len(bursts.steps))
-                        yield finding
+    for process in window.subject.processes:
+        bursts = window.keep(_Bursts, process)
+        for event in select_events_in(window.items(process.events_of(Stacks), process), _PLACES, SLOW):
+            step = event.step
+            if step is not None and _is_waiting(event, bursts) and step not in bursts.steps[-1:]:
+                bursts.steps.append(step)
+            if len(bursts.steps) >= bursts.due:
+                finding = _measure_bursts(window.subject, process, bursts, event.unix_ns)
+                if finding is not None:
+                    bursts.due = len(bursts.steps) + math.ceil(_MORE * len(bursts.steps))
+                    yield finding
 
 
 def _is_waiting(event: Stacks, bursts: _Bursts) -> bool:
@@ -72,9 +74,8 @@ def _is_waiting(event: Stacks, bursts: _Bursts) -> bool:
 
 def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Finding | None:
     """Return the finding; None if the waits are few or short, those of epochs, or told by another finding."""
-    begun: dict[str, int] = process.get_state(dict, f"{KIND.name} begun")
     rows = process.steps_until(known_ns)
-    rows = rows[np.searchsorted(rows["step"], begun.get("step", bursts.steps[0])) :]
+    rows = rows[np.searchsorted(rows["step"], bursts.steps[0] if bursts.first is None else bursts.first) :]
     waits = np.flatnonzero(np.isin(rows["step"], bursts.steps))
     usual = float(np.nanmedian(rows["iteration_s"])) if len(rows) else 0.0
     waited: Floats = np.maximum(0.0, rows["iteration_s"][waits] - usual)
@@ -89,10 +90,10 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
     is_enough = len(waits) >= _FEWEST or share >= FAR_SHARE
     if share < STALL_SHARE or not is_enough or not 1 < period <= _MOST_TURNS * workers:
         return None
-    if KIND.name in group.reported and "step" not in begun:
+    if KIND.name in group.reported and bursts.first is None:
         return None
     group.reported.add(KIND.name)
-    begun.setdefault("step", int(rows["step"][0]))
+    bursts.first = int(rows["step"][0]) if bursts.first is None else bursts.first
     return _build_finding(group, process, bursts, rows, known_ns, {"pauses": len(waits), "period": period, "share": share})
 
 

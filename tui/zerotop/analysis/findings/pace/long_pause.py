@@ -9,11 +9,10 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.lines.line_findings import (
     PLACES,
-    await_lines,
     is_cause,
     is_named,
     line_values,
@@ -21,14 +20,22 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, UNSEEN, Delay, FoundLine, read_new_stacks
+from zerotop.analysis.findings.support.lines.stack_lines import (
+    BETWEEN,
+    UNSEEN,
+    Delay,
+    FoundLine,
+    await_line,
+    select_events_in,
+)
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.reader import Event
 from zerotop_probe.recording.event_values import SILENT
-from zerotop_probe.recording.events import Tensors
+from zerotop_probe.recording.events import Stacks, Tensors
 
 _KIND = FindingKind(
     name="long_pause",
@@ -69,9 +76,6 @@ _EVALUATION_SHARE = 0.1
 
 class _State:
     steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
-    longest_s = 0.0
-    longest_evaluation_s = 0.0
-    unfinished: tuple[int, float] = -1, 0.0  # the step that was told last, and with how many seconds
 
 
 class _Pause(NamedTuple):
@@ -100,32 +104,30 @@ class _Pause(NamedTuple):
         return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
-    for group in recording.groups:
-        for pause, found in await_lines(group, _KIND.name, _find_pauses(group), _Pause.find_delay):
-            is_new = found.line is None or not is_named(group, found.line, found.known_ns)
-            if is_new and not pause.is_by_probe:
-                yield _build_finding(pause, found)
-        yield from _find_unfinished(group)
+    for pause, found in window.await_each(_find_pauses(window), lambda pause: await_line(pause.find_delay())):
+        is_new = found.line is None or not is_named(window.subject, found.line, found.known_ns)
+        if is_new and not pause.is_by_probe:
+            yield _build_finding(pause, found)
+    yield from _find_unfinished(window)
 
 
-def _find_unfinished(group: Group) -> Iterator[Finding]:
+def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a step that takes longer than all before it, while it lasts."""
-    state, lead = group.get_state(_State, _KIND.name), group.lead
-    for event in read_new_stacks(lead, _KIND.name, _PLACES, SILENT):
+    lead = window.subject.lead
+    for event in select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
         steps = lead.steps_until(event.unix_ns)
         if len(steps) <= SETTLED_STEPS:
             continue
         begin_ns, step = int(steps["end_unix_ns"][-1]), int(steps["step"][-1]) + 1
         lasted, usual = (event.unix_ns - begin_ns) / 1e9, float(np.nanmedian(steps["iteration_s"][-LEVEL_STEPS:]))
-        told_step, told_s = state.unfinished
-        is_longer = step != told_step or lasted >= _LONGER_TIMES * told_s
         trained = float(np.nansum(steps["iteration_s"]))
-        if is_longer and lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained):
-            state.unfinished = step, lasted
+        is_long = lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained)
+        if is_long and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step):
             evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
-            yield _build_unfinished(group, event, begin_ns, step, evidence)
+            yield _build_unfinished(window.subject, event, begin_ns, step, evidence)
 
 
 def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
@@ -143,8 +145,8 @@ def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evid
     return kind.at(group, begin_ns, event.unix_ns, evidence, cost=evidence["share"], **values)
 
 
-def _find_pauses(group: Group) -> Iterator[_Pause]:
-    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
+def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
+    group, state, steps = window.subject, window.keep(_State), window.subject.lead.steps
     seconds, evaluated = steps["iteration_s"], steps["eval_s"]
     begin = state.steps_read
     if len(steps) <= begin:
@@ -159,8 +161,7 @@ def _find_pauses(group: Group) -> Iterator[_Pause]:
         if evaluated[index] >= _LEAST_S:
             state.steps_read = index + 1
             pause = float(evaluated[index])
-            if _is_notable(pause, usual, _EVALUATION_SHARE * trained, state.longest_evaluation_s):
-                state.longest_evaluation_s = pause
+            if _is_notable(pause, usual, _EVALUATION_SHARE * trained) and window.is_news(pause, _is_longer, "eval"):
                 known_ns = int(steps["end_unix_ns"][index])
                 yield _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
             continue
@@ -177,17 +178,19 @@ def _find_pauses(group: Group) -> Iterator[_Pause]:
         is_change = end - index >= SHIFT_STEPS or (
             end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
         )
-        if not is_change and _is_notable(pause, usual, least, state.longest_s):
-            state.longest_s = pause
+        if not is_change and _is_notable(pause, usual, least) and window.is_news(pause, _is_longer):
             known_ns = int(steps["end_unix_ns"][end])
             process, column = _find_place(group, steps[index], known_ns)
             yield _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
     state.steps_read = max(state.steps_read, len(steps))
 
 
-def _is_notable(pause_s: float, usual_s: float, least_s: float, longest_s: float) -> bool:
-    is_long = pause_s >= max(_LEAST_S, _LEAST_ITERATIONS * usual_s, least_s)
-    return is_long and pause_s > longest_s * (1 + SPIKE_SIMILAR_SHARE)
+def _is_notable(pause_s: float, usual_s: float, least_s: float) -> bool:
+    return pause_s >= max(_LEAST_S, _LEAST_ITERATIONS * usual_s, least_s)
+
+
+def _is_longer(last_s: float, pause_s: float) -> bool:
+    return pause_s > last_s * (1 + SPIKE_SIMILAR_SHARE)
 
 
 def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:

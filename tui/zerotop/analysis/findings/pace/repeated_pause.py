@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
 from zerotop.analysis.findings.support.lines.known_calls import COMPILE
@@ -27,8 +27,9 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     find_entries,
     find_line,
     find_line_below,
-    read_new_stacks,
+    select_events_in,
 )
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
@@ -91,16 +92,16 @@ class _Pauses:
         self.due_count = _FEWEST_PAUSES  # with which they are measured
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each line of each rank, and again with more pauses."""
-    for group in recording.groups:
-        for process in group.processes:
-            for event in read_new_stacks(process, _KIND.name, _COLUMNS, SLOW):
-                yield from _check_event(group, process, event)
+    for process in window.subject.processes:
+        for event in select_events_in(window.items(process.events_of(Stacks), process), _COLUMNS, SLOW):
+            yield from _check_event(window, process, event)
 
 
-def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Finding]:
-    known_ns, where = event.unix_ns, event.where
+def _check_event(window: SearchWindow[Group], process: Process, event: Stacks) -> Iterator[Finding]:
+    group, known_ns, where = window.subject, event.unix_ns, event.where
     begin_ns, end_ns = (time_ns + process.source.offset_ns for time_ns in (event.begin_ns, event.end_ns))
     line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
     entries = find_entries(process, event)
@@ -112,7 +113,8 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Find
         return
     if where == "forward" and line is not None and line.known_call is not COMPILE:
         return  # what a model computes is another detector's
-    pauses = _count_pause(process, entries or {(line.file, line.line) if line is not None else _LOADER}, begin_ns)
+    by_line: dict[tuple[str, int], _Pauses] = window.keep(dict, process)
+    pauses = _count_pause(by_line, entries or {(line.file, line.line) if line is not None else _LOADER}, begin_ns)
     if pauses.count < pauses.due_count:
         return
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
@@ -132,9 +134,8 @@ def _check_event(group: Group, process: Process, event: Stacks) -> Iterator[Find
         yield finding
 
 
-def _count_pause(process: Process, lines: Collection[tuple[str, int]], begin_ns: int) -> _Pauses:
+def _count_pause(by_line: dict[tuple[str, int], _Pauses], lines: Collection[tuple[str, int]], begin_ns: int) -> _Pauses:
     """Return the pauses at these lines with one more. Those at lines that had none in common until now become one."""
-    by_line: dict[tuple[str, int], _Pauses] = process.get_state(dict, _KIND.name)
     before = list(dict.fromkeys(by_line[line] for line in lines if line in by_line)) or [_Pauses(begin_ns)]
     pauses = min(before, key=lambda one: one.begin_ns)
     pauses.count = sum(one.count for one in before) + 1

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_lines, line_values
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay
+from zerotop.analysis.findings.support.lines.line_findings import line_values
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, await_line
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 
 _KIND = FindingKind(
     name="steps_in_turn",
@@ -31,36 +33,38 @@ _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
 _MOST_TURNS, _FEW_TURNS = 0.9, 0.1
 
 
-class _State:
-    due = 2 * _LONGEST
-
-
 class _Turns(NamedTuple):
     rows: Rows
     evidence: dict[str, float]
     delay: Delay
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt()
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt, after as many turns as show it."""
-    for group in recording.groups:
-        for turns, found in await_lines(group, _KIND.name, _find_turns(group), lambda turns: turns.delay):
-            lost = 1 - turns.evidence["before_s"] / turns.evidence["after_s"]
-            values = line_values(found.line)
-            yield _KIND.at_steps(group, turns.rows, turns.evidence, known_ns=found.known_ns, cost=lost, **values)
+    turns = window.find_once(partial(_find_turns, window))
+    found = await_line(turns.delay) if turns is not None else None
+    if turns is not None and found is not None:
+        lost, values = 1 - turns.evidence["before_s"] / turns.evidence["after_s"], line_values(found.line)
+        yield _KIND.at_steps(window.subject, turns.rows, turns.evidence, known_ns=found.known_ns, cost=lost, **values)
 
 
-def _find_turns(group: Group) -> Iterator[_Turns]:
-    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
-    while len(steps) >= state.due and _KIND.name not in group.reported:
-        known = steps[: state.due][-_MOST_STEPS:]
-        state.due += max(_FEWEST, state.due // _MORE)
+def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
+    lead = window.subject.lead
+    for due in window.extend(partial(_find_due, len(lead.steps)), 0):
+        known = lead.steps[:due][-_MOST_STEPS:]
         begin, evidence = _measure(np.asarray(known["iteration_s"], np.float64))
         if evidence is not None:
-            group.reported.add(_KIND.name)
             rows = known[begin:]
             begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-            yield _Turns(rows, evidence, Delay(group.lead, BETWEEN, begin_ns, known_ns, known_ns))
+            return _Turns(rows, evidence, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns))
+    return None
+
+
+def _find_due(count: int, last: int | None) -> int | None:
+    """Return the number of steps with which to search next; None if there are fewer."""
+    due = 2 * _LONGEST if last is None else last + max(_FEWEST, last // _MORE)
+    return due if due <= count else None
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
 from zerotop.analysis.findings.support.lines.line_findings import (
@@ -36,10 +36,11 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     StackLine,
     find_line,
     is_training,
-    read_new_stacks,
+    select_events_in,
     select_stacks,
 )
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import SampledStack, Stacks
 
@@ -117,6 +118,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lines: dict[tuple[Source, str, str, int], _Sampled] = {}
+        self.told: set[tuple[str, int]] = set()
 
 
 class _Sampled:
@@ -139,23 +141,27 @@ class _Sampled:
         return True
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
 
     If only one rank spends time there from the first steps on, it is a straggler.
     """
-    for group in recording.groups:
-        lead, state = group.lead, group.get_state(_State, _LATER.name)
-        for event in read_new_stacks(lead, _LATER.name, (BETWEEN, UNSEEN), SHARE):
-            if _ALWAYS.name not in group.reported and not group.has_stages:
-                state.samples += _count_samples(event)
-                if state.samples >= state.due_samples:
-                    state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
-                    yield from _check_whole_training(group, event)
-        for process in group.processes:
-            for why in (SLOW, SHARE):
-                for event in read_new_stacks(process, f"{_LATER.name} later", (BETWEEN, UNSEEN), why):
-                    yield from _check_change(group, process, state, event)
+    group, state = window.subject, window.keep(_State)
+    for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
+        if not window.count_reports(_ALWAYS) and not group.has_stages:
+            state.samples += _count_samples(event)
+            if state.samples >= state.due_samples:
+                state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
+                yield from _check_whole_training(group, event)
+    for process in group.processes:
+        for why in (SLOW, SHARE):
+            for event in _read_new(window, process, why, of=_LATER):
+                yield from _check_change(group, process, state, event)
+
+
+def _read_new(window: SearchWindow[Group], process: Process, why: str, *, of: FindingKind) -> list[Stacks]:
+    return select_events_in(window.items(process.events_of(Stacks), (process, why, of)), (BETWEEN, UNSEEN), why)
 
 
 def _count_samples(event: Stacks) -> int:
@@ -177,7 +183,6 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     if measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns) >= _BUSY_SHARE or is_named(group, line, known_ns):
         return
-    group.reported.add(_ALWAYS.name)
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     kind, share = name_line(_ALWAYS, line), between / iteration
@@ -203,13 +208,13 @@ def _check_change(group: Group, process: Process, state: _State, event: Stacks) 
         new = _Sampled(event.begin_ns + process.source.offset_ns, event.step or 0)
         sampled = state.lines.setdefault((process.source, event.why, *key), new)
         is_due = sampled.is_due(stack, event.why, event.last_step or event.step or 0)
-        if not is_due or (_LATER.name, key) in group.reported:
+        if not is_due or key in state.told:
             continue
         line = find_line(Delay(process, BETWEEN, sampled.begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
             finding = _measure_loss(group, process, sampled, line, event)
             if finding is not None:
-                group.reported.add((_LATER.name, key))
+                state.told.add(key)
                 if not is_named(group, line, event.unix_ns):
                     yield finding
 

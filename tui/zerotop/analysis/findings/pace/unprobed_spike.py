@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Evidence, Floats, Ints, Samples
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.formatting import GIB
 from zerotop.recording.moments.at import find_cores
 
@@ -61,20 +63,17 @@ class _State:
     utilization: float = float("nan")
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
     """Report at most once for each node, using the time before a rank on it reported its phases."""
-    created = recording.find_first_creations()
-    for host in sorted({source.host for source in recording.recording.sources["hosts"]}):
-        if (_KIND.name, host) not in recording.reported:
-            yield _check_host(recording, host, created.get(host))
+    created = window.recording.find_first_creations()
+    for host in sorted({source.host for source in window.recording.recording.sources["hosts"]}):
+        yield window.find_once(partial(_check_host, window, host, created.get(host)), host)
 
 
-def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Finding | None:
-    state = recording.get_state(_State, host)
-    processes, gpus = (
-        recording.read_new(recording.at.records(table, host), f"{_KIND.name} {table} {host}")
-        for table in ("processes", "gpus")
-    )
+def _check_host(window: SearchWindow[Evidence], host: str, until_ns: int | None) -> Finding | None:
+    recording, state = window.recording, window.keep(_State, host)
+    processes, gpus = (window.records(recording.at.records(table, host)) for table in ("processes", "gpus"))
     if until_ns is not None and len(processes):
         processes = processes.select(processes.times < until_ns)
     processes = processes.select(processes.rows["rank"] >= 0) if len(processes) else processes
@@ -90,7 +89,6 @@ def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Finding
             _close_stretch(state, is_busy=not is_busy)
             cycle = _find_cycle(state.stretches)
             if cycle is not None:
-                recording.reported.add((_KIND.name, host))
                 return _build_finding(recording, host, cycle, time_ns, processes.rows["rank"][processes.times == time_ns])
         state.ticks.append((time_ns, used, utilization))
     return None

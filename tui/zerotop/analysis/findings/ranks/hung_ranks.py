@@ -12,6 +12,7 @@ from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Pr
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
@@ -95,30 +96,27 @@ class _Silence:
         return self.since_ns + int(max(seconds, HANG_ITERATIONS * self.longest_s) * 1e9)
 
 
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each silence of an attempt when it has lasted long enough, even if it ends later.
 
     One that was reported without stacks is told again with them.
     """
-    for group in recording.groups:
-        if len(group.lead.steps):
-            state = group.get_state(_State)
-            for silence in _find_silences(recording, group, state):
-                if silence.since_ns != state.reported_ns or state.is_unseen:
-                    yield from _check_silence(recording, group, silence, state)
+    state = window.keep(_State)
+    for silence in _find_silences(window, state) if len(window.subject.lead.steps) else ():
+        if silence.since_ns != state.reported_ns or state.is_unseen:
+            yield from _check_silence(window.recording, window.subject, silence, state)
 
 
-def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator[_Silence]:
+def _find_silences(window: SearchWindow[Group], state: _State) -> Iterator[_Silence]:
+    group = window.subject
     state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
-    times = []
-    for process in group.processes:
-        times += [
-            process.read_new(records, _KIND.name).times for records in (process.records("begins"), process.records("spans"))
-        ]
+    tables = (process.records(table) for process in group.processes for table in ("begins", "spans"))
+    times = [window.records(records).times for records in tables]
     fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
     state.last_heard_ns = int(heard[-1])
-    ends = np.append(heard[1:], recording.cursor_ns)
+    ends = np.append(heard[1:], window.recording.cursor_ns)
     for index in np.flatnonzero(ends - heard >= SEEN_SECONDS * 1e9).tolist():
         since_ns = int(heard[index])
         before = group.lead.steps_until(since_ns)["iteration_s"][-20:]

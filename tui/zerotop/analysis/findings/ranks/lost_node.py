@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from zerotop.analysis.findings.support.evidence import Evidence, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.processes.phases import find_current
 from zerotop.recording.events.event_index import get_event_time
 from zerotop_probe.recording.events import NodeLost, NodeReturned
@@ -41,40 +43,24 @@ _SERVER_BACK = _BACK.with_changes(headline="The server is back after {silent_s:s
 _KINDS = {(False, False): _KIND, (False, True): _BACK, (True, False): _NO_SERVER, (True, True): _SERVER_BACK}
 
 
-class _State:
-    def __init__(self) -> None:
-        # Begin, last phase and step, by node.
-        self.silences: dict[str | None, tuple[int, str | None, int | None]] = {}
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_job(kinds=None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report a node when it fell silent, and when it is back."""
+    recording = window.recording
     reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
-    if not reports:
-        return
-    state = recording.get_state(_State, _KIND.name)
-    for event in recording.read_new_items(sorted(reports, key=get_event_time), _KIND.name):
+    silences: dict[str | None, tuple[int, str | None, int | None]] = window.keep(dict)  # begin, last phase and step, by node
+    for event in window.items(sorted(reports, key=get_event_time)):
         host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
         group = recording.groups[-1:]
         processes = group[0].processes_on(host) if group and host is not None else []
         ranks = [process.rank for process in processes]
-        if is_back and host in state.silences:  # one finding tells both
-            begin_ns, phase, step = state.silences.pop(host)
+        if is_back and host in silences:  # one finding tells both
+            begin_ns, phase, step = silences.pop(host)
         else:
             begin_ns, (phase, step) = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
-            state.silences[host] = begin_ns, phase, step
-        yield _KINDS[host is None, is_back].at(
-            None,
-            begin_ns,
-            event.unix_ns,
-            {"silent_s": seconds},
-            ranks=tuple(ranks),
-            step=step,
-            phase=phase,
-            last_step=step,
-            host=host,
-            concerned=ranks or None,
-        )
+            silences[host] = begin_ns, phase, step
+        values: dict[str, Any] = {"step": step, "phase": phase, "last_step": step, "host": host, "concerned": ranks or None}
+        yield _KINDS[host is None, is_back].at(None, begin_ns, event.unix_ns, {"silent_s": seconds}, ranks=ranks, **values)
 
 
 def _find_last(processes: list[Process], known_ns: int) -> tuple[str | None, int | None]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Any
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group
+from zerotop.analysis.findings.support.evidence import Group
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.keys import ProcessKey
 from zerotop_probe.recording import events
 
@@ -37,61 +39,46 @@ _Event = events.RankStopped | events.RankContinued | events.RankGone
 _EVENTS: tuple[type[_Event], ...] = (events.RankStopped, events.RankContinued, events.RankGone)
 
 
-class _State:
-    """The stops of an attempt so far: reading all again in each window would be quadratic where ranks are stopped often."""
-
-    def __init__(self) -> None:
-        self.stopped: dict[ProcessKey, int] = {}  # since when, of those that are stopped now
-        self.stops: list[tuple[int, int]] = []  # (when, rank) of all stops
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
-    if not recording.events_of(events.RankStopped):
-        return
-    for group in recording.groups:
-        state, ranks = group.get_state(_State), {process.key: process.rank for process in group.processes}
-        new = (event for kind in _EVENTS for event in group.read_new_items(recording.events_of(kind), kind.__name__))
-        for event in sorted(new, key=lambda event: event.unix_ns):
-            yield from _take_event(group, ranks, state, event)
-        for key, since_ns in state.stopped.items():
-            yield from _check_still(group, state, key, since_ns, recording.cursor_ns)
+    ranks = {process.key: process.rank for process in window.subject.processes}
+    stopped: dict[ProcessKey, int] = window.keep(dict)  # since when, of those that are stopped now
+    stops: list[tuple[int, int]] = window.keep(list)  # (when, rank) of all stops
+    new = (event for kind in _EVENTS for event in window.items(window.recording.events_of(kind), kind.__name__))
+    for event in sorted(new, key=lambda event: event.unix_ns):
+        key = event.process_key
+        if isinstance(event, events.RankStopped):
+            if key in ranks and key not in stopped:
+                stopped[key] = event.unix_ns
+                stops.append((event.unix_ns, ranks[key]))
+        elif (since_ns := stopped.pop(key, None)) is not None:
+            yield from _check_still(window, stops, key, since_ns, event.unix_ns)
+            duration_s = (event.unix_ns - since_ns) / 1e9
+            is_long = isinstance(event, events.RankContinued) and duration_s >= STOPPED_SECONDS
+            if is_long and _is_new(window, "continued", since_ns):
+                concerned, evidence = _find_together(stops, since_ns), {"stopped_s": duration_s}
+                yield _KIND.at(window.subject, since_ns, event.unix_ns, evidence, ranks=concerned, concerned=concerned)
+    for key, since_ns in stopped.items():
+        yield from _check_still(window, stops, key, since_ns, window.recording.cursor_ns)
 
 
-def _take_event(group: Group, ranks: dict[ProcessKey, int], state: _State, event: _Event) -> Iterator[Finding]:
-    key = event.process_key
-    if key not in ranks:
-        return
-    if isinstance(event, events.RankStopped):
-        if key not in state.stopped:
-            state.stopped[key] = event.unix_ns
-            state.stops.append((event.unix_ns, ranks[key]))
-    elif (since_ns := state.stopped.pop(key, None)) is not None:
-        yield from _check_still(group, state, key, since_ns, event.unix_ns)
-        duration_s = (event.unix_ns - since_ns) / 1e9
-        is_long = isinstance(event, events.RankContinued) and duration_s >= STOPPED_SECONDS
-        if is_long and _is_new(group, "continued", since_ns):
-            concerned, evidence = _find_together(state, since_ns), {"stopped_s": duration_s}
-            yield _KIND.at(group, since_ns, event.unix_ns, evidence, ranks=concerned, concerned=concerned)
-
-
-def _check_still(group: Group, state: _State, key: ProcessKey, since_ns: int, until_ns: int) -> Iterator[Finding]:
+def _check_still(
+    window: SearchWindow[Group], stops: list[tuple[int, int]], key: ProcessKey, since_ns: int, until_ns: int
+) -> Iterator[Finding]:
     known_ns = since_ns + int(STILL_SECONDS * 1e9)
-    if known_ns <= until_ns and _is_new(group, "still", since_ns):
-        concerned, evidence = _find_together(state, since_ns), {"stopped_s": STILL_SECONDS}
-        yield _STILL.at(group, since_ns, known_ns, evidence, ranks=concerned, concerned=concerned, pid=key[1], cost=1.0)
+    if known_ns <= until_ns and _is_new(window, "still", since_ns):
+        concerned, evidence = _find_together(stops, since_ns), {"stopped_s": STILL_SECONDS}
+        texts: dict[str, Any] = {"concerned": concerned, "pid": key[1]}
+        yield _STILL.at(window.subject, since_ns, known_ns, evidence, ranks=concerned, cost=1.0, **texts)
 
 
-def _find_together(state: _State, since_ns: int) -> list[int]:
+def _find_together(stops: list[tuple[int, int]], since_ns: int) -> list[int]:
     """Return the ranks that were stopped at about the same time."""
-    near = takewhile(lambda stop: stop[0] >= since_ns - _TOGETHER_NS, reversed(state.stops))
+    near = takewhile(lambda stop: stop[0] >= since_ns - _TOGETHER_NS, reversed(stops))
     return sorted({rank for time_ns, rank in near if time_ns <= since_ns + _TOGETHER_NS})
 
 
-def _is_new(group: Group, what: str, since_ns: int) -> bool:
+def _is_new(window: SearchWindow[Group], what: str, since_ns: int) -> bool:
     """Whether no rank that was stopped at about the same time has been reported in this way."""
-    reported: list[int] = group.get_state(list, f"{_KIND.name} {what}")
-    if reported and abs(reported[-1] - since_ns) <= _TOGETHER_NS:
-        return False
-    reported[:] = [since_ns]
-    return group.count_report(f"{_KIND.name} {what}")
+    return window.is_news(since_ns, lambda last, now: abs(last - now) > _TOGETHER_NS, what)

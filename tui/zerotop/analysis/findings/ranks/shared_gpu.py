@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group
+from zerotop.analysis.findings.support.evidence import Group
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import name_process
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB, format_bytes, join_words
 from zerotop.analysis.memory.gpu_turns import Cycle, find_cycles, is_growing
-from zerotop.recording.samples import Ints, split_samples
+from zerotop.recording.samples import split_samples
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop_probe.recording.events import GpuProcess
 
@@ -47,66 +47,40 @@ _FIRST_CYCLES = 2
 _SHOWN_LEVELS = 5
 
 
-class _Told(NamedTuple):
-    """The growth that was told last, and from which cycle on."""
-
-    begin_ns: int
-    step: int | None
-    first: int
-    grown: int
-
-
-class _State:
+class _Readings:
     """All of NVML's readings of what a process held of a GPU: a cycle lasts as long as the other processes want."""
 
     def __init__(self) -> None:
         self.times, self.used = GrowingArray(np.int64), GrowingArray(np.int64)
-        self.cycles = 0  # that were examined
-        self.told: _Told | None = None
-
-    def add_readings(self, times: Ints, used: Ints) -> None:
-        """Add readings in order."""
-        self.times.add_rows(len(times))[:] = times
-        self.used.add_rows(len(used))[:] = used
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_node(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report turns after the second cycle of a process, and growth from the third on; again when it has doubled."""
-    for group in recording.groups:
-        for host in group.hosts:
-            samples = group.read_new(recording.at.records("gpu_processes", host), f"{_TURNS.name} {host}")
-            seen: dict[int, set[int]] = group.get_state(dict, f"{_TURNS.name} {host}")  # processes of each GPU
-            for gpu, on_gpu in split_samples(samples, "gpu") if len(samples) else ():
-                seen.setdefault(gpu, set()).update(np.unique(on_gpu.rows["pid"]).tolist())
-                for pid, own in split_samples(on_gpu, "pid"):
-                    group.get_state(_State, (host, gpu, pid)).add_readings(own.times, own.rows["used_bytes"])
-                if len(seen[gpu]) > 1:
-                    for pid in sorted(seen[gpu]):
-                        yield from _check_process(recording, group, host, gpu, pid, seen[gpu])
+    samples = window.records(window.recording.at.records("gpu_processes", window.host))
+    for gpu, on_gpu in split_samples(samples, "gpu") if len(samples) else ():
+        processes: dict[int, _Readings] = window.keep(dict, gpu)  # by PID
+        for pid, own in split_samples(on_gpu, "pid"):
+            readings = processes.setdefault(pid, _Readings())
+            readings.times.add_rows(len(own))[:], readings.used.add_rows(len(own))[:] = own.times, own.rows["used_bytes"]
+        for pid, readings in sorted(processes.items()) if len(processes) > 1 else ():
+            cycles = find_cycles(readings.times.rows, readings.used.rows)
+            for count in range(len(cycles) - len(window.items(cycles, (gpu, pid))) + 1, len(cycles) + 1):
+                names = _name_processes(window, cycles[count - 1].known_ns)
+                others = [names[other] for other in sorted(processes) if other != pid and other in names]
+                if pid in names and others:
+                    if count >= _FIRST_CYCLES and count.bit_count() == 1:
+                        yield _build_turns(window.subject, gpu, names[pid], join_words(others), cycles[:count])
+                    yield _check_kept(window, (gpu, pid), names[pid], cycles[:count])
 
 
-def _check_process(recording: Evidence, group: Group, host: str, gpu: int, pid: int, sharing: set[int]) -> Iterator[Finding]:
-    state = group.get_state(_State, (host, gpu, pid))
-    cycles = find_cycles(state.times.rows, state.used.rows)
-    for count in range(state.cycles + 1, len(cycles) + 1):
-        state.cycles, known_ns = count, cycles[count - 1].known_ns
-        names = _name_processes(recording, group, host, known_ns)
-        if pid not in names or not any(other in names for other in sharing - {pid}):
-            continue
-        others = join_words([names[other] for other in sorted(sharing - {pid}) if other in names])
-        if count >= _FIRST_CYCLES and count.bit_count() == 1:
-            yield _build_turns(group, gpu, names[pid], others, cycles[:count])
-        if (finding := _check_kept(group, gpu, names[pid], state, cycles[:count])) is not None:
-            yield finding
-
-
-def _name_processes(recording: Evidence, group: Group, host: str, known_ns: int) -> dict[int, str]:
+def _name_processes(window: SearchWindow[Group], known_ns: int) -> dict[int, str]:
     """Return names of the job's processes on a node, by PID: ranks, and others that it has started."""
     names = {}
-    for event in recording.events_of(GpuProcess):
-        if event.of_job and event.writer.host == host and event.unix_ns <= known_ns:
+    for event in window.recording.events_of(GpuProcess):
+        if event.of_job and event.writer.host == window.host and event.unix_ns <= known_ns:
             names[event.pid] = name_process(event)
-    return names | {process.source.pid: f"rank {process.rank}" for process in group.processes_on(host)}
+    return names | {process.source.pid: f"rank {process.rank}" for process in window.subject.processes_on(window.host)}
 
 
 def _build_turns(group: Group, gpu: int, name: str, others: str, cycles: list[Cycle]) -> Finding:
@@ -130,22 +104,20 @@ def _build_turns(group: Group, gpu: int, name: str, others: str, cycles: list[Cy
     )  # fmt: skip
 
 
-def _check_kept(group: Group, gpu: int, name: str, state: _State, cycles: list[Cycle]) -> Finding | None:
-    kept = [one.kept_bytes for one in cycles]
+def _check_kept(window: SearchWindow[Group], of: tuple[int, int], name: str, cycles: list[Cycle]) -> Finding | None:
+    kept, group, known_ns = [one.kept_bytes for one in cycles], window.subject, cycles[-1].known_ns
     if not is_growing(kept, _LEAST_BYTES):
         return None
-    if state.told is None:
-        begin_ns = cycles[-3].asleep_ns
-        state.told = _Told(begin_ns, group.step_at(begin_ns), len(cycles) - 3, 0)
-    first = state.told.first
-    grown, known_ns = kept[-1] - kept[first], cycles[-1].known_ns
-    if grown < 2 * state.told.grown:
+    begin_ns = cycles[-3].asleep_ns
+    told = window.find_once(lambda: (len(kept) - 3, begin_ns, group.step_at(begin_ns)), of)
+    assert told is not None
+    first, begin_ns, step = told
+    grown = kept[-1] - kept[first]
+    if not window.is_news(grown, lambda last, now: now >= 2 * last, of):
         return None
-    state.told = state.told._replace(grown=grown)
-    shown = kept[first:][-_SHOWN_LEVELS:]
     evidence = {"grown_bytes": grown, "per_cycle_bytes": grown / (len(kept) - 1 - first), "cycles": len(kept) - first}
-    levels = join_words([format_bytes(size) for size in shown])
+    levels = join_words([format_bytes(size) for size in kept[first:][-_SHOWN_LEVELS:]])
     return _KEPT.at(
-        group, state.told.begin_ns, known_ns, evidence, ranks=group.ranks_at(known_ns), step=state.told.step, name=name,
-        gpu=gpu, levels=levels, short=name[0].upper() + name.partition(" (")[0][1:],
+        group, begin_ns, known_ns, evidence, ranks=group.ranks_at(known_ns), step=step, name=name,
+        gpu=of[0], levels=levels, short=name[0].upper() + name.partition(" (")[0][1:],
     )  # fmt: skip

@@ -68,22 +68,24 @@ class _Forwards(NamedTuple):
 _NONE = _Forwards(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
 
 
-class _State:
-    """Forwards of steps that other ranks have not finished: ranks write their times independently, and some much later."""
+class _Step(NamedTuple):
+    """A step that was examined."""
 
-    def __init__(self) -> None:
-        self.forwards: dict[int, _Forwards] = {}  # by rank; those of steps that not all ranks have finished yet
-        self.unfinished: dict[int, _Forwards] = {}  # device times of each rank's last step, to which more may come
-        # The last steps that were examined: number, when known, index of the process that was slow (-1 for none), the
-        # longest forward, and the second longest (ns).
-        self.examined: NDArray[np.int64] = np.empty((5, 0), np.int64)
+    number: int
+    known_ns: int
+    slow: int  # index of the process that was slow; -1 for none
+    longest_s: float  # forward; NaN in a step that was not recorded
+    second_s: float
 
 
 @in_each_attempt()
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt: the first rank that was slowest in SLOW_STEPS steps in a row."""
     if len(window.subject.processes) > 1 and _computes_alone(window.subject):
-        yield from _check_group(window.subject)
+        examined = window.results(_examine_steps(window), SLOW_STEPS - 1)
+        found = find_slow_rounds([one.slow for one in examined], SLOW_STEPS)
+        if found is not None:
+            yield _build_finding(window.subject, examined[found])
 
 
 def _computes_alone(group: Group) -> bool:
@@ -95,41 +97,35 @@ def _computes_alone(group: Group) -> bool:
     return stage in (0, 1, 2) if stage is not None else engine.parallelism == "DDP"
 
 
-def _check_group(group: Group) -> Iterator[Finding]:
-    state = group.get_state(_State, _KIND.name)
+def _examine_steps(window: SearchWindow[Group]) -> Iterator[_Step]:
+    """Yield the steps that all ranks have finished now: they write their times independently, and some much later."""
+    group = window.subject
+    forwards: dict[Process, _Forwards] = window.keep(dict)  # of steps that not all ranks have finished yet
     for process in group.processes:
-        fresh = _read_device_forwards(process, state) if process.is_on_gpu else _read_forwards(process)
-        state.forwards[process.rank] = _join_forwards(state.forwards.get(process.rank, _NONE), fresh)
-    read = [state.forwards[process.rank] for process in group.processes]
-    steps = reduce(np.intersect1d, [one.steps for one in read])
-    if not len(steps):
-        return
-    for process, each in zip(group.processes, read, strict=True):
-        state.forwards[process.rank] = each.select(each.steps > steps[-1])
-    both = [one.select(np.searchsorted(one.steps, steps)) for one in read]
-    known_ns = np.max([one.known_ns for one in both], axis=0)
-    slowest = _find_slowest(group, steps, np.stack([one.seconds for one in both]))
-    examined = np.concatenate([state.examined, np.stack([steps, known_ns, *slowest])], axis=1)
-    state.examined = examined[:, 1 - SLOW_STEPS :]
-    found = find_slow_rounds(examined[2], SLOW_STEPS)
-    if found is not None:
-        yield _build_finding(group, examined[:, found])
+        fresh = (_read_device_forwards if process.is_on_gpu else _read_forwards)(window, process)
+        forwards[process] = _join_forwards(forwards.get(process, _NONE), fresh)
+    steps = reduce(np.intersect1d, [forwards[process].steps for process in group.processes])
+    if len(steps):
+        both = [forwards[process].select(np.searchsorted(forwards[process].steps, steps)) for process in group.processes]
+        known_ns = np.max([one.known_ns for one in both], axis=0)
+        slowest = _find_slowest(group, steps, np.stack([one.seconds for one in both]))
+        yield from map(_Step, *(column.tolist() for column in (steps, known_ns, *slowest)))
+        forwards.update({process: each.select(each.steps > steps[-1]) for process, each in forwards.items()})
 
 
 def _join_forwards(before: _Forwards, after: _Forwards) -> _Forwards:
     return _Forwards(*(np.concatenate(parts) for parts in zip(before, after, strict=True)))
 
 
-def _read_forwards(process: Process) -> _Forwards:
-    window = process.next_steps(len(process.aligned_steps), _KIND.name)
-    rows = process.aligned_steps[window] if window is not None else process.aligned_steps[:0]
+def _read_forwards(window: SearchWindow[Group], process: Process) -> _Forwards:
+    rows = process.aligned_steps[window.steps(process.aligned_steps, of=process)]
     rows = rows[~rows["counted"]]
     return _Forwards(rows["step"].astype(np.int64), rows["forward_s"].astype(np.float64), rows["end_unix_ns"])
 
 
-def _read_device_forwards(process: Process, state: _State) -> _Forwards:
+def _read_device_forwards(window: SearchWindow[Group], process: Process) -> _Forwards:
     """Return the device times of whole steps. Those of one step are written one by one, some after its end."""
-    samples = process.read_new(process.records("device_times"), _KIND.name)
+    samples = window.records(process.records("device_times"))
     if not len(samples):
         return _NONE
     rows = samples.rows
@@ -137,9 +133,10 @@ def _read_device_forwards(process: Process, state: _State) -> _Forwards:
     if not len(samples):
         return _NONE
     fresh = _Forwards(samples.rows["step"].astype(np.int64), samples.rows["device_ns"] / 1e9, samples.times)
-    each = _join_forwards(state.unfinished.get(process.rank, _NONE), fresh)
+    unfinished: list[_Forwards] = window.keep(list, process)  # of the last step, to which more may come
+    each = _join_forwards(unfinished.pop() if unfinished else _NONE, fresh)
     steps, firsts, indices = np.unique(each.steps, return_index=True, return_inverse=True)
-    state.unfinished[process.rank] = each.select(each.steps == steps[-1])
+    unfinished.append(each.select(each.steps == steps[-1]))
     seconds: Floats = np.bincount(indices, each.seconds, len(steps)).astype(np.float64)
     # A step is whole when the next one has a time.
     return _Forwards(steps[:-1], seconds[:-1], each.known_ns[firsts[1:]])
@@ -155,8 +152,8 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
     return longest
 
 
-def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Ints]:
-    """Return the index of the slow process in each step (-1: none), and the two longest forwards (ns)."""
+def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Floats, Floats]:
+    """Return the index of the slow process in each step (-1: none), and the two longest forwards (seconds)."""
     rows = [_select_rows(process, steps) for process in group.processes]
     sizes, total = (
         np.stack([get_batch_sizes(one) for one in rows]),
@@ -168,16 +165,13 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
     is_slow &= are_equal(sizes, _SAME_SIZE)
-    # The forwards of a step that was not recorded are NaN.
-    first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
-    return np.where(is_slow, index, -1), first_ns, second_ns
+    return np.where(is_slow, index, -1), first, second
 
 
-def _build_finding(group: Group, examined: NDArray[np.int64]) -> Finding:
-    steps, known_ns, (index, *_), forward_ns, others_ns = examined
-    process = group.processes[index]
+def _build_finding(group: Group, examined: Sequence[_Step]) -> Finding:
+    process, steps = group.processes[examined[0].slow], np.array([one.number for one in examined])
     rows, others = _select_rows(process, steps), [other for other in group.processes if other is not process]
-    forward, slowest = float(np.median(forward_ns)) / 1e9, float(np.median(others_ns)) / 1e9
+    forward, slowest = (float(np.median(one)) for one in zip(*(one[3:] for one in examined), strict=True))
     iteration = float(np.median(_measure_iterations([_select_rows(one, steps) for one in group.processes])))
     window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     machine = _compare_machine(process, others, window)
@@ -185,7 +179,7 @@ def _build_finding(group: Group, examined: NDArray[np.int64]) -> Finding:
         process,
         rows,
         {"forward_s": forward, "others_s": slowest, "iteration_s": iteration, **machine},
-        known_ns=int(known_ns.max()),
+        known_ns=max(one.known_ns for one in examined),
         cost=(forward - slowest) / iteration,
         clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         pid=process.source.pid,

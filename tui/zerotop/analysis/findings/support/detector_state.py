@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
-from zerotop.recording.moments.records import Records
-from zerotop.recording.reader import Source
-from zerotop.recording.samples import Samples
-
 T = TypeVar("T")
 # Findings of one kind that are all reported.
 MOST_REPORTS = 20
@@ -31,21 +27,11 @@ class DetectorState:
         state: T = self._states[factory, key]
         return state
 
-    def read_new(self, records: Records, key: str) -> Samples:
-        """Return the records that have not been returned before for ``key``."""
-        counts: dict[Source, int] = self.get_state(dict, key)
-        return records.read_new(counts)
-
     def read_new_items(self, items: Sequence[T], key: str) -> Sequence[T]:
         """Return the items of a growing sequence that have not been returned before for ``key``."""
-        fresh = self.next_steps(len(items), key)
-        return items[fresh] if fresh is not None else items[:0]
-
-    def next_steps(self, count: int, key: str) -> slice | None:
-        """Return the steps, of ``count`` finished ones, not yet returned for ``key``; None if there are none."""
         state = self.get_state(_Position, key)
-        begin, state.count = state.count, max(count, state.count)
-        return slice(begin, count) if count > begin else None
+        begin, state.count = state.count, max(len(items), state.count)
+        return items[begin:]
 
     def count_report(self, name: str) -> bool:
         """Count one more finding of a kind; return whether to report it.

@@ -43,6 +43,7 @@ class SearchWindow(Generic[S]):
         self._news: dict[Hashable, Any] = {}
         self._waiting: dict[Hashable, list[Any]] = {}
         self._findings: set[Hashable] = set()
+        self._events: set[Hashable] = set()  # that findings were yielded about
         self._reports: Counter[str] = Counter()
 
     def records(self, records: Records, look_back_ns: int = 0, look_back: int = 0) -> Samples:
@@ -109,26 +110,33 @@ class SearchWindow(Generic[S]):
                 yield one, more
 
     def count_reports(self, kind: FindingKind) -> int:
-        """Return how many findings of a kind it has shown."""
+        """Return about how many events it had findings of a kind."""
         return self._reports[kind.name]
 
     def select_news(self, found: Found) -> Iterator[Finding]:
-        """Yield findings that were not found before, and close the window when no more are wanted."""
+        """Yield findings that were not found before, and close the window when no more are wanted.
+
+        An event that was told is told again with newer numbers, or with its end, as often as it is found.
+        """
         for finding in found:
             if finding is not None:
-                key = finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks
+                key = finding.known_ns, finding.event
                 if key not in self._findings:
                     self._findings.add(key)
-                    self._reports[finding.name] += 1
-                    if self._is_news(self._reports[finding.name]):
+                    is_known = finding.event in self._events
+                    self._reports[finding.name] += not is_known
+                    if self._is_news(self._reports[finding.name], is_known=is_known):
+                        self._events.add(finding.event)
                         yield finding
                 if len(self._reports) == self._kinds:
                     self.is_closed = True
                     return
 
-    def _is_news(self, count: int) -> bool:
+    def _is_news(self, count: int, *, is_known: bool) -> bool:
         """Whether to report one more finding of a kind. A constant repetition is news only as often as it doubles."""
-        return count <= 1 if self._kinds is not None else count <= MOST_REPORTS or count.bit_count() == 1
+        if self._kinds is not None:
+            return count <= 1 and not is_known
+        return is_known or count <= MOST_REPORTS or count.bit_count() == 1
 
 
 class _Declaration(Generic[S]):

@@ -63,27 +63,34 @@ _FREED = "Gradients live from the backward to the update."
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSetup:
+class TrainedModel:
+    """A model, and the bytes of its states."""
+
+    parameters: int
+    trainable: int
+    largest_layer: int | None  # parameters of the largest layer; None where not recorded
+    bytes_each: int = 2  # of a parameter
+    state_each: int | None = 8  # bytes of optimizer state for a parameter, by default Adam's; None where not known
+    frozen_bytes: int | None = None  # of frozen parameters with a dtype of their own, on all ranks together, not quantized
+    master_each: int = 4  # bytes of a master weight
+    is_loop: bool = False  # without DeepSpeed
+    is_sharded: bool = False  # a loop's, by FSDP
+    computes_wide: bool = False  # activations are in fp32
+    wide_residual: bool = False  # the inputs of layers alone are in fp32
+    offloaded_share: float = 1.0  # of the optimizer where it is offloaded, 0 to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup(TrainedModel):
     """The properties of an engine that the formulas need."""
 
     stage: int
     offload_optimizer: str  # "none", "cpu", "nvme"
     offload_parameters: str
-    offloaded_share: float  # of the optimizer, 0 to 1; 1 by default
-    bytes_each: int  # of a parameter
     ranks: int  # data-parallel
-    parameters: int
-    trainable: int
-    state_each: int | None  # bytes of optimizer state for a parameter; None where not known
     trains: bool
     on_gpu: bool  # False where DeepSpeed's accelerator is the CPU, which uses host memory only
-    largest_layer: int | None  # parameters of the largest layer; None where not recorded
-    is_loop: bool = False  # without DeepSpeed
     loop_state: StateBytes | None = None  # of a loop's optimizers; None where not known
-    frozen_bytes: int | None = None  # of frozen parameters with a dtype of their own, on all ranks together, not quantized
-    master_each: int = 4  # bytes of a master weight
-    computes_wide: bool = False  # activations are in fp32
-    wide_residual: bool = False  # the inputs of layers alone are in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,7 @@ def parse_setup(engine: EngineFacts) -> EngineSetup | None:
         on_gpu=not str(engine.device or "cuda").startswith("cpu"),
         largest_layer=engine.largest_layer_parameters,
         is_loop=is_loop,
+        is_sharded=is_loop and stage == 3,
         loop_state=compute_state_bytes(optimizers, bytes_each, is_sharded=stage == 3) if is_loop else None,
         frozen_bytes=_compute_frozen(engine) if is_loop else None,
     )

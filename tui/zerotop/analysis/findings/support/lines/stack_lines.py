@@ -231,10 +231,9 @@ def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
-def read_new_stacks(process: Process, key: str, places: Container[str], why: str) -> list[Stacks]:
-    """Return the events with stacks of these places that have not been returned before for ``key``."""
-    fresh = process.read_new_items(process.events_of(Stacks), f"{key} {why}")
-    return [event for event in fresh if event.where in places and event.why == why]
+def select_events_in(sampled: Iterable[Stacks], places: Container[str], why: str) -> list[Stacks]:
+    """Return the events with stacks of these places that were sampled for this reason."""
+    return [event for event in sampled if event.where in places and event.why == why]
 
 
 def select_stacks(
