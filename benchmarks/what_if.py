@@ -158,8 +158,9 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
     options = parser.parse_args()
     if options.write:
-        lines = [json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)]
-        _RUNS.write_text("\n".join(lines) + "\n")
+        lines = {json.loads(line)["run"]: line for line in _RUNS.read_text().splitlines()}
+        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)}
+        _RUNS.write_text("\n".join(lines.values()) + "\n")
         return
     runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
     runs = [run for run in runs if options.only in run[0]]
