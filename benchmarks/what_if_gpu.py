@@ -10,7 +10,7 @@ side, but only one with offload at a time, as they share the host's memory; each
 the settings, by a hash of their names, is held out: no constant may be chosen by their errors. Then:
 
     python benchmarks/what_if.py --write FOLDER
-    python benchmarks/what_if.py --only llama- [--held-out]
+    python benchmarks/what_if.py --kind tuned          # and --kind held-out at the end, once
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ STORY = tuple(
 )
 
 
-def is_held_out(name: str) -> bool:
-    """Return whether no constant may be chosen by a recording of this name."""
-    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0
+HELD_OUT = frozenset(one.name for one in SETTINGS if int(hashlib.sha256(one.name.encode()).hexdigest(), 16) % 3 == 0)
+"""No constant may be chosen by recordings of these names."""
 
 
 # --- the training, in each rank --------------------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def main() -> None:
         return
     settings = [setting for setting in (STORY if options.story else SETTINGS) if options.only in setting.name]
     if options.list:
-        print(*(f"{setting.name}{' (held out)' if is_held_out(setting.name) else ''}" for setting in settings), sep="\n")
+        print(*(f"{setting.name}{' (held out)' if setting.name in HELD_OUT else ''}" for setting in settings), sep="\n")
         return
     until_s = time.monotonic() + options.until
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -166,9 +166,14 @@ def _find_gpu(base: Baseline) -> _Gpu | None:
     return replace(found, link=None) if found is not None and "PCI" in base.gpu.upper() else found
 
 
-def _count_flops(setup: EngineSetup, work: Workload) -> tuple[float, float]:
-    """Return those of the forward and of the backward of one micro-batch."""
-    each = setup.parameters * work.micro_batch * (work.sequence or 1)
+def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[float, float]:
+    """Return those of the forward and of the backward of one micro-batch.
+
+    A token of a sequence of s takes 2 s h more in each layer's attention (Korthikanti et al., arXiv:2205.05198,
+    appendix A, where half of 4 s h is masked).
+    """
+    attention = (work.sequence or 0) * base.shape.hidden * base.shape.layers if base.shape is not None else 0
+    each = (setup.parameters + attention) * work.micro_batch * (work.sequence or 1)
     return 2.0 * each, (6.0 if work.checkpointing != "none" else 4.0) * each
 
 
@@ -194,7 +199,7 @@ class _Decomposition:
         self.base, self.rates, self.times = base, rates, base.times
         self.gpu = _find_gpu(base)
         setup, work, times = base.setup, base.work, base.times
-        self.flops = _count_flops(setup, work)
+        self.flops = _count_flops(base, setup, work)
         self._read_forward(times)
         self._read_backward(times)
         self._read_update(setup, times)
@@ -269,13 +274,21 @@ class _Decomposition:
 
     def _list_backward(self, setup: EngineSetup, work: Workload) -> dict[str, float]:
         """Return what a backward does beside its arithmetic: in stages 0 and 1 the mean over the micro-batches."""
-        gradients, weights = setup.bytes_each * setup.trainable, setup.bytes_each * setup.parameters
-        if setup.stage == 3:
-            link = self._time_link(weights + gradients, setup)
-        else:  # an all-reduce has two halves; ZeRO-2 uses one, too, for each bucket
-            link = self._time_link(2 * gradients, setup) / (work.accumulation if setup.stage < 2 else 1)
+        gradients, parts = self._time_link(setup.bytes_each * setup.trainable, setup), self._list_gathered(setup)
+        if setup.stage < 3:  # an all-reduce has two halves; ZeRO-2 uses one, too, for each bucket
+            gradients *= 2 / (work.accumulation if setup.stage < 2 else 1)
         offloaded = 4 * setup.trainable * setup.offloaded_share / setup.ranks if _is_offloaded(setup) else 0.0
-        return {COMMUNICATION: link, TRANSFERS: offloaded / self.rates.to_host}
+        parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + gradients
+        parts[TRANSFERS] = parts.get(TRANSFERS, 0.0) + offloaded / self.rates.to_host
+        return parts
+
+    def _list_gathered(self, setup: EngineSetup) -> dict[str, float]:
+        """Return the time in which stage 3 gathers all parameters once, where they are offloaded also from the CPU."""
+        if setup.stage < 3:
+            return {}
+        weights = setup.bytes_each * setup.parameters
+        own = weights / setup.ranks if setup.offload_parameters != "none" else 0.0
+        return {COMMUNICATION: self._time_link(weights, setup), TRANSFERS: own / self.rates.to_host}
 
     def _count_offloaded(self, setup: EngineSetup) -> float:
         """Return the elements that a node's CPUs update."""
@@ -298,13 +311,14 @@ class _Decomposition:
     def compose(self, setup: EngineSetup, work: Workload) -> Mapping[str, float]:
         """Return the seconds of each part of a step."""
         parts = dict.fromkeys(_FORMULAS, 0.0)
-        flops = _count_flops(setup, work)
+        flops = _count_flops(self.base, setup, work)
         ratios = [after / before if before else 1.0 for after, before in zip(flops, self.flops, strict=True)]
         count = work.accumulation
         forward, host = self.forward * ratios[0], self.launch * self._weigh_forward(setup)
-        gathered = self._time_link(setup.bytes_each * setup.parameters, setup) if setup.stage == 3 else 0.0
+        gathered = sum(self._list_gathered(setup).values())
         parts[COMPUTE] += count * forward
-        parts[COMMUNICATION] += count * max(0.0, gathered - forward)
+        for name, each in self._list_gathered(setup).items():  # while earlier layers compute
+            parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
         parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
         backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup)
         beside = {name: self.beside_factor * each for name, each in self._list_backward(setup, work).items()}
