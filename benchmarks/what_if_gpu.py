@@ -250,8 +250,12 @@ def record(setting: Setting, gpus: Sequence[int], folder: Path, limit_s: float) 
             except subprocess.TimeoutExpired:
                 os.killpg(job.pid, signal.SIGKILL)
                 job.wait()
-        packing = [*zerotop, "pack", f"{temporary}/{setting.name}", "-o", str(folder / f"{setting.name}.zerotop"), "--force"]
+        packed = folder / f"{setting.name}.zerotop"
+        packing = [*zerotop, "pack", f"{temporary}/{setting.name}", "-o", str(packed), "--force"]
         subprocess.run(packing, stdout=log, stderr=subprocess.STDOUT, timeout=60, check=False)
+        if not packed.exists():  # as without polars: it can be packed elsewhere
+            with tarfile.open(folder / f"{setting.name}.tar.gz", "w:gz") as archive:
+                archive.add(f"{temporary}/{setting.name}", setting.name)
     seconds = [
         line for line in (folder / f"{setting.name}.log").read_text(errors="replace").splitlines() if "SECONDS" in line
     ]
