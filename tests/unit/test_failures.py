@@ -71,6 +71,15 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
     assert failure.setting in failure.advice
 
 
+def test_what_is_free_beyond_a_limit_is_free_of_the_device(tmp_path: Path) -> None:
+    """It said "free 66.55 of 12.00 GiB"."""
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 25, events.OutOfMemory, **(OOM | {"limit_bytes": gib_to_bytes(52)}))
+    numbers = {number.label: (number.bytes, number.of_bytes) for number in require_failure(recording, 25).numbers}
+    assert numbers["free"][1] == gib_to_bytes(79)
+    assert numbers["allocated"] == (gib_to_bytes(50), gib_to_bytes(52))
+
+
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 19.5, events.OutOfMemory, **OOM)
