@@ -95,5 +95,8 @@ def describe_ranks(fold: WaveformFold) -> str:
 
 def describe_left_out(fold: WaveformFold) -> str:
     """Return the iterations left out: ``excluded: 2 with evaluation, 1 outlier``; "" if none were."""
-    parts = [f"{count} {_REASONS.get(reason, reason)}" for reason, count in fold.left_out.items()]
+    parts = [
+        f"{count} {_REASONS.get(reason, reason)}{'s' * (reason == 'long' and count > 1)}"
+        for reason, count in fold.left_out.items()
+    ]
     return f"excluded: {', '.join(parts)}" if parts else ""
