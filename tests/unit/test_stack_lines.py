@@ -326,8 +326,7 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
     assert [one.step for one in findings] == expected
     for one in findings:
-        assert one.headline.startswith("A 100 ms pause every 5 iterations")
-        assert one.headline.endswith(" iterations: train.py:60")
+        assert one.headline == "A 100 ms pause every 5 iterations: train.py:60"
         assert "most of it at train.py:60 in clean (calls gc.collect)" in one.details
     run = RecordedRun(recording, memory=False)
     costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)

@@ -12,6 +12,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _Unit = tuple[str, int]  # name, bytes
 ByteUnits = tuple[_Unit, _Unit, _Unit]
 BINARY: ByteUnits = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB))
+DECIMAL: ByteUnits = (("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
 
 
 class GivenBytes(int):
