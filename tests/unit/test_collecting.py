@@ -23,7 +23,8 @@ from zerotop.commands.common.node_orders import count_stops, order_stop
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
-from zerotop.commands.nodes.collector import NODES_FILE, Collector, prepare_folder
+from zerotop.commands.common.node_orders import NODES_FILE
+from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
 from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey

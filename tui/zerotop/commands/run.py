@@ -32,10 +32,14 @@ from zerotop.commands.publishing.companion import accompany, check_targets
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.outside.sampling.nccl_inspector import enable_inspector
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
 
 if TYPE_CHECKING:
-    from zerotop.commands.nodes.joining import StartedForwarder
+    from zerotop.commands.nodes.joining import Helper
+
+# The launchers that may start ranks on other nodes.
+_LAUNCHERS = ("deepspeed", "slurm", "mpi")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,15 +75,15 @@ def run(options: argparse.Namespace) -> int:
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         _enable_inspector(options, recording)
+        helpers = _start_helpers(recording, options, quiet=True)
         agent.launch_in_background(recording, options.command)
-        forwarder = _start_forwarder(recording, options, quiet=True)
     with accompany(recording, options.targets):
         with freeze_imports():
             from zerotop.commands.job.watch import watch_job
 
         code = watch_job(recording)
-    if forwarder is not None:
-        write_messages(*forwarder.read_said())
+    for helper in helpers:
+        write_messages(*helper.read_said())
     if has_ended(recording):
         write_messages(*describe_past(recording))
         write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
@@ -94,12 +98,12 @@ def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording, accompany(recording, options.targets):
         _enable_inspector(options, recording)
-        forwarder = _start_forwarder(recording, options)
+        helpers = _start_helpers(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
-    if forwarder is not None:
-        forwarder.await_end()
+    for helper in helpers:
+        helper.await_end()
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(recording)
     if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
@@ -125,17 +129,25 @@ def _run_headless(options: argparse.Namespace) -> int:
     return FAILED if end.exit_code is None else end.exit_code
 
 
-def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> StartedForwarder | None:
-    """Start sending the recording to the collector if that was asked for."""
-    if options.collector is None:
-        return None
-    from zerotop.commands.nodes.joining import StartedForwarder
-
+def _start_helpers(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> list[Helper]:
+    """Start sending the recording to the collector if that was asked for, and collecting if the job has other nodes."""
+    helpers: list[Helper] = []
     try:
-        return StartedForwarder(recording, options, quiet=quiet)
+        if options.collector is not None:
+            from zerotop.commands.nodes.joining import Helper
+
+            arguments = ["forward", os.path.abspath(recording)]
+            helpers.append(Helper(arguments, options.collector, options.job, quiet=quiet))
+        if find_launcher(options.command) in _LAUNCHERS:
+            from zerotop.commands.nodes.launched_nodes import find_nodes
+
+            if (nodes := find_nodes(options.command, os.environ)) is not None:
+                from zerotop.commands.nodes.hub import prepare_nodes
+
+                helpers += prepare_nodes(recording, options, nodes, quiet=quiet)
     except OSError as error:
-        write_messages(f"The recording is not sent to the collector: {error.strerror}")
-        return None
+        write_messages(f"The recording is not shared with other nodes: {error.strerror}")
+    return helpers
 
 
 def _enable_inspector(options: argparse.Namespace, recording: str) -> None:
