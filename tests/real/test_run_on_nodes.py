@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -182,3 +183,64 @@ def test_a_deepspeed_job_of_four_nodes_is_one_live_recording_whatever_dies(tmp_p
             assert rest == (["recording", "0"] if node is first else ["0"]), job.output[-3000:]
     assert "Node zt_node_4 has not sent the end of its part" in job.output
     assert not json.loads((job.recording / "session.json").read_text()).get("collected")
+
+
+LOCAL_LOOP = """\
+import os, sys, time, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while not os.path.exists(sys.argv[1]):
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+"""
+
+
+def write_loop(folder: Path) -> list[str]:
+    """Return the command of a rank that trains by itself until a file is there."""
+    (folder / "loop.py").write_text(LOCAL_LOOP)
+    return [sys.executable, str(folder / "loop.py"), str(folder / "until")]
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
+def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
+    program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
+    require_program(program)
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        options = {
+            "openmpi": ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0", "--host", hosts, "-np", "2"],
+            "openmpi -x": [
+                "--allow-run-as-root",
+                "--mca",
+                "oob_tcp_if_include",
+                "eth0",
+                "-x",
+                "HOME",
+                "-H",
+                hosts,
+                "-n",
+                "2",
+            ],
+            "mpich": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
+        }
+        started = job.run(program, *options[kind], *write_loop(tmp_path), options=("--recording", str(job.recording)))
+        check_two_nodes(job, started)
+
+
+def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes]) -> None:
+    """Wait for steps of both nodes' ranks, end them, and check that nothing is missing and no secret was shown."""
+    wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+    assert job.find_token() not in job.list_arguments()
+    job.until.touch()
+    assert started.wait(60) == 0, job.output
+    for rank in range(2):
+        steps = job.read_steps(rank)
+        assert steps == list(range(len(steps)))
+        assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == steps[-1]
+    recording = Recording.open(job.recording)
+    assert {event.writer.host for event in recording.events_of(events.Hello)} == {"zt_node_1", "zt_node_2"}
+    assert recording.is_over
+    rest = job.cluster.nodes[1].run_command("sh", "-c", f"ls {job.folder}/state; ps -ww -eo args | grep -c [f]orward")
+    assert rest.stdout.split() in (["recording", "0"], ["0"]), "its part was sent, and is removed there"

@@ -118,7 +118,9 @@ class Cluster:
             node.start_sshd(key)
         self._write_settings()
         for node in self.nodes:  # for programs that call ssh themselves
-            own = f"mkdir -p ~/.ssh && mount -t tmpfs -o mode=700 none ~/.ssh && cp {self.folder}/ssh_config ~/.ssh/config"
+            places = ("~/.ssh", "~/.local/state/zerotop")
+            own = "; ".join(f"mkdir -p {place} && mount -t tmpfs -o mode=700 none {place}" for place in places)
+            own += f"; cp {self.folder}/ssh_config ~/.ssh/config"
             node.run_command("sh", "-c", own, check=True)
 
     def _connect_nodes(self) -> None:

@@ -19,11 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import count_stops, order_stop
+from zerotop.commands.common.node_orders import NODES_FILE, count_stops, order_stop
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
-from zerotop.commands.common.node_orders import NODES_FILE
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError

@@ -31,7 +31,7 @@ def forward(options: argparse.Namespace) -> int:
         begin_part(options.recording, options.for_rank, options.lock)
         if not options.collector:
             return 0
-        os.environ.setdefault(TOKEN_VARIABLE, await_token(options.job))
+        os.environ[TOKEN_VARIABLE] = os.environ.get(TOKEN_VARIABLE) or await_token(options.job)
     key = check_options(options)
     path = find_recording(options.recording)
     host = str(directory.read_recording_info(str(path)).get("host") or clock.read_hostname())

@@ -18,6 +18,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -45,15 +46,11 @@ _POLL_S = 0.5
 _START_S = 10.0
 # How long after the job's end here nodes may take to send the rest.
 _REST_S = 30.0
-# What Open MPI passes on although nobody has asked for it on its command line.
-_OPEN_MPI = "OMPI_MCA_mca_base_env_list"
-_PASSED_ON = (
-    "PYTHONPATH",
-    directory.SESSION_VARIABLE,
-    NODES_VARIABLE,
-    directory.PHASE_PEAKS_VARIABLE,
-    directory.BUDGET_VARIABLE,
-)
+# What the user may have named instead.
+_ENV_LIST = "OMPI_MCA_mca_base_env_list"
+_VERSION_S = 5.0
+_PASSED_ON = ("PYTHONPATH", directory.SESSION_VARIABLE, NODES_VARIABLE, TOKEN_VARIABLE)
+_IF_SET = (directory.PHASE_PEAKS_VARIABLE, directory.BUDGET_VARIABLE)
 _SETTINGS = ("max_bytes", "redact_output", directory.STACKS_SETTING, "price_per_hour")
 
 
@@ -75,10 +72,22 @@ def prepare_nodes(recording: str, options: argparse.Namespace, nodes: LaunchedNo
     plan = NodesPlan(clock.read_hostname(), clock.read_boot_id(), url, job, command, settings)
     os.environ[NODES_VARIABLE] = plan.encode()
     if find_launcher(options.command) == "mpi":
-        os.environ.setdefault(_OPEN_MPI, ";".join((*_PASSED_ON, TOKEN_VARIABLE)))
+        _pass_on(options.command)
     if url and not nodes.passes_secrets:
         _share_key(job, token, nodes)
     return started
+
+
+def _pass_on(command: list[str]) -> None:
+    """Name our variables to Open MPI, which passes no others on; other MPIs pass all."""
+    if _ENV_LIST in os.environ or _ENV_LIST.removeprefix("OMPI_MCA_") in command:  # it takes only one way of naming them
+        return
+    asking = [command[0], "--version"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(asking, capture_output=True, text=True, timeout=_VERSION_S, check=False).stdout
+        if "Open MPI" in said or "OpenRTE" in said:
+            names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
+            command[1:1] = [word for name in names for word in ("-x", name)]
 
 
 def _make_job_name(recording: str) -> str:
@@ -156,8 +165,8 @@ async def _serve_nodes(recording: str, url: str, key: JobKey, folder: str) -> No
     log = Path(folder, "nats.log")
     server = asyncio.create_task(_keep_server(str(config), str(log)))
     if not await _is_listening(url):
-        lines = log.read_text(errors="replace").splitlines() or ["it does not listen"]
-        raise Problem(f"{_SERVER} cannot be started, so that nodes send nothing: {lines[-1]}")
+        said = log.read_text(errors="replace").splitlines() if log.exists() else []
+        raise Problem(f"{_SERVER} cannot be started, so that nodes send nothing{': ' if said else ''}{''.join(said[-1:])}")
     collecting = asyncio.create_task(collector.run(connect))
     over_s = None
     try:
