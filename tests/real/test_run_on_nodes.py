@@ -21,6 +21,7 @@ from nodes import Cluster, Node
 from programs import ZEROTOP
 from rank_recordings import Rank
 from real_jobs import BIN, make_environment
+from slurm_nodes import explain_missing_slurm, start_slurm
 from zerotop.analysis.findings import detect_findings
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.recording.reader import Recording
@@ -57,8 +58,11 @@ class NodesJob:
         self.environment = environment
 
     def run(self, *command: str, options: tuple[str, ...] = (), node: int = 0) -> subprocess.Popen[bytes]:
-        """Start a command on a node; what it prints is appended to ``output``."""
-        words = [*ZEROTOP, "run", "--headless", *options, "--", *command]
+        """Start a command under zerotop on a node."""
+        return self.start(*ZEROTOP, "run", "--headless", *options, "--", *command, node=node)
+
+    def start(self, *words: str, node: int = 0) -> subprocess.Popen[bytes]:
+        """Start a program on a node; what it prints is appended to ``output``."""
         with (self.folder / "output").open("ab") as file:
             return subprocess.Popen(
                 self.cluster.nodes[node].build_command("sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *words),
@@ -229,18 +233,54 @@ def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path,
         check_two_nodes(job, started)
 
 
-def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes]) -> None:
+@pytest.mark.skipif(bool(explain_missing_slurm()), reason=explain_missing_slurm() or "-")
+def test_ranks_that_srun_starts_on_two_nodes_are_one_recording(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment = start_slurm(job.cluster, tmp_path, job.environment)
+        check_two_nodes(
+            job, job.run("srun", "-N2", "-n2", *write_loop(tmp_path), options=("--recording", str(job.recording)))
+        )
+
+
+@pytest.mark.skipif(bool(explain_missing_slurm()), reason=explain_missing_slurm() or "-")
+def test_one_zerotop_for_each_task_of_srun_makes_one_recording(tmp_path: Path) -> None:
+    """The home folder is shared; the second tasks of each node only become their rank."""
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        job.environment = start_slurm(job.cluster, tmp_path, job.environment)
+        zerotop = [*ZEROTOP, "run", "--headless", "--recording", str(job.recording), "--"]
+        started = job.start("srun", "-N2", "-n4", "--ntasks-per-node=2", *zerotop, *write_loop(tmp_path))
+        check_two_nodes(job, started, ranks=4)
+        samplers = [path.name for path in job.recording.glob("hosts-node-*.rec")]
+        assert sorted(name.split("-")[2] for name in samplers) == ["zt_node_1", "zt_node_2"]
+    assert not list((tmp_path / "state" / "zerotop" / "meetings").iterdir())
+
+
+def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
+        command = [str(BIN / "torchrun"), *meeting, *write_loop(tmp_path)[1:]]
+        first = job.run(*command, options=("--job", "llama", "--recording", str(job.recording)))
+        wait_for(lambda: list(job.recording.glob("events-node-*")))
+        second = job.run(*command, options=("--job", "llama"), node=1)
+        check_two_nodes(job, first)
+        assert second.wait(60) == 0, job.output
+        assert "goes on" not in job.output, "what sends a part is no process of the job"
+
+
+def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2) -> None:
     """Wait for steps of both nodes' ranks, end them, and check that nothing is missing and no secret was shown."""
-    wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+    wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(ranks)), 60)
     assert job.find_token() not in job.list_arguments()
     job.until.touch()
     assert started.wait(60) == 0, job.output
-    for rank in range(2):
+    for rank in range(ranks):
         steps = job.read_steps(rank)
         assert steps == list(range(len(steps)))
         assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == steps[-1]
     recording = Recording.open(job.recording)
     assert {event.writer.host for event in recording.events_of(events.Hello)} == {"zt_node_1", "zt_node_2"}
     assert recording.is_over
-    rest = job.cluster.nodes[1].run_command("sh", "-c", f"ls {job.folder}/state; ps -ww -eo args | grep -c [f]orward")
-    assert rest.stdout.split() in (["recording", "0"], ["0"]), "its part was sent, and is removed there"
+    rest = job.cluster.nodes[1].run_command(
+        "sh", "-c", f"ls {job.folder}/state | grep @; ps -ww -eo args | grep -c [f]orward"
+    )
+    assert rest.stdout.split() == ["0"], "its part was sent, and is removed there"

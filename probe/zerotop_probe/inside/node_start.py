@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 from zerotop_probe.recording import directory, launchers
-from zerotop_probe.recording.node_part import NODES_VARIABLE, PART_OF, NodesPlan, find_folder
+from zerotop_probe.recording.node_part import NODES_VARIABLE, PART_OF, NodesPlan, find_folder, make_lock_name
 
 # The shell ends at once, so that the job has no child that it does not know.
 _SCRIPT = '"$@" &'
@@ -29,8 +28,7 @@ def start_part(environment: Mapping[str, str]) -> None:
         return
     part = find_folder(environment)
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as lock:
-        # Names in this space exist on one node, and as long as somebody has the socket.
-        lock.bind(f"\0zerotop-{os.geteuid()}-{hashlib.sha256(part.encode()).hexdigest()}")
+        lock.bind(make_lock_name(part))
         lock.set_inheritable(True)
         _create_part(part, environment[directory.SESSION_VARIABLE], plan)
         _spawn(plan, part, lock.fileno(), environment)

@@ -7,6 +7,7 @@ which it is sent; without a server the node writes to the recording itself if it
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -63,6 +64,14 @@ def find_folder(environment: Mapping[str, str]) -> str:
 def _is_recording_of(plan: NodesPlan, recording: str) -> bool:
     info = read_recording_info(recording)
     return (info.get("host"), info.get("boot")) == (plan.host, plan.boot)
+
+
+def make_lock_name(folder: str) -> str:
+    """Return the name of the socket that the process has that sends a node's part.
+
+    Names in this space exist on one node, and as long as somebody has the socket.
+    """
+    return f"\0zerotop-{os.geteuid()}-{hashlib.sha256(folder.encode()).hexdigest()}"
 
 
 def read_session_value(recording: str) -> str:

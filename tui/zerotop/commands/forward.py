@@ -46,7 +46,7 @@ def forward(options: argparse.Namespace) -> int:
             f"The collector of job {key.job} lacks the end of this node's part. Send it later with:"
             f" zerotop forward {path} --job {key.job} --collector ADDRESS"
         )
-    if options.for_rank is not None and is_complete:
+    if is_complete and (options.for_rank is not None or options.remove_sent):
         end_part(str(path), key.job)
     return 0 if is_complete else FAILED
 

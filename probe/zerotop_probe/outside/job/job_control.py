@@ -75,6 +75,8 @@ def read_facts(recording: str) -> JobFacts:
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
+        if f"-{here[0]}-" not in os.path.basename(path):  # it came over the network, and names no process here
+            continue
         found = [(event, author) for event in _iter_events(path)]
         has_ended = any(event.get("event") == events.SamplerEnded.event_name for event, _ in found)
         if writer.get("role") == "node" and not has_ended:

@@ -28,7 +28,7 @@ from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.nodes import keys
 from zerotop.commands.nodes.collector import Collector
 from zerotop.commands.nodes.joining import Helper
-from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_own_address
+from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
 from zerotop.commands.nodes.link import Link, connect_nats
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey
 from zerotop_probe.outside import own_python
@@ -54,16 +54,22 @@ _IF_SET = (directory.PHASE_PEAKS_VARIABLE, directory.BUDGET_VARIABLE)
 _SETTINGS = ("max_bytes", "redact_output", directory.STACKS_SETTING, "price_per_hour")
 
 
-def prepare_nodes(recording: str, options: argparse.Namespace, nodes: LaunchedNodes, *, quiet: bool) -> list[Helper]:
-    """Put the plan for the other nodes into our environment, which the job inherits; return the started collector.
+def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -> list[Helper]:
+    """If the job has other nodes, put the plan for them into our environment, which it inherits; return the collector.
 
     Says what cannot be done, and why.
     """
+    nodes = find_nodes(options.command, os.environ)
+    if options.meeting is not None:
+        nodes = nodes or options.meeting.nodes
+    if nodes is None:
+        return []
     url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
     started = []
     if not url:
         job, token = _make_job_name(recording), secrets.token_hex(16)
-        url = _find_url(recording, nodes)
+        is_single = options.meeting is not None and options.meeting.has_one_node
+        url = "" if is_single else _find_url(recording, nodes)
         os.environ[TOKEN_VARIABLE] = token
         started = [Helper(["collect", "--beside", recording], url, job, quiet=quiet)] if url else []
     info = directory.read_recording_info(recording)
@@ -75,6 +81,8 @@ def prepare_nodes(recording: str, options: argparse.Namespace, nodes: LaunchedNo
         _pass_on(options.command)
     if url and not nodes.passes_secrets:
         _share_key(job, token, nodes)
+    if options.meeting is not None:
+        options.meeting.tell(recording)
     return started
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from zerotop.commands.job.remote_nodes import is_this_host
 from zerotop_probe.outside.attaching import hostfile
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 
@@ -67,10 +68,10 @@ def _find_slurm(words: list[str], environment: Mapping[str, str]) -> LaunchedNod
     is_single = most == "1" or (not wanted and next(_iter_values(words, ("-n", "--ntasks")), "1") == "1")
     if is_single:
         return None
-    return LaunchedNodes(_drop_this_host(_expand_nodes(environment.get("SLURM_JOB_NODELIST", ""))), True, [])
+    return LaunchedNodes(_drop_this_host(expand_nodes(environment.get("SLURM_JOB_NODELIST", ""))), True, [])
 
 
-def _expand_nodes(text: str) -> list[str]:
+def expand_nodes(text: str) -> list[str]:
     """Return the names in a list of Slurm's, such as ``gpu[1-4]``."""
     if not text:
         return []
@@ -105,12 +106,6 @@ def _iter_values(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 def _drop_this_host(names: Iterator[str] | Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(names) if not is_this_host(name)]
-
-
-def is_this_host(name: str) -> bool:
-    """Whether a name, maybe with a user before it, is certainly this node."""
-    full = os.uname().nodename
-    return name.rpartition("@")[2] in (full, full.split(".")[0], "localhost", "127.0.0.1", "::1")
 
 
 def find_own_address(names: Sequence[str]) -> str:

@@ -145,6 +145,7 @@ def _add_collect(add_command: AddCommand) -> None:
         "zerotop forward brisk-otter --collector nats://head:4222 --job llama",
     )
     forward.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
+    forward.add_argument("--remove-sent", action="store_true", help=argparse.SUPPRESS)
     forward.add_argument("--for-rank", type=int, metavar="PID", help=argparse.SUPPRESS)
     forward.add_argument("--lock", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)
     _add_collector(forward)

@@ -216,7 +216,7 @@ class RankFinder:
             match = _EVENTS_FILE.fullmatch(name)
             if match is None or name in self._process_by_file:
                 continue
-            process = _read_writer(os.path.join(self._recording, name))
+            process = _read_writer(os.path.join(self._recording, name), match[2])
             if process is None:  # its header is not written yet
                 continue
             self._process_by_file[name] = process
@@ -363,11 +363,13 @@ def _read_parent_environment(root: ProcessHandle) -> Mapping[str, str]:
     return procfs.read_environment(stat.parent) if stat is not None else {}
 
 
-def _read_writer(path: str) -> ProcessHandle | None:
-    """Return the process that writes an events file, with pid -1 if it runs on another machine."""
+def _read_writer(path: str, host: str) -> ProcessHandle | None:
+    """Return the process that writes an events file, with pid -1 if it runs on another machine, as its name says, too."""
     try:
         writer = json.loads(procfs.read_file(path).partition(b"\n")[0])["writer"]
-        is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id())
+        is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id()) and writer[
+            "host"
+        ] == host
         return ProcessHandle(int(writer["pid"]) if is_local else -1, int(writer["start"]))
     except (ValueError, KeyError, TypeError):
         return None
