@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_the_address_is_one_that_others_can_reach() -> None:
     assert not address.startswith("127.")
 
 
-def make_plan(**changes: object) -> NodesPlan:
+def make_plan(**changes: Any) -> NodesPlan:
     plan = NodesPlan("elsewhere", "boot", "nats://head:1", "llama", ["python", "-c", "x = \"'$`\\n"], {"stacks": False})
     return plan._replace(**changes)
 
@@ -133,7 +134,7 @@ def test_without_a_server_a_node_that_sees_the_recording_writes_to_it(
 
 
 def test_processes_of_a_part_have_the_whole_recordings_name(tmp_path: Path) -> None:
-    part = directory.create_recording(["train"], path=str(tmp_path / "a@b"), **{node_part.PART_OF: "/far/a"})
+    part = directory.create_recording(["train"], path=str(tmp_path / "a@b"), part_of="/far/a")
     assert node_part.read_session_value(part) == "/far/a"
     assert node_part.read_session_value("/far/a") == "/far/a"
 
