@@ -215,27 +215,24 @@ def test_near_parts_of_a_change_are_one_finding(
     tmp_path: Path,
     parts: list[tuple[float, int]],
     told: list[tuple[int, float, float]],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_steps(tmp_path, _levels(*parts))
-    found = find_changes(tmp_path, WHOLE, monkeypatch)
+    found = find_changes(tmp_path, WHOLE)
     assert [finding.step for finding in found] == [pytest.approx(step, abs=12) for step, *_ in told]
     for finding, (_, before, after) in zip(found, told, strict=True):
         assert finding.evidence["before_s"] == pytest.approx(before, rel=0.03)
         assert finding.evidence["after_s"] == pytest.approx(after, rel=0.03)
-    assert all(find_changes(tmp_path, piece, monkeypatch) == found for piece in (3, 50))
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
 
 
 @pytest.mark.parametrize(
     "ways", [[(0.06, 90), (0.0625, 15), (0.0305, 20), (0.032, 200)], [(0.03, 150), (0.09, 12), (0.14, 150)]]
 )
-def test_levels_are_those_of_all_steps_on_each_side(
-    tmp_path: Path, ways: list[tuple[float, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_levels_are_those_of_all_steps_on_each_side(tmp_path: Path, ways: list[tuple[float, int]]) -> None:
     """And not those just before and after the change."""
     write_steps(tmp_path, _levels(*ways))
-    found = find_changes(tmp_path, WHOLE, monkeypatch)
+    found = find_changes(tmp_path, WHOLE)
     assert len(found) == 1
     assert found[0].evidence["before_s"] == pytest.approx(ways[0][0], rel=0.03)
     assert found[0].evidence["after_s"] == pytest.approx(ways[-1][0], rel=0.03)
-    assert all(find_changes(tmp_path, piece, monkeypatch) == found for piece in (3, 50))
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
