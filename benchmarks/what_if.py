@@ -2,6 +2,7 @@
 
     python benchmarks/what_if.py                         # the runs below and the recordings of the tests
     python benchmarks/what_if.py --rows                  # each pair, too
+    python benchmarks/what_if.py --kind held-out         # pairs with a run that is held out; or tuned, without
     python benchmarks/what_if.py --write FOLDER...       # keep what packed recordings measured, in what_if_runs.jsonl
 
 All recordings of one model on GPUs of one type make pairs, in both directions. The peer is the answer without this model:
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
+
+from what_if_gpu import HELD_OUT
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import Interval
@@ -156,17 +159,20 @@ def main() -> None:
     parser.add_argument("--write", nargs="+", type=Path, metavar="FOLDER", help="keep what recordings in folders measured")
     parser.add_argument("--rows", action="store_true", help="print each pair")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
+    parser.add_argument("--kind", choices=("tuned", "held-out"), help="pairs without or with a run that is held out")
     options = parser.parse_args()
     if options.write:
-        lines = [json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)]
-        _RUNS.write_text("\n".join(lines) + "\n")
+        lines = {json.loads(line)["run"]: line for line in _RUNS.read_text().splitlines()}
+        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)}
+        _RUNS.write_text("\n".join(lines.values()) + "\n")
         return
     runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
     runs = [run for run in runs if options.only in run[0]]
     errors: dict[tuple[str, str], dict[Key, list[tuple[float, float, bool]]]] = defaultdict(lambda: defaultdict(list))
     for (name, base), (target_name, target) in permutations(runs, 2):
         change = name_change(base, target)
-        if not change or not is_same_job(base, target):
+        kind = "held-out" if {name, target_name} & HELD_OUT else "tuned"
+        if not change or not is_same_job(base, target) or options.kind not in (None, kind):
             continue
         try:
             figures = list(list_figures(base, target, not is_disturbed(name, target_name)))

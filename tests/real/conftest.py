@@ -116,7 +116,7 @@ def runs_together(tmp_path_factory: pytest.TempPathFactory, job_environment: dic
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two machines with a network and files in common."""
-    with nodes.two_nodes(tmp_path_factory.mktemp("cluster")) as both:
+    with nodes.some_nodes(tmp_path_factory.mktemp("cluster")) as both:
         yield both
 
 

@@ -18,7 +18,8 @@ from nats_servers import SERVER, TOKEN, NatsServer
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
 from zerotop.commands.common.live_recording import RunningRecording
-from zerotop.commands.nodes.collector import LOST_S, NODES_FILE
+from zerotop.commands.common.node_orders import NODES_FILE
+from zerotop.commands.nodes.collector import LOST_S
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 

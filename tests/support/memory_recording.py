@@ -155,8 +155,11 @@ PARTS = {"parameters": 2, "master_weights": 4, "optimizer_state": 8, "buffers": 
 """The tensors of the usual engine on its GPU after its first update, in gibibytes."""
 
 
-def record_two_steps(folder: Path) -> PlantedRecording:
-    """Record one rank on one GPU in two steps, from second 10 and from 20: forward 3 s, backward 4 s, step 2 s."""
+def record_two_steps(folder: Path, *later: tuple[Any, ...]) -> PlantedRecording:
+    """Record one rank on one GPU in two steps, from second 10 and from 20: forward 3 s, backward 4 s, step 2 s.
+
+    ``later``: more readings of its allocator.
+    """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine()
@@ -178,7 +181,7 @@ def record_two_steps(folder: Path) -> PlantedRecording:
             readings.append(make_reading(start + end, after, 22, phase=phase, edge="end", **more))
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
-    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    recording.write_records(tables.ALLOCATOR, who, [*readings, *later], born=1, peaks="window")
     recording.write_inventory(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
     before_forward = {"parameters": 2, "master_weights": 4, "buffers": 0.5}
     recording.write_inventory(10, "before_forward", before_forward, unclaimed=0.25)

@@ -52,7 +52,7 @@ def explain_missing_nodes() -> str:
     missing = [name for name in ("unshare", "nsenter", "ip", "ssh", "ssh-keygen") if shutil.which(name) is None]
     if missing or not SSHD:
         return f"there is no {', '.join(missing or ['sshd'])}"
-    tried = f"{_OWN} && ip link add zt0 type veth peer name zt1"
+    tried = f"{_OWN} && ip link add zt0 type veth peer name zt1 && ip link add zt2 type bridge"
     done = subprocess.run(["unshare", "--net", "--mount", "sh", "-c", tried], check=False, capture_output=True, text=True)
     return f"network namespaces cannot be made ({done.stderr.strip()})" if done.returncode else ""
 
@@ -92,21 +92,24 @@ class Node:
         subprocess.run(self.build_command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
 
     def shut_down(self) -> None:
-        """Shut the node down with all its processes."""
+        """Shut the node down with all its processes; again does nothing."""
         self._starter.kill()
-        self._starter.communicate()
+        self._starter.wait()
+        assert self._starter.stdout is not None
+        self._starter.stdout.close()
 
 
 class Cluster:
-    """Two machines on one wire, and how each reaches the other."""
+    """Some machines on one wire, and how each reaches the others."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int = 2) -> None:
         self.folder = folder
+        self.count = count
         self.nodes: list[Node] = []
 
     def start_nodes(self) -> None:
-        """Start both nodes."""
-        for number in (1, 2):
+        """Start all nodes."""
+        for number in range(1, self.count + 1):
             self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
         self._connect_nodes()
         key = self.folder / "user_key"
@@ -114,15 +117,29 @@ class Cluster:
         for node in self.nodes:
             node.start_sshd(key)
         self._write_settings()
+        for node in self.nodes:  # for programs that call ssh themselves
+            places = ("~/.ssh", "~/.local/state/zerotop")
+            own = "; ".join(f"mkdir -p {place} && mount -t tmpfs -o mode=700 none {place}" for place in places)
+            own += f"; cp {self.folder}/ssh_config ~/.ssh/config"
+            node.run_command("sh", "-c", own, check=True)
 
     def _connect_nodes(self) -> None:
-        one, two = self.nodes
-        names = [f"zt{os.getpid() % 1000000}{end}" for end in "ab"]
-        subprocess.run(["ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1]], check=True)
-        for name, node in zip(names, (one, two), strict=True):
-            subprocess.run(["ip", "link", "set", name, "netns", str(node.pid), "name", "eth0"], check=True)
+        """Make the first node's interface the bridge that the others are at."""
+        first = self.nodes[0]
+        first.run_command("ip", "link", "add", "eth0", "type", "bridge", check=True)
+        for node in self.nodes:
+            if node is not first:
+                peer = ("peer", "name", "eth0", "netns", str(node.pid))
+                subprocess.run(
+                    ["ip", "link", "add", f"port{node.pid}", "netns", str(first.pid), "type", "veth", *peer], check=True
+                )
+                first.run_command("ip", "link", "set", f"port{node.pid}", "master", "eth0", "up", check=True)
             up = f"ip address add {node.address}/24 dev eth0 && ip link set eth0 up"
             node.run_command("sh", "-c", up, check=True)
+
+    def cut_off(self, node: Node) -> None:
+        """Pull the cable of a node other than the first."""
+        self.nodes[0].run_command("ip", "link", "set", f"port{node.pid}", "down", check=True)
 
     def _write_settings(self) -> None:
         known = [f"{node.address} {(node.folder / 'host_key.pub').read_text()}" for node in self.nodes]
@@ -136,15 +153,15 @@ class Cluster:
         return shlex.join(["ssh", "-F", str(self.folder / "ssh_config")])
 
     def shut_down(self) -> None:
-        """Shut both nodes down."""
+        """Shut all nodes down."""
         for node in self.nodes:
             node.shut_down()
 
 
 @contextmanager
-def two_nodes(folder: Path) -> Iterator[Cluster]:
-    """Start two machines; shut them down at the end of the block."""
-    cluster = Cluster(folder)
+def some_nodes(folder: Path, count: int = 2) -> Iterator[Cluster]:
+    """Start machines; shut them down at the end of the block."""
+    cluster = Cluster(folder, count)
     try:
         cluster.start_nodes()
         yield cluster

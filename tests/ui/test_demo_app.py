@@ -36,7 +36,7 @@ async def test_the_story_is_one_key_away(size: tuple[int, int]) -> None:
 
 
 async def test_the_tips_follow_the_training() -> None:
-    for is_fixed, tip in ((False, "Healthy so far"), (True, "No fault is planted this time")):
+    for is_fixed, tip in ((False, "Soon the script will"), (True, "No fault is planted this time")):
         app = make_app(38.0, is_fixed=is_fixed)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()

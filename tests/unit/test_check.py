@@ -12,7 +12,7 @@ import pytest
 
 import long_recording
 import recordings
-from zerotop.analysis.checks.budget import parse_budget
+from zerotop.analysis.checks.budget import SizeLimit, parse_budget
 from zerotop.analysis.checks.pace import compare_paces, measure_pace
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -52,7 +52,7 @@ def test_bounds_pass_and_fail_by_the_numbers_of_the_recording(write_budget: Any,
     code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="39 GiB", seconds=1.0, rate=2400, steps=14)))
     assert code == 0
     assert {outcome for outcome, _ in checks.values()} == {"passed"}
-    assert checks["gpu_memory"][1] == "The peak was 38.25 GiB, the limit is 39.00 GiB."
+    assert checks["gpu_memory"][1] == "The peak was 38.25 GiB, the limit is 39 GiB."
     code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="38 GiB", seconds=0.9, rate=2500, steps=15)))
     assert code == 1
     failed = {name for name, (outcome, _) in checks.items() if outcome == "failed"}
@@ -228,4 +228,14 @@ def test_missing_files_are_named(write_budget: Any, tmp_path: Path, capfd: pytes
 
 
 def test_sizes_may_be_numbers_of_bytes() -> None:
-    assert parse_budget({"limits": {"gpu_memory": 5, "host_memory": "1.5 GB"}}).host_memory == 1_500_000_000
+    assert parse_budget({"limits": {"gpu_memory": 5, "host_memory": "1.5 GB"}}).host_memory == SizeLimit(
+        1_500_000_000, "1.5 GB"
+    )
+
+
+@pytest.mark.parametrize(("limit", "peak"), [("39GB", "41.07 GB"), ("36 GiB", "38.25 GiB"), ("36G", "38.25 GiB")])
+def test_a_limit_is_told_as_it_was_written(
+    limit: str, peak: str, write_budget: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _, checks = run_check(capfd, STORY, write_budget(f'[limits]\ngpu_memory = "{limit}"'))
+    assert checks["gpu_memory"][1] == f"The peak was {peak}, the limit is {limit}."

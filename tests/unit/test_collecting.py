@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import count_stops, order_stop
+from zerotop.commands.common.node_orders import NODES_FILE, count_stops, order_stop
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
-from zerotop.commands.nodes.collector import NODES_FILE, Collector, prepare_folder
+from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
 from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
@@ -322,6 +322,30 @@ def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "collected" / SPANS).symlink_to(victim)
     forward(source, WrongAnswers(collector))
     assert victim.read_bytes() == b"mine"
+
+
+def test_beside_this_nodes_recording_others_name_no_process_here(tmp_path: Path) -> None:
+    """Not even if their files say that this node has written them; and nobody else has this node's name."""
+    own = make_source(tmp_path / "own")
+    collector = Collector(str(own), KEY, tell=lambda _: None, is_beside=True)
+    source, here = make_source(tmp_path), Identity.for_this_process("node")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        start = clock.read_process_start(child.pid)
+        writer = EventWriter(str(source), here._replace(pid=child.pid, start=start))
+        writer.write(time.monotonic_ns(), events.JobStarted, pid=child.pid, start=start, command=[])
+        writer.close()
+        (path,) = source.glob("events-*.jsonl")
+        path.rename(source / f"events-node-{HOST}-7.jsonl")
+        assert forward(source, WrongAnswers(collector)) == (True, [])
+        assert (own / f"events-node-{HOST}-7.jsonl").exists()
+        facts = job_control.read_facts(str(own))
+        assert (facts.job, facts.samplers) == (None, [])
+        is_complete, told = forward(source, WrongAnswers(collector), host=here.host)
+        assert not is_complete
+        assert f"{here.host} is the name of the node that collects" in told[0]
+    finally:
+        child.communicate(b"\n", timeout=20)
 
 
 def test_a_second_recording_of_a_node_is_refused(tmp_path: Path) -> None:

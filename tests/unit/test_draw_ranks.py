@@ -123,11 +123,11 @@ def test_the_table(three_ranks: Path) -> None:
         "■ forward            187 ms    187 ms      0 %",
         "■ backward          0.47 s    0.56 s     −17 %",
         "■ step               233 ms    233 ms      0 %",
-        "■ between phases    8.33 ms   8.33 ms      0 %",
+        "■ between phases    10.0 ms   10.0 ms      0 %",
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
-        "  means of steps 0–5",
+        "  means of steps 1–5",
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
@@ -249,7 +249,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     assert delay.usual == 0
     viewer.go_to_step(14)
     rows = draw_table(ranking.make_picture(viewer.make_frame(), 60), 46, 13, BLOCKS)
-    assert "means of steps 0–14" in [row_text(row).strip() for row in rows]
+    assert any("steps 1–14" in row_text(row) for row in rows)
 
 
 def test_sentence_table_and_map_are_of_the_same_steps() -> None:
@@ -284,7 +284,7 @@ def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
     matrix = RankMatrices().matrix_at(
         source.rank_steps, 2**62, 64, meets_in_forward=False, delays=(RankDelay(rank=1, begin_ns=begin_ns),)
     )
-    assert matrix.recent_steps.tolist() == list(range(12))
+    assert matrix.recent_steps.tolist() == list(range(1, 12))
     assert not matrix.is_delayed
 
 
@@ -314,3 +314,10 @@ def test_the_bars_of_phases_end_where_the_axis_has_the_sum() -> None:
         row_value = value / (axis - place)  # of a row, by the lowest tick
         top = next(place for place, row in enumerate(rows) if row[10:11].strip("▔│ ") and place > 1)
         assert (axis - top) * row_value == pytest.approx(whole, abs=1.1 * row_value), height
+
+
+def test_the_table_always_says_which_steps_it_is_of() -> None:
+    source = RecordingSource(open_recording("hand-rank0"))
+    picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
+    for width, height in ((80, 5), (80, 30), (46, 5), (46, 30)):
+        assert any("19 of steps 236–299" in row_text(row) for row in draw_table(picture, width, height, BLOCKS))

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import OOM, PlantedRecording, gib_to_bytes, record_two_steps
+from memory_recording import OOM, PlantedRecording, gib_to_bytes, make_reading, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.failures.diagnosis import find_failure, find_known_failure
 from zerotop.analysis.failures.end import ERROR, MEMORY, SIGNAL, End
 from zerotop.analysis.failures.last_moments import describe_place, find_largest_batch
 from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
@@ -69,6 +70,27 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
     assert numbers["of which activations"] == (gib_to_bytes(50 - 14.5 - 0.125), None)
     assert numbers["reserved but unused"] == (gib_to_bytes(3), None)
     assert failure.setting in failure.advice
+
+
+def test_what_is_free_beyond_a_limit_is_free_of_the_device(tmp_path: Path) -> None:
+    """It said "free 66.55 of 12.00 GiB"."""
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 25, events.OutOfMemory, **(OOM | {"limit_bytes": gib_to_bytes(52)}))
+    numbers = {number.label: (number.bytes, number.of_bytes) for number in require_failure(recording, 25).numbers}
+    assert numbers["free"][1] == gib_to_bytes(79)
+    assert numbers["allocated"] == (gib_to_bytes(50), gib_to_bytes(52))
+
+
+def test_flushes_of_the_failed_request_are_counted(tmp_path: Path) -> None:
+    """The allocator's last reading comes after the error, and Memory shows the moment of the error."""
+    recording = record_two_steps(tmp_path, make_reading(29.7, 15, 22, step=1, retries=2, ooms=1))
+    recording.write_event(make_identity(0), 29.6, events.OutOfMemory, **OOM)
+    end_rank(recording, 29.8)
+    end_job(recording, 30)
+    view = read_memory_view(recording.open_recording().at(BEGIN_NS + 40 * S))
+    assert view.moment_ns < BEGIN_NS + int(29.7 * S)
+    assert view.health is not None
+    assert (view.health.retries, view.health.ooms) == (2, 1)
 
 
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_what_was_kept_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert truth == base.peak
     assert likely == pytest.approx(truth, rel=0.05)
     assert likely != truth
-    assert set(kept["figures"]) == {"allocated", "reserved", "NVML", "host"}  # the time with another offload is refused
+    assert set(kept["figures"]) == {"allocated", "reserved", "NVML", "host", "time"}
     assert main(["estimate", str(folder), "--grade"]) == 0
     assert "run --expect" in capsys.readouterr().out
 

@@ -12,6 +12,7 @@ from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, 
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.pace import (
     data_bursts,
+    data_stall,
     evaluations_often,
     host_pace,
     iteration_shift,
@@ -51,6 +52,24 @@ def find(folder: Path, *detectors: detection.Detector) -> tuple[Finding, ...]:
     runner = detection.Detection(recording, detectors)
     runner.update()
     return runner.findings_at(recording.end_ns)
+
+
+@pytest.mark.parametrize("later", [0.12, 0.03])
+def test_a_wait_for_data_has_the_times_of_its_steps(tmp_path: Path, later: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps that wait take another time than most."""
+    at, spans = 0.0, []
+    for step in range(240):
+        waited = 0.0 if step < 60 else 0.06 if step < 75 else later
+        for phase, length in zip(("data", *_PHASES), (waited, 0.02, 0.02, 0.01), strict=True):
+            spans.append(make_span(at, at + length, phase, step, BOUNDARY if phase == "step" else 0))
+            at += length
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    (found,) = find(tmp_path, data_stall.detect)
+    assert found.step == 60
+    assert found.evidence["iteration_s"] == pytest.approx(later + 0.05, abs=0.001)
+    for piece in (5, 100):
+        monkeypatch.setattr(detection, "_PIECE", piece)
+        assert find(tmp_path, data_stall.detect) == (found,)
 
 
 def wander(seed: int, count: int = 400, spread: float = 0.1) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

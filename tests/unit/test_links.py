@@ -110,7 +110,7 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert frame["because_of_step"].to_list() == [15]
 
     page = write_recording_page(read_recording_report(recordings.open_recording("cpu-straggler")))
-    assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 63 % of each' in page
+    assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 61 % of each' in page
 
 
 def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
@@ -127,6 +127,17 @@ def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
         make("iteration_shift", 210, "train.py:7", 60),
     ):
         assert drop_repeats([lost, other]) == (lost, other)
+    for added_s, told in ((0.15, 1), (0.05, 2)):  # at step 60 iterations become 0.1 s longer
+        finding = dataclasses.replace(lost, evidence={"added_s": added_s})
+        assert len(drop_repeats([finding, make("iteration_shift", 210, "train.py:7", 60)])) == told
+
+
+def test_flushes_of_the_cache_in_the_step_that_fails_are_a_part_of_it() -> None:
+    failure = make_finding("out_of_memory", 25)
+    flushed = dataclasses.replace(make_finding("allocator_retries", 25), begin_ns=failure.begin_ns - 1)
+    assert drop_superseded([flushed, failure]) == (failure,)
+    for other in (make_finding("allocator_retries", 20), make_finding("allocator_retries", 25, (1,))):
+        assert drop_superseded([other, failure]) == (other, failure)
 
 
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:

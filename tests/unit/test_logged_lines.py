@@ -85,7 +85,7 @@ def test_names_of_values(name: str, column: str | None) -> None:
 
 
 def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
-    """Parts of lines are joined, progress bars overwritten, and only one kind of line counts."""
+    """Parts of lines are joined, and only one kind of line counts."""
     job = Printing(tmp_path)
     recording = Recording.open(job.path)
     job.write_output(b"epoch 1 begins\nstep 0 loss 3.0\nstep 1 lo")
@@ -99,3 +99,21 @@ def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
     assert (np.diff(series.times) > 0).all()
     assert series.times[-1] == recording.last_written_ns
     assert "grad_norm" not in read_logged(recording)
+
+
+def test_each_update_of_a_progress_bar_counts(tmp_path: Path) -> None:
+    """As Lightning and tqdm write them: the line is never finished, or once in an epoch."""
+    job = Printing(tmp_path)
+    recording = Recording.open(job.path)
+    for step in range(4):
+        job.write_output(
+            f"\rEpoch 0: {step:3d}%|##  | {step}/4 [00:03<00:00, 30.1it/s, v_num=0, train_loss={4 - step}.5]".encode()
+        )
+    recording.refresh()
+    series = read_logged(recording)["loss"]
+    assert series.values.tolist() == [4.5, 3.5, 2.5]
+    job.write_output(b"\n")
+    recording.refresh()
+    series = read_logged(recording)["loss"]
+    assert series.values.tolist() == [4.5, 3.5, 2.5, 1.5]
+    assert len(set(series.times.tolist())) == 4

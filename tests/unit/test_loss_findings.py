@@ -127,3 +127,12 @@ def test_a_learning_rate_that_took_some_steps_to_make_the_loss_infinite(tmp_path
     found = find_loss(tmp_path, losses, rates=[0.05 if step < 40 else 1e9 for step in range(60)])
     (broken,) = (one for one in found if one.name == "loss_not_finite")
     assert "the learning rate rose from 0.05 to 1e+09" in broken.details
+
+
+def test_a_jump_of_a_loss_that_falls_fast(tmp_path: Path) -> None:
+    """It fell from 60 to 7 in sixty steps: that is its way, no wandering."""
+    dice = np.random.default_rng(2)
+    losses = (60 * np.exp(-np.arange(80) / 28) * np.exp(dice.normal(0, 0.08, 80))).tolist()
+    losses[60:] = [50.0] * 20
+    (found,) = find_loss(tmp_path, losses)
+    assert (found.name, found.step) == ("loss_jumped", 60)

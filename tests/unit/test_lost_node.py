@@ -59,6 +59,24 @@ def test_it_is_told_when_it_is_back(tmp_path: Path) -> None:
     assert finding.severity is Severity.INFO
 
 
+def test_the_line_that_was_sampled_last_is_told(tmp_path: Path) -> None:
+    """That of the rank that came least far, in its training thread, and not what came later."""
+    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+    frames = [
+        {"file": "torch/nn/modules/module.py", "line": 9, "function": "Module.forward", "own": False},
+        {"file": "train.py", "line": 31, "function": "run", "own": True},
+        {"file": "other.py", "line": 5, "function": "load", "own": True},
+    ]
+    for rank, host in ((2, "node2"), (3, "node2")):
+        writer = EventWriter(str(tmp_path), make_identity(rank, host=host), clock=clock)
+        for second, numbers in ((4, [2]), (5, [0, 1] if rank == 3 else [2]), (17, [2])):
+            stacks = [{"count": 1, "thread": "saver", "frames": [2]}, {"count": 1, "frames": numbers}]
+            writer.write(int(second * S), events.TrainingStack, frames=frames, stacks=stacks)
+        writer.close()
+    (finding,) = detect(tmp_path, (16.0, events.NodeLost, 6.0))
+    assert "The line last sampled there, 5.00 s before, is train.py:31 in run (calls torch.nn" in finding.details
+
+
 def test_nothing_without_reports(tmp_path: Path) -> None:
     assert detect(tmp_path) == []
 

@@ -195,3 +195,44 @@ def test_a_level_that_goes_up_and_down_is_no_change(tmp_path: Path) -> None:
     steps = [finding.step for finding in find_changes(tmp_path, WHOLE)]
     assert 320 in steps
     assert not [step for step in steps if step is not None and 80 < step < 320]
+
+
+def _levels(*parts: tuple[float, int]) -> list[float]:
+    return vary([level for level, count in parts for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([(0.05, 339), (0.06, 9), (0.09, 100)], [(348, 0.05, 0.09)]),
+        ([(0.05, 200), (0.065, 12), (0.08, 12), (0.1, 90)], [(212, 0.05, 0.1)]),
+        ([(0.1, 240), (0.08, 14), (0.05, 150)], [(254, 0.1, 0.05)]),
+        ([(0.05, 150), (0.06, 60), (0.09, 100)], [(150, 0.05, 0.06), (210, 0.06, 0.09)]),
+    ],
+    ids=["two near parts", "three near parts", "two parts that save time", "two changes"],
+)
+def test_near_parts_of_a_change_are_one_finding(
+    tmp_path: Path,
+    parts: list[tuple[float, int]],
+    told: list[tuple[int, float, float]],
+) -> None:
+    write_steps(tmp_path, _levels(*parts))
+    found = find_changes(tmp_path, WHOLE)
+    assert [finding.step for finding in found] == [pytest.approx(step, abs=12) for step, *_ in told]
+    for finding, (_, before, after) in zip(found, told, strict=True):
+        assert finding.evidence["before_s"] == pytest.approx(before, rel=0.03)
+        assert finding.evidence["after_s"] == pytest.approx(after, rel=0.03)
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
+
+
+@pytest.mark.parametrize(
+    "ways", [[(0.06, 90), (0.0625, 15), (0.0305, 20), (0.032, 200)], [(0.03, 150), (0.09, 12), (0.14, 150)]]
+)
+def test_levels_are_those_of_all_steps_on_each_side(tmp_path: Path, ways: list[tuple[float, int]]) -> None:
+    """And not those just before and after the change."""
+    write_steps(tmp_path, _levels(*ways))
+    found = find_changes(tmp_path, WHOLE)
+    assert len(found) == 1
+    assert found[0].evidence["before_s"] == pytest.approx(ways[0][0], rel=0.03)
+    assert found[0].evidence["after_s"] == pytest.approx(ways[-1][0], rel=0.03)
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))

@@ -162,6 +162,8 @@ CHANGES = [
     ("dtypes", "120 bfloat16", "120 float32", "parameters are float32 instead of bfloat16"),
     ("trained_parameters", "12", "120", "120 parameters are trained instead of 12"),
     ("module.gradient_checkpointing", "8", "0", "gradient checkpointing was switched off"),
+    ("checkpointing", "False", "True", "gradient checkpointing was switched on"),
+    ("checkpointing", "True", "False", "gradient checkpointing was switched off"),
     ("module.training", "9", "4", "5 modules went into evaluation mode"),
     ("module.recompute", "0", "2", "recompute became True in 2 modules"),
     ("optimizers", "AdamW", "SGD", "the optimizer is SGD instead of AdamW"),

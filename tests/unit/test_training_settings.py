@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.device.allocator_snapshot import list_used_blocks, sum_pools
-from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.guard import CostMeter, is_wrapped, remove_hooks
 from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.code_positions import (
@@ -61,6 +62,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PathNames:
     exec(compile(SCRIPT, str(path), "exec"), vars(module))
     monkeypatch.setattr(code_positions, "sys", SimpleNamespace(modules={"train": module}))
     return PathNames(str(tmp_path), [])
+
+
+@pytest.fixture(autouse=True)
+def _remove_hooks() -> Iterator[None]:
+    yield
+    remove_hooks()
+    assert not is_wrapped(torch.utils.checkpoint.check_backward_validity)
 
 
 def make_model() -> Any:
@@ -170,7 +178,8 @@ class _Watched:
         self.events: list[dict[str, Any]] = []
         self.counts: list[int] = []
         self.memory = (-1, -1)
-        self.watch = TrainingWatch(CostMeter(), SettingLines(CostMeter()))
+        self.lines = SettingLines(CostMeter())
+        self.watch = TrainingWatch(CostMeter(), self.lines)
         self.watch.begin_recording(lambda time_ns, event, **facts: self.events.append(facts), names_lines=False)
         self.watch.list_parts = lambda: ([model], [])
         self.watch.count_tensors = lambda when, step: self.counts.append(step)
@@ -205,6 +214,31 @@ def test_a_change_is_found_soon_although_the_pace_wandered_before() -> None:
     watched.run(100, 0.1)
     (event,) = watched.events
     assert event["step"] - event["last_step"] <= 90  # nine seconds
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpointing_by_calls_is_a_setting(is_reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint  # before it is followed, as scripts do
+
+    watched, batch = _Watched(make_model()), torch.ones(2, 4, requires_grad=True)
+    watched.lines.checkpoints.install_hooks()
+    for is_on, steps in ((False, 5), (True, 9), (False, 9)):
+        for step in range(steps):
+            if is_on and step != 4:  # one step without is no change
+                checkpoint(torch.sin, batch, use_reentrant=is_reentrant).sum().backward()
+            watched.run(1, 0.5)
+    changes = [(one["name"], one["before"], one["after"]) for event in watched.events for one in event["changes"]]
+    assert changes == [("checkpointing", "False", "True"), ("checkpointing", "True", "False")]
+    assert [event["step"] for event in watched.events] == [6, 17]
+
+
+def test_a_job_that_checkpoints_from_the_first_step_on_has_changed_nothing() -> None:
+    watched, batch = _Watched(make_model()), torch.ones(2, 4, requires_grad=True)
+    for _ in range(12):  # followed from the first look on
+        torch.utils.checkpoint.checkpoint(torch.sin, batch, use_reentrant=False).sum().backward()
+        watched.run(1, 20.0)
+    assert watched.lines.checkpoints.is_on
+    assert watched.events == []
 
 
 def test_a_part_without_a_configuration_is_no_other_attention() -> None:

@@ -98,11 +98,11 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
     if options.name is None:  # without any argument the list opens, but only in a terminal
-        parser.error(f"unrecognized arguments: {shlex.join(unknown)}" if unknown else "missing COMMAND")
+        parser.error(_describe_unknown(parser, unknown) if unknown else "missing COMMAND")
     if options.name == "run" and options.first_words:
         command = [*options.first_words, *arguments[split:]]
     if unknown:
-        options.fail(f"unrecognized arguments: {shlex.join(unknown)}")
+        options.fail(_describe_unknown(_list_commands(parser)[options.name], unknown))
     if options.name == "recordings" and not options.prune and _has_prune_option(options):
         options.fail("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run" and not command:
@@ -114,10 +114,20 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
+def _list_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+
+
+def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Describe arguments that a command does not take, with the option that was probably meant."""
+    wrong = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
+    likely = difflib.get_close_matches(wrong, parser._option_string_actions, 1) if wrong else []
+    return f"unrecognized arguments: {shlex.join(unknown)}{f'. Did you mean {likely[0]}?' if likely else ''}"
+
+
 def _check_name(parser: argparse.ArgumentParser, name: str) -> None:
     """Refuse an unknown command with the nearest one; argparse would list all."""
-    commands = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    if name not in commands:
+    if name not in (commands := _list_commands(parser)):
         likely = difflib.get_close_matches(name, commands, 1)
         script = f"run -- python {name}" if name.endswith(".py") else ""
         meant = f"Did you mean: zerotop {(likely or [script])[0]}?" if likely or script else "All are in zerotop --help."

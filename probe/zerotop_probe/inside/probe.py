@@ -37,8 +37,8 @@ from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
-from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.interruptions import is_interruption
+from zerotop_probe.recording.node_part import find_folder
 from zerotop_probe.recording.tables import UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
@@ -88,7 +88,7 @@ class Probe:
         """
         if self.recorder is not None:
             return True
-        recording = recording or os.environ.get(SESSION_VARIABLE)
+        recording = recording or find_folder(os.environ)
         if not recording:
             return False
         time_ns = now()

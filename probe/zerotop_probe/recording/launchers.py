@@ -25,6 +25,9 @@ class Launcher(NamedTuple):
     passes_negative: bool = False  # it exits with the code of a rank, which is negative for a signal
 
 
+# Names by which programs of several MPIs lie beside each other.
+_MPI_KINDS = ("hydra", "openmpi", "mpich")
+
 # In order of precedence. See DeepSpeed's launcher_helper.py for the variables of MPI.
 LAUNCHERS = (
     Launcher(
@@ -59,7 +62,7 @@ LAUNCHERS = (
     ),
     Launcher(
         "mpi",
-        programs=("mpirun", "mpiexec", "orterun"),
+        programs=("mpirun", "mpiexec", "orterun", *(f"mpi{verb}.{kind}" for verb in ("run", "exec") for kind in _MPI_KINDS)),
         marks=("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
         rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
         local_rank=("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),

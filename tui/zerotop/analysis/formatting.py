@@ -12,10 +12,19 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _Unit = tuple[str, int]  # name, bytes
 ByteUnits = tuple[_Unit, _Unit, _Unit]
 BINARY: ByteUnits = (("KiB", KIB), ("MiB", MIB), ("GiB", GIB))
+DECIMAL: ByteUnits = (("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
+
+
+class GivenBytes(int):
+    """A size that the user gave: it is printed in the same unit, and so can be found again."""
+
+    text: str
 
 
 def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
     """Return ``1.25 GiB``, ``40.2 MiB`` or ``37 KiB``; in other units of the same size and with as many decimals."""
+    if isinstance(count, GivenBytes):
+        return count.text
     size = abs(count)
     place, decimals = (0, 0) if 0 < size < MIB / 10 else (1, 1)
     if size >= GIB / 10:
@@ -27,14 +36,16 @@ def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", re.IGNORECASE)
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str) -> GivenBytes:
     """Return a size such as ``2GB``, ``500M`` or ``60 GiB`` in bytes. Raises ValueError with a reason."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         meant = f"; did you mean {text}GB?" if text.strip().isdecimal() and int(text) < 10_000 else ""
         raise ValueError(f"{text} is not a size such as 500MB or 2GB{meant}")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+    base, prefix, infix = 1024 if match[3] else 1000, match[2].upper(), match[3].lower()
+    size = GivenBytes(float(match[1]) * base ** ("KMGT".index(prefix) + 1))
+    size.text = f"{match[1]} {prefix if infix or prefix != 'K' else 'k'}{infix}B"
+    return size
 
 
 def format_gib(count: float, *, sign: bool = False) -> str:

@@ -36,6 +36,10 @@ _ORDER_S = 2.0
 def collect(options: argparse.Namespace) -> int:
     """Collect until all nodes have ended, or until the screen is left: nodes keep their recordings, and go on later."""
     key = check_options(options)
+    if options.beside is not None:
+        from zerotop.commands.nodes.hub import serve_nodes
+
+        return serve_nodes(options, key)
     folder = os.path.abspath(options.folder or os.path.join(directory.find_default_root(), key.job))
     if options.headless or not has_terminal():
         return _collect_headless(options, key, folder)

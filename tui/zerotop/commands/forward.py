@@ -13,6 +13,8 @@ from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.joining import check_options
 from zerotop.commands.nodes.link import Link, connect_nats
+from zerotop.commands.nodes.messages import TOKEN_VARIABLE
+from zerotop.commands.nodes.node_part import await_token, begin_part, end_part
 from zerotop.recording.catalog import find_recording
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import clock, directory
@@ -25,6 +27,11 @@ _START_S = 20.0
 
 def forward(options: argparse.Namespace) -> int:
     """Send the recording until it is over. Return 0 if the collector has all of it."""
+    if options.for_rank is not None:
+        begin_part(options.recording, options.for_rank, options.lock)
+        if not options.collector:
+            return 0
+        os.environ[TOKEN_VARIABLE] = os.environ.get(TOKEN_VARIABLE) or await_token(options.job)
     key = check_options(options)
     path = find_recording(options.recording)
     host = str(directory.read_recording_info(str(path)).get("host") or clock.read_hostname())
@@ -39,6 +46,8 @@ def forward(options: argparse.Namespace) -> int:
             f"The collector of job {key.job} lacks the end of this node's part. Send it later with:"
             f" zerotop forward {path} --job {key.job} --collector ADDRESS"
         )
+    if is_complete and (options.for_rank is not None or options.remove_sent):
+        end_part(str(path), key.job)
     return 0 if is_complete else FAILED
 
 

@@ -30,16 +30,44 @@ from zerotop.commands.job.job_report import (
 from zerotop.commands.job.launching import NotRecorded, make_recording, run_unrecorded
 from zerotop.commands.publishing.companion import accompany, check_targets
 from zerotop_probe.outside.job import agent
+from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.outside.sampling.nccl_inspector import enable_inspector
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.node_part import PART_OF
 
 if TYPE_CHECKING:
-    from zerotop.commands.nodes.joining import StartedForwarder
+    from zerotop.commands.nodes.joining import Helper
+
+# The launchers that may start ranks on other nodes.
+_LAUNCHERS = ("deepspeed", "slurm", "mpi")
+# Of a process that is one task of several.
+_TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_SIZE")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
+    _check_options(options)
+    try:
+        return (
+            _run_headless(options)
+            if options.headless or options.no_record_output or not has_terminal()
+            else _run_with_screen(options)
+        )
+    except Problem as error:
+        if options.meeting is not None:
+            options.meeting.end("")
+        if not isinstance(error, NotRecorded):
+            raise
+        if options.require_recording:
+            raise Problem(". ".join(filter(None, (f"Not started: {error}", error.advice)))) from error
+        run_unrecorded(options.command, error)
+        raise
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Check the options, pass them on to the job, and meet its other tasks. Raises Problem."""
     if options.report is not None:
         check_place(options.report)
     if options.collector is not None:
@@ -55,32 +83,28 @@ def run(options: argparse.Namespace) -> int:
     options.targets = check_targets(options)
     if options.nccl_inspector is not None and not os.path.isfile(options.nccl_inspector):
         raise Problem(f"NCCL's Inspector {options.nccl_inspector} is not a file", USAGE)
-    try:
-        return (
-            _run_headless(options)
-            if options.headless or options.no_record_output or not has_terminal()
-            else _run_with_screen(options)
-        )
-    except NotRecorded as error:
-        if options.require_recording:
-            raise Problem(". ".join(filter(None, (f"Not started: {error}", error.advice)))) from error
-        run_unrecorded(options.command, error)
-        raise
+    options.part_of = options.meeting = None
+    if options.job is not None or any(name in os.environ for name in _TASK_VARIABLES):
+        from zerotop.commands.nodes.meeting import meet
+
+        options.meeting = meet(options)
 
 
 def _run_with_screen(options: argparse.Namespace) -> int:
     with _make_recording(options) as recording:
         _enable_inspector(options, recording)
+        helpers = _start_helpers(recording, options, quiet=True)
         agent.launch_in_background(recording, options.command)
-        forwarder = _start_forwarder(recording, options, quiet=True)
     with accompany(recording, options.targets):
         with freeze_imports():
             from zerotop.commands.job.watch import watch_job
 
         code = watch_job(recording)
-    if forwarder is not None:
-        write_messages(*forwarder.read_said())
+    for helper in helpers:
+        write_messages(*helper.read_said())
     if has_ended(recording):
+        if options.meeting is not None:
+            options.meeting.end(recording)
         write_messages(*describe_past(recording))
         write_messages(*describe_missing_probe(recording), *(describe_expectation(recording) if options.expect else []))
         if options.price_per_hour is not None:
@@ -94,12 +118,23 @@ def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_recording(options) as recording, accompany(recording, options.targets):
         _enable_inspector(options, recording)
-        forwarder = _start_forwarder(recording, options)
+        helpers = _start_helpers(recording, options)
         end = agent.run_in_foreground(
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
-    if forwarder is not None:
-        forwarder.await_end()
+    for helper in helpers:
+        helper.await_end()
+    if options.meeting is not None:
+        options.meeting.end(recording)
+    if not options.part_of:  # else the first node says the rest
+        _say_end(options, recording, end)
+    if end.signal:
+        die_of(end.signal)
+    return FAILED if end.exit_code is None else end.exit_code
+
+
+def _say_end(options: argparse.Namespace, recording: str, end: JobResult) -> None:
+    """Tell how a job without a screen ended, and what its recording says."""
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(recording)
     if not losses and directory.has_recording(recording) and (end.lost_records or end.lost_output_bytes):
@@ -120,22 +155,28 @@ def _run_headless(options: argparse.Namespace) -> int:
     write_messages(*messages, describe_place(recording))
     if options.report is not None:
         report_job(recording, options.report)
-    if end.signal:
-        die_of(end.signal)
-    return FAILED if end.exit_code is None else end.exit_code
 
 
-def _start_forwarder(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> StartedForwarder | None:
-    """Start sending the recording to the collector if that was asked for."""
-    if options.collector is None:
-        return None
-    from zerotop.commands.nodes.joining import StartedForwarder
-
+def _start_helpers(recording: str, options: argparse.Namespace, *, quiet: bool = False) -> list[Helper]:
+    """Start sending the recording to the collector if that was asked for, and collecting if the job has other nodes."""
+    helpers: list[Helper] = []
     try:
-        return StartedForwarder(recording, options, quiet=quiet)
+        if options.collector is not None:
+            from zerotop.commands.nodes.joining import Helper
+
+            arguments = [
+                "forward",
+                os.path.abspath(recording),
+                *(["--remove-sent"] if options.part_of and not quiet else []),
+            ]
+            helpers.append(Helper(arguments, options.collector, options.job, quiet=quiet))
+        if options.meeting is not None or find_launcher(options.command) in _LAUNCHERS:
+            from zerotop.commands.nodes.hub import prepare_nodes
+
+            helpers += prepare_nodes(recording, options, quiet=quiet)
     except OSError as error:
-        write_messages(f"The recording is not sent to the collector: {error.strerror}")
-        return None
+        write_messages(f"The recording is not shared with other nodes: {error.strerror}")
+    return helpers
 
 
 def _enable_inspector(options: argparse.Namespace, recording: str) -> None:
@@ -154,4 +195,6 @@ def _make_recording(options: argparse.Namespace) -> AbstractContextManager[str]:
         facts["price_per_hour"] = options.price_per_hour.source_text
     if options.expect is not None:
         facts[directory.EXPECTED] = options.expected
+    if options.part_of:
+        facts[PART_OF] = options.part_of
     return make_recording(options.command, options.recording, elsewhere=not options.require_recording, **facts)

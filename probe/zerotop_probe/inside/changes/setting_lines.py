@@ -7,8 +7,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING, CheckpointCalls
 from zerotop_probe.inside.changes.training_settings import Change
-from zerotop_probe.inside.guard import CostMeter, wrap_method
+from zerotop_probe.inside.guard import CostMeter, now, wrap_method
 from zerotop_probe.inside.stacks import code_positions
 from zerotop_probe.inside.stacks.own_lines import OwnLines, OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
@@ -55,7 +56,8 @@ class SettingLines:
     def __init__(self, meter: CostMeter) -> None:
         self._meter = meter
         self._own_lines = OwnLines()
-        self._noted: dict[str, tuple[int, OwnPlace]] = {}  # time and line of the last call, by setting
+        self._noted: dict[str, tuple[int, OwnPlace | None]] = {}  # time and line of the last call, by setting
+        self.checkpoints = CheckpointCalls(lambda: self.note(now(), (CHECKPOINTING,)), meter)
         self.is_on = False
         """Whether the training has begun, and lines may be named."""
         self.has_noted = False
@@ -66,6 +68,7 @@ class SettingLines:
         owner = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
         for method, names in _METHODS.items() if owner is not None else ():
             wrap_method(owner, method, self._make_note(names), _do_nothing, self._meter)
+        self.checkpoints.install_hooks()
 
     def _make_note(self, names: tuple[str, ...]) -> Callable[..., None]:
         def note(time_ns: int, module: Any, args: Any, kwargs: Any) -> None:
@@ -80,13 +83,21 @@ class SettingLines:
         self.has_noted = True
         place = self._own_lines.find_place(sys._getframe()) if self.is_on else None
         for name in names if place is not None else ():
-            self._noted[name] = time_ns, place  # type: ignore[assignment]
+            self._noted[name] = time_ns, place
+
+    def end_step(self) -> None:
+        """Note that gradient checkpointing was switched off by a step that did not call it; no line did that."""
+        changed_ns = self.checkpoints.end_step()
+        if changed_ns is not None:
+            self.has_noted = True
+            if self.checkpoints.is_on is False:
+                self._noted[CHECKPOINTING] = changed_ns, None
 
     def find_place(self, change: Change, since_ns: int, frame: FrameType | None) -> tuple[int | None, OwnPlace | None]:
         """Return when a setting changed, if that is known, and the line; ``since_ns``: the last look."""
         name = change.name
         noted = self._noted.get("optimizers" if name.startswith(_OPTIMIZER) else name)
-        if noted is not None and noted[0] >= since_ns:
+        if noted is not None and (noted[0] >= since_ns or name == CHECKPOINTING):
             return noted
         wanted = _NAMES.get(name) or ((name.partition(".")[2],) if name.startswith((_OPTIMIZER, _MODULE)) else ())
         if not wanted:

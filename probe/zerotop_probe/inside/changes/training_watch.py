@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import list_changes, read_settings
@@ -111,6 +112,7 @@ class TrainingWatch:
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns
         self.wants_autocast = True
+        self._lines.end_step()
         self._has_shifted |= self._follow_time(time_ns, step)
         held, peak = self.read_memory()
         if abs(peak - self._looked_bytes) > max(_PEAK_BYTES, _PEAK_SHARE * peak):
@@ -163,7 +165,12 @@ class TrainingWatch:
             return
         begin_ns, self._wants_look, self._has_shifted, self._lines.has_noted = now(), False, False, False
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
-        self._settings = settings = read_settings(modules, optimizers, self.autocast)
+        settings = read_settings(modules, optimizers, self.autocast)
+        settings[CHECKPOINTING] = self._lines.checkpoints.is_on
+        if before is not None and before[CHECKPOINTING] is None:
+            before[CHECKPOINTING] = settings[CHECKPOINTING]
+        self._settings = settings
+        self._lines.checkpoints.install_hooks()  # PyTorch may have loaded them since
         self._looked_ns, self._looked_step = time_ns, step
         self._lines.is_on = self._names_lines
         self._look_ns = self._spend(begin_ns)

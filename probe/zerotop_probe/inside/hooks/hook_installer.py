@@ -13,6 +13,7 @@ from zerotop_probe.inside.hooks.hf_trainer import TrainerHooks
 from zerotop_probe.inside.hooks.logging_hooks import LoggingHooks
 from zerotop_probe.inside.hooks.loops.loop_hooks import LoopHooks
 from zerotop_probe.inside.hooks.pipeline import install_pipeline
+from zerotop_probe.inside.node_start import start_part
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.recording import events
 
@@ -42,6 +43,7 @@ def _install_module(module: Any) -> None:
         TrainerHooks(PROBE).install_hooks(module)
         LoggingHooks(PROBE).install_trainer(module.Trainer)
     elif module.__name__ == OPTIMIZER_MODULE:
+        Guard("node start", PROBE.meter).run(start_part, os.environ)
         _loop_hooks.install_hooks(module)
         PROBE.debug_modes.install_hooks()
         PROBE.cache_clearing.install_hooks()

@@ -117,13 +117,14 @@ def _join_job(recording: str, rendezvous: Rendezvous, *, enter: bool, ahead_ns: 
     job = find_local_part(find_jobs(), rendezvous)
     if job is None:
         raise Refused("no rank of this job runs there")
-    _ensure_recorded(recording, job, ahead_ns)
+    ensure_recorded(recording, job, ahead_ns=ahead_ns)
     numbers = {rank.process: rank.rank for rank in job.ranks}
     entries = attaching.enter_ranks(recording, [(number, process) for process, number in numbers.items()]) if enter else []
     return _describe_entries(entries, numbers) | {"ranks": len(job.ranks)}
 
 
-def _ensure_recorded(recording: str, job: FoundJob, ahead_ns: int) -> None:
+def ensure_recorded(recording: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
+    """Have a sampler of this node record the job. Raise Refused, OSError, AgentError."""
     facts = job_control.read_facts(recording)
     if facts.job is None or facts.detached or not facts.is_alive():
         attaching.note_joined(recording, job, ahead_ns=ahead_ns)

@@ -29,6 +29,7 @@ from zerotop_probe.outside.job.outlets import (
 from zerotop_probe.outside.job.output_recording import OutputRecording, find_holder
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.outside.procfs import ProcessHandle
+from zerotop_probe.recording.node_part import read_session_value
 from zerotop_probe.recording.writer import Identity
 
 __all__ = [
@@ -209,7 +210,7 @@ def _launch_job(
     try:
         output.start_holder()
         # In the background the job's output is a pipe, though the user looks at it on a terminal.
-        environ = jobs.build_environment(os.path.abspath(recording), os.environ, unbuffered=own_session)
+        environ = jobs.build_environment(read_session_value(os.path.abspath(recording)), os.environ, unbuffered=own_session)
         # A signal that has come meanwhile, before there is a job, takes its effect on us.
         signal.pthread_sigmask(signal.SIG_SETMASK, signal.pthread_sigmask(signal.SIG_SETMASK, mask))
         job = jobs.spawn_job(command, environ, writers=writers, signal_mask=mask, own_session=own_session)

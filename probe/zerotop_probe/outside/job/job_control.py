@@ -15,6 +15,7 @@ from zerotop_probe.outside.job.shutdown import LEAVE_REQUEST, STAGES, STOP_REQUE
 from zerotop_probe.outside.procfs import ProcessHandle, read_environment, read_owner
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.directory import COLLECTED, SESSION_VARIABLE, read_recording_info
+from zerotop_probe.recording.node_part import read_session_value
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -74,6 +75,8 @@ def read_facts(recording: str) -> JobFacts:
         if (writer.get("host"), writer.get("boot")) != here:
             facts.other_host = str(writer.get("host") or "")
             continue
+        if f"-{here[0]}-" not in os.path.basename(path):  # it came over the network, and names no process here
+            continue
         found = [(event, author) for event in iter_events(path)]
         has_ended = any(event.get("event") == events.SamplerEnded.event_name for event, _ in found)
         if writer.get("role") == "node" and not has_ended:
@@ -111,7 +114,7 @@ class _Author:
         if os.geteuid() == 0 and read_owner(process.pid) == self.user:
             return True
         # The launcher says so itself. On a network file system the files of root may belong to nobody.
-        return read_environment(process.pid).get(SESSION_VARIABLE) == self.recording
+        return read_environment(process.pid).get(SESSION_VARIABLE) == read_session_value(self.recording)
 
 
 _WRITER_BY_PATH: dict[str, tuple[dict[str, Any], _Author]] = {}  # a cache for processes that poll

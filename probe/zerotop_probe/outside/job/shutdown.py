@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop_probe.outside.procfs import ProcessHandle, find_family, iter_processes, read_stat
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.node_part import read_session_value
 
 # Asks an agent to stop its job. Not SIGTERM: in the foreground that is passed on to the job.
 STOP_REQUEST = signal.SIGRTMIN + 3
@@ -32,10 +33,10 @@ def find_job_processes(root: ProcessHandle, recording: str, ranks: Iterable[Proc
     for rank in ranks:
         if rank.pid not in pids and rank.is_alive():
             pids.update(dict.fromkeys(find_family(rank.pid)))
-    user = os.getuid()
+    user, session = os.getuid(), read_session_value(recording)
     for pid, attributes in iter_processes("uids", "environ"):
         owner, environment = attributes["uids"], attributes["environ"] or {}
-        if owner is not None and owner.effective == user and environment.get(SESSION_VARIABLE) == recording:
+        if owner is not None and owner.effective == user and environment.get(SESSION_VARIABLE) == session:
             pids[pid] = None
     pids.pop(os.getpid(), None)
     return [process for pid in pids if (process := ProcessHandle.from_pid(pid)) is not None]

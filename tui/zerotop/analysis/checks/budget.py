@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.findings import load_kind_names
-from zerotop.analysis.formatting import parse_bytes
+from zerotop.analysis.formatting import BINARY, DECIMAL, ByteUnits, format_bytes, parse_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,13 +21,26 @@ SEVERITIES = ("error", "warning")
 """Words in ``forbidden`` that stand for all findings of that severity or a worse one."""
 
 
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """A size, and as the user wrote it."""
+
+    bytes: int
+    text: str
+
+    @property
+    def units(self) -> ByteUnits:
+        """The units that it is in."""
+        return DECIMAL if self.text.upper().endswith("B") and "i" not in self.text else BINARY
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Bounds on a recording. None and empty: not bounded."""
 
     warmup_steps: int = 5  # left out of times
-    gpu_memory: int | None = None  # bytes that any GPU may have reserved
-    host_memory: int | None = None  # bytes of RSS that any rank may have
+    gpu_memory: SizeLimit | None = None  # that any GPU may have reserved
+    host_memory: SizeLimit | None = None  # of RSS that any rank may have
     iteration_seconds: float | None = None  # median
     tokens_per_second: float | None = None  # at least
     steps: int | None = None  # finished steps, at least
@@ -91,8 +104,9 @@ def _read_count(value: object) -> int:
     return value
 
 
-def _read_bytes(value: object) -> int:
-    return parse_bytes(value) if isinstance(value, str) else round(_read_number(value))
+def _read_size(value: object) -> SizeLimit:
+    size = parse_bytes(value) if isinstance(value, str) else round(_read_number(value))
+    return SizeLimit(size, value if isinstance(value, str) else format_bytes(size))
 
 
 def _read_text(value: object) -> str:
@@ -115,8 +129,8 @@ def _read_findings(value: object) -> tuple[str, ...]:
 _TOP: dict[str, Callable[[Any], Any]] = {"warmup_steps": _read_count}
 _SECTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "limits": {
-        "gpu_memory": _read_bytes,
-        "host_memory": _read_bytes,
+        "gpu_memory": _read_size,
+        "host_memory": _read_size,
         "iteration_seconds": _read_number,
         "tokens_per_second": _read_number,
         "steps": _read_count,

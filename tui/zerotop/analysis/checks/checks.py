@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from zerotop.analysis.checks.budget import SEVERITIES, Budget
+from zerotop.analysis.checks.budget import SEVERITIES, Budget, SizeLimit
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
@@ -101,11 +101,12 @@ def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
             yield _check_peak(name, limit, peak)
 
 
-def _check_peak(kind: str, limit: int, peak: int) -> Check:
+def _check_peak(kind: str, limit: SizeLimit, peak: int) -> Check:
     name = f"{kind.lower()}_memory"
     if not peak:
         return Check(name, CheckOutcome.SKIPPED, f"No {kind} memory was recorded.")
-    return _make_check(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
+    text = f"The peak was {format_bytes(peak, limit.units)}, the limit is {limit.text}."
+    return _make_check(name, peak <= limit.bytes, text)
 
 
 def find_gpu_peak(run: RecordedRun) -> int:

@@ -127,9 +127,10 @@ def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[Byt
         used = max((sample.used_bytes for sample in post_mortem.host_memory), default=None)
         figures.append(("host memory in use", used, limit))
     else:
+        # A limit of PyTorch's allocator is less than the device, of which the rest is free.
         figures += [
-            ("free", post_mortem.free_bytes, limit),
-            ("allocated", post_mortem.allocated_bytes, None),
+            ("free", post_mortem.free_bytes, post_mortem.total_bytes or limit),
+            ("allocated", post_mortem.allocated_bytes, limit if post_mortem.is_limited else None),
             ("of which activations", _measure_activations(recording, post_mortem), None),
             ("reserved but unused", post_mortem.unallocated_bytes, None),
             ("largest free block", post_mortem.largest_free_block_bytes, None),

@@ -19,6 +19,7 @@ class MemoryFigures:
     kind: str  # a kind of oom_log_parser: "cuda", "cuda_driver", "nccl", "cublas", "host" or "killed"
     requested_bytes: int | None = None
     limit_bytes: int | None = None  # the part of the device, or of host memory, that the process may use
+    total_bytes: int | None = None  # the device's
     free_bytes: int | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -29,6 +30,12 @@ class MemoryFigures:
     rows: int | None = None  # of the last micro-batch
     sequence: int | None = None
     tokens: int | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the process may use only a part of the device."""
+        known = self.limit_bytes is not None and self.total_bytes is not None
+        return known and self.limit_bytes <= self.total_bytes * (1 - NOTABLE_SHARE)  # type: ignore[operator]
 
     @property
     def unallocated_bytes(self) -> int | None:
@@ -47,7 +54,6 @@ class MemoryFigures:
 class OomCase(MemoryFigures):
     """Figures and facts of the device, the job and its configuration. Sizes are bytes; None is unknown."""
 
-    total_bytes: int | None = None  # the device's
     model_states_bytes: int | None = None  # parameters, gradients, master weights and state on the device
     largest_batch: Mapping[str, int] = field(default_factory=dict)  # rows, sequence, tokens of training's largest before
     host_used_bytes: int | None = None
@@ -58,12 +64,6 @@ class OomCase(MemoryFigures):
     engine: EngineFacts = field(default_factory=lambda: EngineFacts({}))
 
     changes: str = ""  # what changed in the training shortly before, as the end of a sentence
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether the process may use only a part of the device."""
-        known = self.limit_bytes is not None and self.total_bytes is not None
-        return known and self.limit_bytes <= self.total_bytes * (1 - NOTABLE_SHARE)  # type: ignore[operator]
 
     @property
     def batch_ratio(self) -> float | None:

@@ -2,16 +2,16 @@
 
 These are a dict as the Trainer prints it, ``{'loss': 1.2, 'learning_rate': 1e-5}``, JSON, and pairs such as ``step 3: loss
 1.2 | lr 1e-5`` or ``train_loss=1.2``. Values of an evaluation are other values. A job may print several losses, such as that
-of a step and the mean of an epoch: the first kind of line that was printed three times counts.
+of a step and the mean of an epoch: the first kind of line that was printed three times counts. Each update of a progress bar
+is such a line.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerotop.recording.output.transcript import read_lines
+from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.logged_names import find_column
 from zerotop_probe.recording.tables import STREAMS
@@ -88,19 +88,15 @@ class LoggedLines:
 
     def _read_piece(self, source: Source, begin: int, end: int) -> None:
         for code in range(len(STREAMS)):
-            lines, times = read_lines(source, code, begin, end)
+            lines, times = read_updates(source, code, begin, end)
             lines[0] = self._rests.get((source, code), b"") + lines[0]
             self._rests[source, code] = lines[-1][-_LONGEST_LINE:]
             for line, time_ns in zip(lines, times, strict=False):  # the last one is not finished
-                for kind, values in _parse_bytes(line):
+                if (parsed := _parse_bytes(line)) is not None:
+                    kind, values = parsed
                     self._kinds.setdefault(kind, []).append(LoggedLine(time_ns, values))
 
 
-def _parse_bytes(line: bytes) -> Iterator[tuple[str, dict[str, float]]]:
-    if b"oss" not in line and b"OSS" not in line:
-        return
-    # Only what a progress bar showed at last remains of the line.
-    for part in line.rstrip(b"\r").split(b"\r")[-2:]:
-        parsed = parse_line(part[:_LONGEST_LINE].decode(errors="replace")) if b"oss" in part or b"OSS" in part else None
-        if parsed is not None:
-            yield parsed
+def _parse_bytes(line: bytes) -> tuple[str, dict[str, float]] | None:
+    has_loss = b"oss" in line or b"OSS" in line
+    return parse_line(line[:_LONGEST_LINE].decode(errors="replace")) if has_loss else None

@@ -152,7 +152,7 @@ class RankMatrices:
             self._last_request = request
             matrix = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
             delayed = next((count for delay in reversed(delays) if (count := _count_delayed(matrix, delay))), None)
-            recent = min(delayed or RECENT_STEPS, _count_after_skipping(matrix.skipped), len(matrix.steps))
+            recent = min(delayed or RECENT_STEPS, _count_after_skipping(matrix.skipped), _count_after_start(matrix))
             self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None)
         return self._last
 
@@ -169,6 +169,12 @@ def _count_delayed(matrix: RankMatrix, delay: RankDelay) -> int:
     waits = matrix.times[RankMetric.WAIT][row, -count:]
     usual, last = (float(compute_median(part[None, :], 1)[0]) for part in (waits, waits[-_FEWEST_DELAYED:]))
     return count if usual > 0 and last >= usual / 2 else 0
+
+
+def _count_after_start(matrix: RankMatrix) -> int:
+    """Return the number of steps without the first one of the processes, if there are enough: it starts up and compiles."""
+    steps = len(matrix.steps)
+    return steps - 1 if steps > _FEWEST_DELAYED and max(matrix.counts) <= steps else steps
 
 
 def _count_after_skipping(skipped: NDArray[np.bool_]) -> int:

@@ -11,12 +11,15 @@ from zerotop_probe.recording.events import TrainingChanged
 
 # Changes that one sentence names, the most telling first.
 _MOST_NAMED = 2
+# Gradient checkpointing as a setting of modules, and as calls of PyTorch's functions, which follow from it.
+_BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
 _ORDER = (
     "dtypes",
     "autocast",
     "devices",
     "trained_parameters",
-    "module.gradient_checkpointing",
+    _BY_MODULES,
+    _BY_CALLS,
     "parameters",
     "compiled",
     "attention",
@@ -85,6 +88,8 @@ def choose_changes(
     # A new optimizer with options of its own is one change.
     if any(change.name == "optimizers" or change.name.startswith("optimizer.") for change in found):
         found = [change for change in found if change.name != "optimizer_objects"]
+    if any(change.name == _BY_MODULES for change in found):
+        found = [change for change in found if change.name != _BY_CALLS]
     return sorted(found, key=_rank_change)
 
 
@@ -107,6 +112,8 @@ def _describe(name: str, before: str, after: str) -> str:
         return f"the model has {_sum_counts(after):,} parameters instead of {_sum_counts(before):,}"
     if name in ("hooks", "parameter_hooks"):
         return _describe_hooks(name, before, after)
+    if name == _BY_CALLS:
+        return f"gradient checkpointing was switched {'on' if after == 'True' else 'off'}"
     if name == "compiled":
         return "the model was compiled" if after > before else "the model is no longer compiled"
     return _describe_setting(name, before, after)

@@ -27,6 +27,7 @@ class PhaseTimes:
     backward: float
     update: float
     launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
+    cpu_optimizer: float = 0.0  # a part of the update; 0 where it is on the GPU, or not known
 
 
 def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> PhaseTimes | None:
@@ -42,7 +43,8 @@ def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> Phas
         found = [_sum_steps(rows[rows["phase"] == PHASE_CODE[phase]]) for phase in ("forward", "backward", "step")]
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
-            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]))
+            on_cpu = _sum_steps(rows[rows["phase"] == PHASE_CODE["cpu_optimizer"]])
+            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu)
     return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
 
 

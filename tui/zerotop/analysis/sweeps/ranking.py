@@ -143,19 +143,10 @@ _OFFLOADS = list(OFFLOAD_DEVICES)
 
 
 def _order_speed(option: OptionEstimate) -> tuple[float, ...]:
-    """Return the order: without offload, more GPUs, fewer partitions; then by what was measured.
-
-    Only settings that move the same bytes are compared by time, because no recording tells it of others.
-    """
+    """Return the order: by speed where a run tells it; others without offload first, then by GPUs, and by partitions."""
     group = 1 if option.stage == 2 and not option.is_loop else option.stage
-    return (
-        _OFFLOADS.index(option.offload),
-        -option.gpus,
-        group,
-        -(option.rate or 0.0),
-        -option.micro_batch,
-        option.stage,
-    )
+    rate = option.rate or 0.0
+    return -rate, _OFFLOADS.index(option.offload), -option.gpus, group, -option.micro_batch, option.stage
 
 
 def _order_size(option: OptionEstimate) -> tuple[float, ...]:

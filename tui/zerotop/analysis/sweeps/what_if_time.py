@@ -1,26 +1,84 @@
-"""The time of a recorded training's step at another setting, as far as its recording tells.
+"""The time of a recorded training's step at another setting: measured at the old one, changed as a model of the parts says.
 
-A forward and backward take time that follows the tokens, and time that does not: launches, and communication of parameters
-and gradients. The former is what the arithmetic (6 P t FLOPs, 8 P t with recomputation) takes at the share of the GPU's peak
-that large batches reach; the rest stays. Where nothing was measured there is no figure, but a reason.
+A phase takes the GPU its arithmetic, communication and transfers, or the host its launches, whichever is longer. ``_Rates``
+are the speeds of the parts; what a recording measured replaces them, as its phases are decomposed with the same model. So at
+the recorded setting each phase takes what was measured, and a rate has influence only where a setting changes what it
+decides: an interval is the sum of these influences, each rate as far off as its spread. Where neither a measurement nor a
+rate tells the time there is no figure, but a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import hypot, sqrt
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline
+from zerotop.analysis.sweeps.phase_times import PhaseTimes
 
-# Dense 16-bit FLOP/s by the beginning of the GPU's name (NVIDIA's data sheets).
-_PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "V100": 125e12}
-_FP32_PEAKS = {"H100": 67e12, "H200": 67e12, "A100": 19.5e12, "L40S": 92e12, "V100": 15.7e12}  # without TF32
-_REACHED = (0.6, 0.42, 0.3)
-"""Share of the peak that the arithmetic of large batches reaches: least, usual and most time."""
-_BUSY = 1.5  # times the host's launches: the GPU is busy all the time
-_MEASURED_SPREAD = 0.12  # between runs, and between steps of one
+COMPUTE, LAUNCHES, COMMUNICATION = "compute", "launches", "communication"
+OPTIMIZER, TRANSFERS, BETWEEN = "optimizer", "transfers", "between phases"
+_CPU = "CPU optimizer"
+_FORMULAS = {
+    COMPUTE: "2 P t FLOPs forward, 4 P t backward, 2 P t again with checkpointing; the speed is measured if it decides",
+    LAUNCHES: "the GPU waits for the host, also for DeepSpeed's work on each tensor",
+    COMMUNICATION: "bytes of gradients and gathered parameters that nothing overlaps, over NVLink",
+    OPTIMIZER: "elements of a rank on the GPU, or of the node on its CPUs",
+    TRANSFERS: "bytes of offloaded gradients and parameters over PCIe and host memory",
+    BETWEEN: "measured",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """A type of GPU: NVIDIA's data sheets, but for the last."""
+
+    peak: float  # dense 16-bit FLOP/s
+    fp32_peak: float  # without TF32
+    memory: float  # B/s
+    # B/s of NCCL's bus among GPUs of a node ("busbw" of nccl-tests); None without NVLink. 277 GB/s measured for the 16 GB
+    # that ZeRO-2 gathers after an update on four H200s; others by the ratio of NVLink.
+    link: float | None
+
+
+_GPUS = {
+    "H100": _Gpu(989e12, 67e12, 3.35e12, 280e9),
+    "H200": _Gpu(989e12, 67e12, 4.8e12, 280e9),
+    "A100": _Gpu(312e12, 19.5e12, 2.0e12, 190e9),
+    "B200": _Gpu(2250e12, 75e12, 8e12, 560e9),
+    "L40S": _Gpu(362e12, 92e12, 0.86e12, None),
+    "V100": _Gpu(125e12, 15.7e12, 0.9e12, 95e9),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """The speeds that a recording need not tell. Host times are in those of the launches of a plain forward."""
+
+    efficiency: float = 0.42  # share of the peak that the arithmetic of large batches reaches
+    link: float = 1.0  # times NCCL's speed on this type of GPU
+    gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
+    gathered_backward: float = 11.0
+    plain_backward: float = 1.6  # in stage 0
+    reduced_backward: float = 4.0  # in stages 1 and 2, which put each gradient into a bucket
+    offloaded_backward: float = 4.0  # more, if each gradient is copied to the CPU
+    update: float = 2.5  # of an update on the GPU, which takes a norm of each tensor
+    update_bytes: float = 60.0  # of GPU memory for each updated element
+    to_host: float = 50e9  # B/s of a GPU's gradients in the backward
+    cpu_adam: float = 6.6e9  # elements/s of a node; 60e9 bytes are read and written for these
+    moved: float = 12.5e9  # elements/s of a node: gradients unscaled, weights cast and copied to the GPUs after an update
+    split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
+
+
+_SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
+_SPREAD = 1.5  # of other rates: as many times more or less
+# Between runs of one setting, and between steps of one: the host's work varies most.
+_RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.2, COMMUNICATION: 0.15, OPTIMIZER: 0.2, TRANSFERS: 0.15, BETWEEN: 0.3}
+_BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
+_MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
+_SHARPNESS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,91 +95,239 @@ class TimeRow:
 
 @dataclass(frozen=True, slots=True)
 class TimePrediction:
-    """The parts of an iteration; none with the reason why there is no figure."""
+    """The parts of an iteration, and its least, likely and most time; no parts with the reason why there is no figure."""
 
     rows: tuple[TimeRow, ...]
+    seconds: tuple[float, float, float]
     reason: str = ""
-
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """The least, likely and most time."""
-        return sum(row.low for row in self.rows), sum(row.likely for row in self.rows), sum(row.high for row in self.rows)
 
 
 def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> TimePrediction:
     """Return the time of one step at another setting."""
     reason = find_time_obstacle(base, setup, work, nodes)
-    return TimePrediction((), reason) if reason else TimePrediction(tuple(_list_rows(base, setup, work)))
+    if reason:
+        return TimePrediction((), (0.0, 0.0, 0.0), reason)
+    rates = _Rates()
+    before, likely = (_Decomposition(base, rates).compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
+    others = [
+        _Decomposition(base, replace(rates, **{one.name: getattr(rates, one.name) * factor})).compose(setup, work)
+        for one in fields(_Rates)
+        for spread in (_SPREADS.get(one.name, _SPREAD),)
+        for factor in (spread, 1 / spread)
+    ]
+    is_changed = (setup, work) != (base.setup, base.work)
+    noise = {name: is_changed * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
+    rows = []
+    for name, formula in _FORMULAS.items():
+        ends = _find_ends(likely[name], [other[name] for other in others], noise[name])
+        rows.append(TimeRow(name, before[name], ends[0], likely[name], ends[1], formula))
+    total = sum(likely.values())
+    low, high = _find_ends(total, [sum(other.values()) for other in others], hypot(*noise.values()))
+    return TimePrediction(tuple(row for row in rows if row.before or row.likely), (low, total, high))
+
+
+def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[float, float]:
+    """Return the ends of an interval: what independent rates and noise make of a figure."""
+    less, more = (hypot(noise, *(max(0.0, sign * (one - likely)) for one in others)) for sign in (-1, 1))
+    return max(0.0, likely - less), likely + more
 
 
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
-    """Return why the recording does not tell the time, as a sentence; "" if it does."""
+    """Return why the time is not known, as a sentence; "" if it is."""
     if base.times is None or not base.times.iteration > 0:
         return "The recording has too few steps with the times of their phases: record ten or more."
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
-    if (setup.offload_optimizer, setup.offload_parameters) != (base.setup.offload_optimizer, base.setup.offload_parameters):
-        return (
-            "Another offload moves other bytes over PCIe and computes elsewhere, which was not measured: record a few steps."
-        )
-    if setup.ranks != base.setup.ranks:
-        return "Communication among another number of GPUs was not measured: record a few steps with them."
-    if setup.stage != base.setup.stage and {setup.stage, base.setup.stage} != {1, 2}:
-        return "Stage 0 has no partitions and stage 3 gathers parameters, which other stages do not: record a few steps."
-    if work.checkpointing != base.work.checkpointing and _find_peak(base) is None:
+    gpu = _find_gpu(base)
+    if work.checkpointing != base.work.checkpointing and gpu is None:
         return f"The arithmetic of {base.gpu or 'this GPU'} has no known peak, from which recomputation could be told."
+    kinds = [(one.bytes_each, one.state_each, one.master_each, one.computes_wide) for one in (setup, base.setup)]
+    if kinds[0] != kinds[1]:
+        return "Arithmetic in another dtype, or with another optimizer, was not measured: record a few steps with it."
+    devices = [(one.offload_optimizer, one.offload_parameters) for one in (setup, base.setup)]
+    zero = [(*pair, one.stage, one.ranks) for pair, one in zip(devices, (setup, base.setup), strict=True)]
+    if zero[0] == zero[1]:
+        return ""
+    if setup.is_loop:
+        return "Stage, offload and number of GPUs of a loop without DeepSpeed have no model of time: record a few steps."
+    if devices[0] != devices[1] and any("nvme" in pair for pair in devices):
+        return "The speed of the NVMe drive was not measured: record a few steps with it."
+    if gpu is None:
+        return (
+            f"The speeds of {base.gpu or 'this GPU'} are not known, which another setting of ZeRO needs: record a few steps."
+        )
+    if setup.ranks > 1 and gpu.link is None:
+        return f"The speed of the connection of {base.gpu}s was not measured: record a few steps with this number."
     return ""
 
 
-def _find_peak(base: Baseline) -> float | None:
-    peaks = _FP32_PEAKS if base.computes_in == "fp32" else _PEAKS
-    return next((peak for name, peak in peaks.items() if name in base.gpu.upper()), None)
+def _find_gpu(base: Baseline) -> _Gpu | None:
+    found = next((gpu for name, gpu in _GPUS.items() if name in base.gpu.upper()), None)
+    return replace(found, link=None) if found is not None and "PCI" in base.gpu.upper() else found
 
 
-def _count_flops(setup: EngineSetup, work: Workload) -> tuple[float, float]:
-    """Return those of the forward and of the backward of one micro-batch."""
-    each = setup.parameters * work.micro_batch * (work.sequence or 1)
+def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[float, float]:
+    """Return those of the forward and of the backward of one micro-batch.
+
+    A token of a sequence of s takes 2 s h more in each layer's attention (Korthikanti et al., arXiv:2205.05198,
+    appendix A, where half of 4 s h is masked).
+    """
+    attention = (work.sequence or 0) * base.shape.hidden * base.shape.layers if base.shape is not None else 0
+    each = (setup.parameters + attention) * work.micro_batch * (work.sequence or 1)
     return 2.0 * each, (6.0 if work.checkpointing != "none" else 4.0) * each
 
 
-def _list_rows(base: Baseline, setup: EngineSetup, work: Workload) -> Iterator[TimeRow]:
-    times, old = base.times, base.work.accumulation
-    assert times is not None
-    before, after = _count_flops(base.setup, base.work), _count_flops(setup, work)
-    spread = _MEASURED_SPREAD if (setup, work) != (base.setup, base.work) else 0.0
-
-    def build(name: str, recorded: float, ends: Sequence[float], formula: str) -> TimeRow:
-        return TimeRow(name, recorded, (1 - spread) * ends[0], ends[1], (1 + spread) * ends[2], formula)
-
-    for index, (name, each) in enumerate((("forward", times.forward), ("backward", times.backward))):
-        launch = times.launches[index] if times.launches is not None else each
-        scaled, note = _scale(base, each, launch, before[index], after[index])
-        yield build(name, each * old, [work.accumulation * one for one in scaled], note)
-    yield build("optimizer step", times.update, [times.update] * 3, "measured")
-    rest = max(0.0, times.iteration - old * (times.forward + times.backward) - times.update)
-    ends = sorted((rest, rest * work.accumulation / old))
-    note = "measured" + (", for each micro-batch or once" if work.accumulation != old else "")
-    yield build("between phases", rest, (ends[0], sum(ends) / 2, ends[1]), note)
+def _wait(device: float, host: float) -> float:
+    """Return how long a GPU waits for launches: part of a phase is bound by them, part is not, so it is no sharp maximum."""
+    return float((device**_SHARPNESS + host**_SHARPNESS) ** (1 / _SHARPNESS)) - device
 
 
-def _scale(base: Baseline, each: float, launch: float, before: float, after: float) -> tuple[list[float], str]:
-    """Return the least, likely and most seconds of a phase with other FLOPs, and how they were found.
+def _subtract(total: float, part: float) -> float:
+    """Return the other part of a phase, the GPU's or the host's."""
+    return float(max(0.0, total**_SHARPNESS - part**_SHARPNESS) ** (1 / _SHARPNESS))
 
-    A phase that takes the GPU longer than the host's launches follows its arithmetic, down to the launches. In another one
-    the GPU waits for launches, and its arithmetic takes a part of the time.
-    """
-    ratio = after / before if before else 1.0
-    if ratio == 1:
-        return [each] * 3, "measured for each micro-batch"
-    if each > _BUSY * launch:
-        likely = max(each * ratio, launch)
-        return [likely, likely, max(likely, _BUSY * launch)], f"measured, {ratio:.3g} times the arithmetic"
-    peak = _find_peak(base)
-    if peak is None or not base.work.sequence:
-        ends = sorted((each, each * ratio))
-        note = f"{ratio:.3g} times the arithmetic; how much of the measured time follows it is not known"
-        return [ends[0], sum(ends) / 2, ends[1]], note
-    shares = [min(1.0, before / (reached * peak) / each) if each else 0.0 for reached in _REACHED]
-    least, likely, most = (each * (1 - share + share * ratio) for share in shares)
-    note = f"{ratio:.3g} times the arithmetic, which takes {shares[1]:.0%} of the measured time"
-    return [min(least, most), likely, max(least, most)], note
+
+def _is_offloaded(setup: EngineSetup) -> bool:
+    return setup.offload_optimizer != "none"
+
+
+class _Decomposition:
+    """The parts of the recorded phases, from which those of other settings are composed."""
+
+    def __init__(self, base: Baseline, rates: _Rates) -> None:
+        assert base.times is not None
+        self.base, self.rates, self.times = base, rates, base.times
+        self.gpu = _find_gpu(base)
+        setup, work, times = base.setup, base.work, base.times
+        self.flops = _count_flops(base, setup, work)
+        self._read_forward(times)
+        self._read_backward(times)
+        self._read_update(setup, times)
+        own = work.accumulation * (times.forward + times.backward) + times.update
+        self.between = max(0.0, times.iteration - own)
+
+    # --- what was measured -------------------------------------------------------------------------------------------------
+
+    def _read_forward(self, times: PhaseTimes) -> None:
+        """Find the arithmetic of the recorded forward, and the time of its launches in stage 0.
+
+        If the host is as slow as the GPU, what the GPU waits for it tells little: then the usual efficiency counts, too.
+        """
+        each, host = times.forward, times.launches[0] if times.launches is not None else times.forward
+        host = min(host, each)
+        self.forward = _subtract(each, host)
+        guess = self._guess_compute(self.flops[0])
+        if guess is not None and each < _BUSY * host:
+            self.forward = min(each, sqrt(guess * min(max(self.forward, guess / _MOST_OFF), _MOST_OFF * guess)))
+            host = max(_subtract(each, self.forward), 0.5 * each)
+        self.forward = _subtract(each, host)
+        self.launch = host / self._weigh_forward(self.base.setup)
+
+    def _guess_compute(self, flops: float) -> float | None:
+        if self.gpu is None:
+            return None
+        peak = self.gpu.fp32_peak if self.base.computes_in == "fp32" else self.gpu.peak
+        return flops / (self.rates.efficiency * peak)
+
+    def _read_backward(self, times: PhaseTimes) -> None:
+        """Find the arithmetic of the recorded backward, and its host time in launches of a plain forward."""
+        setup, each = self.base.setup, times.backward
+        beside = sum(self._list_backward(setup, self.base.work).values())
+        self.backward = self.forward * self.flops[1] / self.flops[0] if self.flops[0] else each
+        weight = self.launch * self._weigh_backward(setup)
+        device = self.backward + beside
+        if device >= each:
+            device = _subtract(each, min(weight, 0.8 * each))
+        self.beside_factor = min(1.0, 0.7 * device / beside) if beside else 1.0
+        self.backward = device - self.beside_factor * beside
+        self.hooks = _subtract(each, device) / weight if weight else 1.0
+
+    def _read_update(self, setup: EngineSetup, times: PhaseTimes) -> None:
+        """Find how much longer each part of the update takes than the rates say."""
+        self.factors = dict.fromkeys((OPTIMIZER, TRANSFERS, _CPU), 1.0)
+        parts = self._list_update(setup)
+        own = times.update - min(parts[COMMUNICATION], 0.5 * times.update)
+        cpu = min(times.cpu_optimizer, 0.9 * own) if parts[_CPU] else 0.0
+        if cpu:
+            self.factors[_CPU] = cpu / parts[_CPU]
+        names = [name for name in self.factors if not (cpu and name == _CPU)]
+        rest = sum(parts[name] for name in names)
+        self.factors |= {name: (own - cpu) / rest for name in names if rest and parts[name]}
+
+    # --- the parts at any setting ------------------------------------------------------------------------------------------
+
+    def _weigh_forward(self, setup: EngineSetup) -> float:
+        return self.rates.gathered_forward if setup.stage == 3 and not setup.is_loop else 1.0
+
+    def _weigh_backward(self, setup: EngineSetup) -> float:
+        rates = self.rates
+        if setup.is_loop:
+            return rates.plain_backward
+        weight = (rates.plain_backward, rates.reduced_backward, rates.reduced_backward, rates.gathered_backward)[setup.stage]
+        return weight + (rates.offloaded_backward if _is_offloaded(setup) else 0.0)
+
+    def _time_link(self, size: float, setup: EngineSetup) -> float:
+        """Return the seconds of a collective whose ranks send and receive (n - 1) / n of the bytes."""
+        if setup.ranks == 1 or self.gpu is None or self.gpu.link is None or setup.is_loop:
+            return 0.0
+        return size * (setup.ranks - 1) / setup.ranks / (self.gpu.link * self.rates.link)
+
+    def _list_backward(self, setup: EngineSetup, work: Workload) -> dict[str, float]:
+        """Return what a backward does beside its arithmetic: in stages 0 and 1 the mean over the micro-batches."""
+        gradients, parts = self._time_link(setup.bytes_each * setup.trainable, setup), self._list_gathered(setup)
+        if setup.stage < 3:  # an all-reduce has two halves; ZeRO-2 uses one, too, for each bucket
+            gradients *= 2 / (work.accumulation if setup.stage < 2 else 1)
+        offloaded = 4 * setup.trainable * setup.offloaded_share / setup.ranks if _is_offloaded(setup) else 0.0
+        parts[COMMUNICATION] = parts.get(COMMUNICATION, 0.0) + gradients
+        parts[TRANSFERS] = parts.get(TRANSFERS, 0.0) + offloaded / self.rates.to_host
+        return parts
+
+    def _list_gathered(self, setup: EngineSetup) -> dict[str, float]:
+        """Return the time in which stage 3 gathers all parameters once, where they are offloaded also from the CPU."""
+        if setup.stage < 3:
+            return {}
+        weights = setup.bytes_each * setup.parameters
+        own = weights / setup.ranks if setup.offload_parameters != "none" else 0.0
+        return {COMMUNICATION: self._time_link(weights, setup), TRANSFERS: own / self.rates.to_host}
+
+    def _count_offloaded(self, setup: EngineSetup) -> float:
+        """Return the elements that a node's CPUs update."""
+        return setup.trainable * setup.offloaded_share / self.base.nodes if _is_offloaded(setup) else 0.0
+
+    def _list_update(self, setup: EngineSetup) -> dict[str, float]:
+        """Return the parts of an update: the host's work on each tensor and the GPU's memory, the node's CPUs, copies."""
+        rates, offloaded = self.rates, self._count_offloaded(setup)
+        share = (1.0, 1 / setup.ranks, 1 / setup.ranks, 0.5)[setup.stage]
+        updated = setup.trainable / (setup.ranks if setup.stage else 1) - offloaded * self.base.nodes / setup.ranks
+        memory = self.gpu.memory if self.gpu is not None else 2e12
+        parts = {
+            OPTIMIZER: self.launch * rates.update * share + rates.update_bytes * max(0.0, updated) / memory,
+            _CPU: offloaded / rates.cpu_adam,
+            TRANSFERS: offloaded / rates.moved,
+            COMMUNICATION: self._time_link(setup.bytes_each * setup.parameters, setup) if setup.stage in (1, 2) else 0.0,
+        }
+        return {name: self.factors.get(name, 1.0) * each for name, each in parts.items()}
+
+    def compose(self, setup: EngineSetup, work: Workload) -> Mapping[str, float]:
+        """Return the seconds of each part of a step."""
+        parts = dict.fromkeys(_FORMULAS, 0.0)
+        flops = _count_flops(self.base, setup, work)
+        ratios = [after / before if before else 1.0 for after, before in zip(flops, self.flops, strict=True)]
+        count = work.accumulation
+        forward, host = self.forward * ratios[0], self.launch * self._weigh_forward(setup)
+        gathered = sum(self._list_gathered(setup).values())
+        parts[COMPUTE] += count * forward
+        for name, each in self._list_gathered(setup).items():  # while earlier layers compute
+            parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
+        parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
+        backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup)
+        beside = {name: self.beside_factor * each for name, each in self._list_backward(setup, work).items()}
+        parts[COMPUTE] += count * backward
+        parts[LAUNCHES] += count * _wait(backward + sum(beside.values()), host)
+        for name, each in beside.items():
+            parts[name] += count * each
+        for name, each in self._list_update(setup).items():
+            parts[OPTIMIZER if name == _CPU else name] += each
+        each_micro = self.between * self.rates.split
+        parts[BETWEEN] = self.between + each_micro * (count / self.base.work.accumulation - 1)
+        return parts

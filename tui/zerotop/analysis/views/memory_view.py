@@ -140,7 +140,7 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) ->
         micro_steps=engines[0].gradient_accumulation or 1 if engines else 1,
         estimates=estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
         rule=_compute_rule(moment, process, peaks),
-        health=read_rank_health(moment, source) if source is not None else None,
+        health=read_rank_health(at, source) if source is not None else None,  # counts go on until the rank exits
         trace=read_last_trace(at, process.rank) if process is not None else None,
         look=read_last_look(at, process) if process is not None else None,
         failure=failure,

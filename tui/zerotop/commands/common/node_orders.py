@@ -8,6 +8,13 @@ from pathlib import Path
 from zerotop.recording.atomic_write import write_text_file
 
 _FILE = "orders.json"
+NODES_FILE = "nodes.json"
+"""Which recording each node of the collected one has: {host: hash}."""
+
+
+def has_nodes(folder: Path) -> bool:
+    """Whether parts of other nodes came over the network into this recording."""
+    return (folder / NODES_FILE).exists()
 
 
 def order_stop(folder: Path) -> None:

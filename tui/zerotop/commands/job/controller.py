@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_count
-from zerotop.commands.common.node_orders import order_stop
+from zerotop.commands.common.node_orders import has_nodes, order_stop
 from zerotop.commands.job import attach_probe
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.recording.reader import Recording
@@ -70,6 +70,8 @@ class JobController:
         if job_control.read_facts(self._recording).collected:
             order_stop(self._path)
             return ""
+        if has_nodes(self._path):
+            order_stop(self._path)
         self.not_stopped = remote_nodes.stop_job(self._path, lambda: job_control.request_stop(self._recording))
         return " ".join(self.not_stopped)
 

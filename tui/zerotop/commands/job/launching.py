@@ -69,6 +69,11 @@ def make_recording(command: Sequence[str], path: str | None, *, elsewhere: bool 
 def run_unrecorded(command: Sequence[str], why: NotRecorded) -> None:
     """Become the job, after a message. Raises Problem if the command cannot be executed."""
     write_messages(f"{why}. The job runs without zerotop, and nothing is recorded")
+    become_job(command)
+
+
+def become_job(command: Sequence[str]) -> None:
+    """Become the job. Raises Problem if the command cannot be executed."""
     for number in PYTHON_IGNORES:
         signal.signal(number, signal.SIG_DFL)
     try:

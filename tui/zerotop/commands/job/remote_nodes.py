@@ -69,7 +69,7 @@ def find_hosts(text: str, path: Path) -> list[str]:
         names = hostfile.find_job_hosts(_find_job(path)) if text == _JOB_HOSTS else _read_hosts(text)
     except hostfile.NoHosts as error:
         raise Problem(str(error)) from error
-    return [name for name in names if not _is_this_host(name)]
+    return [name for name in names if not is_this_host(name)]
 
 
 def _read_hosts(text: str) -> list[str]:
@@ -79,7 +79,7 @@ def _read_hosts(text: str) -> list[str]:
         raise Problem(str(error), USAGE) from error
 
 
-def _is_this_host(name: str) -> bool:
+def is_this_host(name: str) -> bool:
     """Whether a name is certainly this node; a node with another alias detects that itself when asked."""
     full = os.uname().nodename
     return name.rpartition("@")[2] in (full, full.split(".")[0], "localhost", "127.0.0.1", "::1")

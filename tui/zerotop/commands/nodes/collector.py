@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import count_stops
+from zerotop.commands.common.node_orders import NODES_FILE, count_stops
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -23,15 +23,13 @@ from zerotop.commands.nodes.link import Connect, Link, LinkError, LinkRefused
 from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.recording.atomic_write import write_text_file
 from zerotop_probe.outside.causes import describe_cause
-from zerotop_probe.recording import events
+from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.directory import COLLECTED, MAX_BYTES, SESSION_FILE, read_recording_info
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 LOST_S = 6.0
 """A node that is silent for this time is lost: it sends something every second."""
-NODES_FILE = "nodes.json"
-"""Which recording each node of the collected one has: {host: hash}."""
 MAX_NODES = 10_000
 _POLL_S = 0.5
 _RETRY_S = 0.5
@@ -57,9 +55,20 @@ class Collector:
     """The collector of one job. ``tell`` receives sentences for the user."""
 
     def __init__(
-        self, folder: str, key: JobKey, *, tell: Callable[[str], None], place: str = "", max_bytes: int = MAX_BYTES * 5 // 4
+        self,
+        folder: str,
+        key: JobKey,
+        *,
+        tell: Callable[[str], None],
+        place: str = "",
+        max_bytes: int = MAX_BYTES * 5 // 4,
+        is_beside: bool = False,
     ) -> None:
-        """Take over a folder that ``prepare_folder`` has prepared. ``place``: the server's address, without secrets."""
+        """Take over a folder that ``prepare_folder`` has prepared. ``place``: the server's address, without secrets.
+
+        ``is_beside``: it is the recording of this node, beside whose files those of the others are put, until cancelled.
+        """
+        self._is_beside = is_beside
         self._place = place
         self._folder, self._key, self._tell, self._max_bytes = folder, key, tell, max_bytes
         self._nodes: dict[str, _Node] = {}
@@ -72,12 +81,16 @@ class Collector:
         self._known = _read_nodes(folder)
 
     @property
-    def is_over(self) -> bool:
+    def has_all(self) -> bool:
         """Whether all nodes have ended, except those that were given up."""
         now_s = time.monotonic()
         open_nodes = [node for node in self._nodes.values() if not node.has_ended]
         given_up = [node for node in open_nodes if node.is_lost and now_s - node.heard_s > _GIVEN_UP_S]
         return len(self._nodes) > len(open_nodes) and len(open_nodes) == len(given_up)
+
+    def list_open(self) -> list[str]:
+        """Return the nodes that have not sent their end."""
+        return [node.host for node in self._nodes.values() if not node.has_ended]
 
     async def run(self, connect: Connect) -> None:
         """Collect until all nodes have ended. Raises Problem if the server refuses us or the job has a collector."""
@@ -85,6 +98,7 @@ class Collector:
         try:
             while True:
                 link: Link | None = None
+                answering: asyncio.Task[None] | None = None
                 try:
                     link = await connect()
                     await self._check_alone(link)
@@ -93,7 +107,6 @@ class Collector:
                     answering = asyncio.create_task(link.answer_requests(self.handle))
                     done, _ = await asyncio.wait({watch, answering}, return_when=asyncio.FIRST_COMPLETED)
                     if watch in done:
-                        answering.cancel()
                         watch.result()
                         return
                     answering.result()
@@ -103,6 +116,8 @@ class Collector:
                     self._tell_once(str(error))
                 finally:
                     self._connected_s = None
+                    if answering is not None:
+                        answering.cancel()
                     if link is not None:
                         await link.close()
                 await asyncio.sleep(_RETRY_S)
@@ -141,6 +156,8 @@ class Collector:
         if kind == messages.PING:
             return {"kind": messages.OK, "by": os.uname().nodename, "unix_ns": time.time_ns()}
         host = messages.check_host(header.get("host"))
+        if self._is_beside and host == clock.read_hostname():
+            raise BadMessage(f"{host} is the name of the node that collects: give each node a host name of its own")
         if kind == messages.HELLO:
             return self._welcome(host, header)
         node = self._nodes.get(host)
@@ -228,7 +245,7 @@ class Collector:
     async def _watch_nodes(self) -> None:
         """Tell of nodes that fall silent, while we can hear; return when all nodes have ended."""
         looked_s = time.monotonic()
-        while not self.is_over:
+        while self._is_beside or not self.has_all:
             await asyncio.sleep(_POLL_S)
             now_s = time.monotonic()
             if self._connected_s is not None and now_s - looked_s > 2 * _POLL_S:  # we stood still ourselves
@@ -277,7 +294,8 @@ def prepare_folder(folder: str, job: str) -> int:
     Raises Problem.
     """
     info = read_recording_info(folder)
-    if info and (info.get(COLLECTED) or [""])[0] != job:
+    has_parts = os.path.exists(os.path.join(folder, NODES_FILE))  # collected by the run itself, which is over
+    if info and (info.get(COLLECTED) or [""])[0] != job and (COLLECTED in info or not has_parts):
         raise Problem(f"{folder} is the recording of something else: choose another --job or --recording")
     if not info and os.path.isdir(folder) and set(os.listdir(folder)) - {NODES_FILE}:
         raise Problem(f"{folder} is not empty: choose another folder with --recording")

@@ -1,4 +1,4 @@
-"""Starting and awaiting the process that sends a node's recording to the collector."""
+"""Starting and awaiting the processes that send a node's recording to the collector, and that collect."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.nodes.forwarder import PATIENCE_S
+from zerotop.commands.nodes.keys import read_key
 from zerotop.commands.nodes.link import check_url
 from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, is_job_name
 from zerotop_probe.outside import own_python
@@ -28,7 +29,7 @@ def check_options(options: argparse.Namespace) -> JobKey:
     if not is_job_name(options.job):
         raise Problem(f"{options.job} is not a job's name: letters, digits, _ and -, at most 64", USAGE)
     check_url(options.collector)
-    token = os.environ.get(TOKEN_VARIABLE, "")
+    token = os.environ.get(TOKEN_VARIABLE, "") or read_key(options.job)
     if len(token) < MIN_TOKEN:
         raise Problem(
             f"{TOKEN_VARIABLE} must have one secret of at least {MIN_TOKEN} characters for the server, the nodes and the"
@@ -38,16 +39,16 @@ def check_options(options: argparse.Namespace) -> JobKey:
     return JobKey(options.job, token)
 
 
-class StartedForwarder:
-    """The process that sends a recording, in a session of its own: it outlives us."""
+class Helper:
+    """A process that sends a recording, or collects, in a session of its own: it outlives us."""
 
-    def __init__(self, recording: str, options: argparse.Namespace, *, quiet: bool) -> None:
-        """Start it; ``quiet`` keeps what it says until :meth:`read_said`. Raises OSError."""
+    def __init__(self, arguments: list[str], url: str, job: str, *, quiet: bool) -> None:
+        """Start zerotop with these arguments; ``quiet`` keeps what it says until :meth:`read_said`. Raises OSError."""
         self._said = tempfile.TemporaryFile() if quiet else None  # noqa: SIM115 - as long as we are there
         self._process = subprocess.Popen(
-            own_python.build_command("zerotop.cli", "forward", os.path.abspath(recording)),
+            own_python.build_command("zerotop.cli", *arguments),
             # The address may have a password in it, which a command line would show to everybody.
-            env=own_python.build_environment() | {URL_VARIABLE: options.collector, JOB_VARIABLE: options.job},
+            env=own_python.build_environment() | {URL_VARIABLE: url, JOB_VARIABLE: job},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._said,

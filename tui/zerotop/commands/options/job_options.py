@@ -138,12 +138,16 @@ def _add_collect(add_command: AddCommand) -> None:
     collect.add_argument("--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]")
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
+    collect.add_argument("--beside", metavar="RECORDING", help=argparse.SUPPRESS)
     forward = add_command(
         "forward",
         "send a node's recording to zerotop collect",
         "zerotop forward brisk-otter --collector nats://head:4222 --job llama",
     )
     forward.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
+    forward.add_argument("--remove-sent", action="store_true", help=argparse.SUPPRESS)
+    forward.add_argument("--for-rank", type=int, metavar="PID", help=argparse.SUPPRESS)
+    forward.add_argument("--lock", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)
     _add_collector(forward)
 
 

@@ -129,13 +129,26 @@ class _OutputStream:
 def read_lines(source: Source, code: int, begin: int, end: int) -> tuple[list[bytes], list[int]]:
     """Return the bytes of one stream in these records, split at newlines, and the unix time of each newline in ns."""
     data = read_stream(source, code, begin, end)
-    if b"\n" not in data:
-        return [data], []
-    records = source.array[begin:end][source.array["stream"][begin:end] == code]
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return data.split(b"\n"), _find_times(source, code, begin, end, newlines)
+
+
+def read_updates(source: Source, code: int, begin: int, end: int) -> tuple[list[bytes], list[int]]:
+    """Return the same, split where a progress bar starts its line anew as well, and the time at which each was written."""
+    data = read_stream(source, code, begin, end).replace(b"\r", b"\n")
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n"))
+    return data.split(b"\n"), _find_times(source, code, begin, end, np.maximum(newlines - 1, 0))
+
+
+def _find_times(source: Source, code: int, begin: int, end: int, places: NDArray[np.intp]) -> list[int]:
+    """Return when the bytes at these places of a stream's records were written, in unix ns."""
+    if not len(places):
+        return []
+    records = source.array[begin:end][source.array["stream"][begin:end] == code]
     # On a full disk the log may have bytes without a record: they count to the next record, or to the last one.
-    indices = np.minimum(np.searchsorted(np.cumsum(records["length"]), newlines, "right"), len(records) - 1)
-    return data.split(b"\n"), (records["time_ns"][indices] + source.offset_ns).tolist()
+    indices = np.minimum(np.searchsorted(np.cumsum(records["length"]), places, "right"), len(records) - 1)
+    times: list[int] = (records["time_ns"][indices] + source.offset_ns).tolist()
+    return times
 
 
 def read_stream(source: Source, code: int, begin: int, end: int) -> bytes:

@@ -16,7 +16,7 @@ from zerotop.ui.base.start_interfaces import OpenedRecording
 
 _STORY = "R plays a recorded fine-tune of 8 B parameters on four GPUs"
 _STARTING = f"PyTorch and DeepSpeed are starting, about 15 seconds. Meanwhile {_STORY}."
-_HEALTHY = "Healthy so far. Soon the script will prepare its data slowly, on purpose: watch the iterations."
+_HEALTHY = "Soon the script will prepare its data slowly, on purpose: watch the iterations."
 _FOUND = "The planted fault. Next: 3 shows where, a the fix, and y there copies it."
 _NO_FAULT = f"No fault is planted this time: data take no time. {_STORY}."
 _FAILED = f"The training failed. Instead, {_STORY}."

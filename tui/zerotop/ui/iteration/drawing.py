@@ -25,10 +25,10 @@ from zerotop.ui.iteration.lanes import (
     SignalLane,
     choose_curves,
     choose_lanes,
-    describe_means,
     draw_lane,
     find_border,
     find_stretches,
+    list_means,
 )
 
 _MIN_LANE_ROWS = 4  # with fewer rows per lane, fewer lanes are shown
@@ -148,7 +148,10 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     if pinned is not None and room >= 7:
         name = sanitize(shown.pinned_name, glyphs) or "pinned"
         ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, glyphs, pinned_text=describe_pinned(shown)))
-    if means := describe_means(fold):
+    if parts := list_means(fold):
+        while len(parts) > 1 and len(", ".join(parts)) > width - gutter:
+            parts.pop()  # a figure without its unit says nothing
+        means = ", ".join(parts)
         word = fit_row((("means" if gutter > AXIS_WIDTH else "", "muted"),), gutter, glyphs)
         note = "" if len(means) + len(_SLOW_SENSORS) > width - gutter else _SLOW_SENSORS
         ribbons.append(fit_row((*word, (glyphs.to_plain(means), "value"), (note, "muted")), width, glyphs))
@@ -202,7 +205,7 @@ def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
 def count_wave_rows(fold: WaveformFold, *, pinned: bool) -> int:
     """Return the rows of the panel in which all signals that have a curve are readable."""
     launches = 2 * (find_launch_time(fold) is not None)
-    return 3 + 2 + bool(describe_means(fold)) + launches + pinned + _CURVE_ROWS * len(choose_curves(fold))
+    return 3 + 2 + bool(list_means(fold)) + launches + pinned + _CURVE_ROWS * len(choose_curves(fold))
 
 
 def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:

@@ -34,7 +34,7 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     total = format_duration(fold.iteration_s)
     if (launches := find_launch_time(fold)) is not None:
         launch, device = format_duration(launches.launch_s), format_duration(launches.device_s)
-        return f"The CPU sets the pace: its phases take {launch} of {total}, the GPU's kernels {device}", "warn"
+        return f"The CPU sets the pace: its phases take {launch} of {total}, kernels {device}", "warn"
     if not fold.signals["utilization"].resolved:
         busy = 1 - idle.total_s / fold.iteration_s
         return f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's 200 ms cannot resolve when", "value"
@@ -95,5 +95,8 @@ def describe_ranks(fold: WaveformFold) -> str:
 
 def describe_left_out(fold: WaveformFold) -> str:
     """Return the iterations left out: ``excluded: 2 with evaluation, 1 outlier``; "" if none were."""
-    parts = [f"{count} {_REASONS.get(reason, reason)}" for reason, count in fold.left_out.items()]
+    parts = [
+        f"{count} {_REASONS.get(reason, reason)}{'s' * (reason == 'long' and count > 1)}"
+        for reason, count in fold.left_out.items()
+    ]
     return f"excluded: {', '.join(parts)}" if parts else ""

@@ -67,7 +67,7 @@ def choose_lanes(fold: WaveformFold) -> list[SignalLane]:
 
 
 def choose_curves(fold: WaveformFold) -> list[SignalLane]:
-    """Return the lanes that have a curve. The sensors of others are slower than an iteration: see ``describe_means``."""
+    """Return the lanes that have a curve. The sensors of others are slower than an iteration: see ``list_means``."""
     return [lane for lane in choose_lanes(fold) if _is_resolved(lane, fold)]
 
 
@@ -75,8 +75,8 @@ def _is_resolved(lane: SignalLane, fold: WaveformFold) -> bool:
     return any(fold.signals[name].resolved for name, _, _ in lane.curves if name in fold.signals)
 
 
-def describe_means(fold: WaveformFold) -> str:
-    """Return the means of the signals without a curve: ``GPU 32.3 %, CPU 1.00 of 64, power 277 W``; "" without any."""
+def list_means(fold: WaveformFold) -> list[str]:
+    """Return the means of the signals without a curve: ``GPU 32.3 %``, ``CPU 1.00 of 64``, ``power 277 W``."""
     parts = []
     for lane in choose_lanes(fold):
         for name, _, label in lane.curves if not _is_resolved(lane, fold) else ():
@@ -85,7 +85,7 @@ def describe_means(fold: WaveformFold) -> str:
                 scale = choose_scale(lane.kind, mean, 4)
                 unit = f"of {fold.host_cores}" if lane.id == "cores" and fold.host_cores else scale.unit
                 parts.append(f"{label or lane.label} {format_significant(mean * scale.factor)} {unit}".strip())
-    return ", ".join(parts)
+    return parts
 
 
 def draw_lane(

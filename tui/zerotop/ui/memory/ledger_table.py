@@ -138,7 +138,9 @@ def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> 
     moment = f" in step {peak.step}{micro_step}" if peak.is_in_step else ", before the first step"
     if before is not None:
         moment += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
-    phase = f"Peak: {peak.phase.replace('_', ' ')}"
+    # A step that fails has no peak, only the memory at its end.
+    is_passed = view.gpu is not None and view.gpu.allocated_bytes > peak.allocated_bytes
+    phase = f"Peak{' of finished steps' if is_passed else ''}: {peak.phase.replace('_', ' ')}"
     first, *others = wrap_text(f"{phase}, {size}{moment}", width, 2, glyphs)
     return [((first[: len(phase)], "accent"), (first[len(phase) :], "text")), *(((line, "text"),) for line in others)]
 

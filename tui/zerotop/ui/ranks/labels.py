@@ -51,7 +51,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     if skew.is_waited_for:
         what, share = f"Rank {rank} delays {others} by {format_duration(skew.delay_s)}", f"{skew.delay_share * 100:.0f} %"
         text = f"{what} ({share} of an iteration){_name_steps(skew)}: {spends}."
-        return text, f"{what} ({share}) {phase}.", skew.delays_others
+        on_average = "" if skew.is_in_each else " on average"
+        return text, f"{what}{on_average} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_percent(skew.longest_delay_s / skew.iteration_s * 100)
         text = (

@@ -6,7 +6,7 @@ from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, fit_height, fit_row
+from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
@@ -30,8 +30,12 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
         name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
-    rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(row, width, glyphs) for row in table)]
-    rows += _draw_foot(picture, width, height - len(rows), glyphs)
+    steps: Row = ((glyphs.to_plain(f" · {_name_steps(picture)}"), "muted"),)
+    has_room = row_width((*name, *steps)) + 1 < placed.columns[1][1] + _FIGURE_WIDTH - len("rank")
+    rows = [draw_rule((*name, *steps) if has_room else name, width, glyphs, placed)]
+    rows += [placed.draw_row(row, width, glyphs) for row in table]
+    if not has_room:
+        rows[height - 1 :] = [fit_row(((f"  means of {_name_steps(picture)}", "muted"),), width, glyphs)]
     rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 
@@ -76,11 +80,8 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
     return ((text.rjust(width), "muted" if row.is_alike else "text" if is_effect or is_less else "warn"),)
 
 
-def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
-    if room < 1:
-        return []
+def _name_steps(picture: RankPicture) -> str:
+    """Name the steps that the figures are of."""
     first, last = (int(picture.matrix.recent_steps[place]) for place in (0, -1))
     figured, count = picture.matrix.figured_steps, picture.matrix.recent_count
-    of = f"{figured} of steps" if figured < count else "steps"
-    text = f"  means of {of} {first}–{last}" if first < last else f"  step {last}"
-    return [fit_row(((fit_text(glyphs.to_plain(text), width, glyphs), "muted"),), width, glyphs)]
+    return f"{f'{figured} of ' if figured < count else ''}steps {first}–{last}" if first < last else f"step {last}"

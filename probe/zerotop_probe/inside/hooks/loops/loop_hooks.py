@@ -140,6 +140,7 @@ class LoopHooks:
             self._scalers.install_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
+            self._probe.setting_lines.checkpoints.install_hooks()
             self._loop.finder.follow_evaluations(self._loop.is_trained)
 
     # --- forward --------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from zerotop_probe.outside.procfs import ProcessHandle
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.ranks.silent_ranks import find_blind_option, is_python
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.node_part import read_session_value
 
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
@@ -90,6 +91,7 @@ class ProbelessProcesses:
 
     def __init__(self, recording: str) -> None:
         self._recording = recording
+        self._session = read_session_value(recording)
         self._reasons: dict[tuple[ProcessHandle, tuple[str, ...]], Missing | None] = {}
         self._candidates: dict[int, _Candidate] = {}
 
@@ -116,10 +118,10 @@ class ProbelessProcesses:
             return Missing("unreadable")
         entries = _list_entries(environment)
         if _BOOTSTRAP not in entries:
-            is_kept = environment.get(SESSION_VARIABLE) == self._recording
+            is_kept = environment.get(SESSION_VARIABLE) == self._session
             reason = "pythonpath" if "PYTHONPATH" in environment else "unset" if is_kept else "environment"
             return Missing(reason, _find_changer(pid))
-        if environment.get(SESSION_VARIABLE) != self._recording:
+        if environment.get(SESSION_VARIABLE) != self._session:
             return Missing("session")
         root = f"/proc/{pid}/root"
         if not os.path.isdir(root + _BOOTSTRAP) and os.path.isdir(root):

@@ -26,6 +26,7 @@ from zerotop_probe.outside.sampling.ranks.rank_files import RankFiles
 from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
 from zerotop_probe.recording import clock, events, launchers, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_recording_info
+from zerotop_probe.recording.node_part import read_session_value
 from zerotop_probe.recording.writer import EventWriter
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
@@ -71,6 +72,7 @@ class RankFinder:
         """
         self.rank_by_pid: dict[int, SeenRank] = {}
         self._recording = recording
+        self._session = read_session_value(recording)
         self._root = root
         self._writer = writer
         self._attached = attached_ranks is not None
@@ -131,7 +133,7 @@ class RankFinder:
 
     def _is_of_job(self, pid: int) -> bool:
         """Whether a process is below the job's root, or has the recording in its environment, as one of Ray's."""
-        if procfs.read_environment(pid).get(SESSION_VARIABLE) == self._recording:
+        if procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
             return True
         for _ in range(_MOST_PARENTS):
             if pid == self._root.pid or pid in self.rank_by_pid:
@@ -214,7 +216,7 @@ class RankFinder:
             match = _EVENTS_FILE.fullmatch(name)
             if match is None or name in self._process_by_file:
                 continue
-            process = _read_writer(os.path.join(self._recording, name))
+            process = _read_writer(os.path.join(self._recording, name), match[2])
             if process is None:  # its header is not written yet
                 continue
             self._process_by_file[name] = process
@@ -253,7 +255,7 @@ class RankFinder:
         orphans = []
         for pid, parent in self._tree.iter_parents():
             is_left_by_rank = parent in self._known_pids and parent not in self.rank_by_pid
-            if not is_left_by_rank and procfs.read_environment(pid).get(SESSION_VARIABLE) == self._recording:
+            if not is_left_by_rank and procfs.read_environment(pid).get(SESSION_VARIABLE) == self._session:
                 orphans.append(pid)
         return orphans
 
@@ -361,11 +363,13 @@ def _read_parent_environment(root: ProcessHandle) -> Mapping[str, str]:
     return procfs.read_environment(stat.parent) if stat is not None else {}
 
 
-def _read_writer(path: str) -> ProcessHandle | None:
-    """Return the process that writes an events file, with pid -1 if it runs on another machine."""
+def _read_writer(path: str, host: str) -> ProcessHandle | None:
+    """Return the process that writes an events file, with pid -1 if it runs on another machine, as its name says, too."""
     try:
         writer = json.loads(procfs.read_file(path).partition(b"\n")[0])["writer"]
-        is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id())
+        is_local = (writer["host"], writer["boot"]) == (clock.read_hostname(), clock.read_boot_id()) and writer[
+            "host"
+        ] == host
         return ProcessHandle(int(writer["pid"]) if is_local else -1, int(writer["start"]))
     except (ValueError, KeyError, TypeError):
         return None

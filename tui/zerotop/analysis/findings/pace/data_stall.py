@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {it
 _SPARSE_STEPS = 3
 # The share of an iteration by which waiting must rise at once.
 _RISE_SHARE = 0.10
+# A wait is looked at again after this part of more steps, and reported if its iterations differ by this share.
+_MORE_STEPS, _SHOWN_SHARE = 4, 0.02
 # How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
@@ -61,14 +64,52 @@ class _Wait(NamedTuple):
         )
 
 
-@in_each_attempt()
+class _Told:
+    """A wait that was reported, the number of its steps that were looked at, and the iteration that was shown (seconds)."""
+
+    def __init__(self, wait: _Wait, found: FoundLine, finding: Finding) -> None:
+        self.wait, self.found, self.finding = wait, found, finding
+        self.steps, self.iteration_s = wait.last + 1 - wait.first, _measure(wait)[1]
+
+
+@in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
-    for wait, found in window.await_each(_find_waits(window), lambda wait: await_line(wait.find_delay())):
-        group = window.subject
+    """Report one wait of each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good.
+
+    It is reported again as long as it lasts, when the time of its steps has become another one.
+    """
+    group, told = window.subject, window.keep(list[_Told])
+    fresh = _find_waits(window) if KIND.name not in group.reported else []
+    for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
         if KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
             group.reported.add(KIND.name)  # bursts are told by another detector
-            yield _build_finding(group, wait, found)
+            finding = _build_finding(group, wait, found, _find_waiting(group, wait))
+            told.append(_Told(wait, found, finding))
+            yield finding
+    for one in told:
+        yield from _follow(group, one)
+
+
+def _follow(group: Group, told: _Told) -> Iterator[Finding]:
+    """Yield a wait with the times of all its steps after each quarter of more ones, if they differ from those shown."""
+    steps = told.wait.process.phased_steps
+    while (last := told.wait.first + told.steps + max(SETTLED_STEPS, told.steps // _MORE_STEPS) - 1) < len(steps):
+        told.steps = last + 1 - told.wait.first
+        known_ns, wait = int(steps["end_unix_ns"][last]), told.wait._replace(last=last)
+        if _measure_share(steps[last + 1 - SETTLED_STEPS : last + 1], in_turns=wait.in_turns) < STALL_SHARE:
+            continue
+        iteration_s = _measure(wait)[1]
+        if known_ns > told.found.known_ns and abs(iteration_s / told.iteration_s - 1) > _SHOWN_SHARE:
+            told.iteration_s = iteration_s
+            found, first = told.found._replace(known_ns=known_ns), told.finding
+            finding = _build_finding(group, wait, found, first.ranks)
+            yield replace(finding, begin_ns=first.begin_ns, step=first.step)
+
+
+def _measure(wait: _Wait) -> tuple[float, float]:
+    """Return the seconds of the wait, and of the whole iteration."""
+    average = np.mean if wait.in_turns else np.median
+    return float(average(wait.rows["data_s"])), float(average(wait.rows["iteration_s"]))
 
 
 def _find_waits(window: SearchWindow[Group]) -> list[_Wait]:
@@ -125,10 +166,8 @@ def _find_rise(process: Process, finder: ShiftFinder) -> tuple[int, int] | None:
     return None
 
 
-def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Finding:
-    rows, average = wait.rows, np.mean if wait.in_turns else np.median
-    waited, duration = float(average(rows["data_s"])), float(average(rows["iteration_s"]))
-    ranks = _find_waiting(group, wait)
+def _build_finding(group: Group, wait: _Wait, found: FoundLine, ranks: tuple[int, ...]) -> Finding:
+    rows, (waited, duration) = wait.rows, _measure(wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
     is_one_of_several = len(ranks) == 1 < len(group.processes)

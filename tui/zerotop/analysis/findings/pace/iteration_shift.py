@@ -15,6 +15,7 @@ from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShi
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
+from zerotop.analysis.findings.support.causes.whole_levels import is_same, join_shifts, measure_whole
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
@@ -27,7 +28,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
 )
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline
 from zerotop.analysis.findings.support.steps.onsets import find_onset
-from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
+from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
@@ -56,8 +57,8 @@ _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: 
 _BACK_SHARE = 0.1
 # Lasting changes are searched again after this part of more steps, from that many on: the first are recorded in full.
 _MORE_STEPS, _FIRST_STEPS = 16, 20
-# A change that was found in one way within so many steps of one found in another is the same.
-_NEAR_STEPS = 3 * BLOCK
+# The levels of a change are looked at after this part of more steps, and shown again if one of them differs by this share.
+_MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
 # Blocks of steps in a row that are nearer to the level before: the change has passed.
 _PASSED_BLOCKS = 10
 # A part of the GPU's work is named from this share of the change on.
@@ -69,6 +70,13 @@ class _Pending(NamedTuple):
 
     shift: PaceShift
     judged: int
+
+
+class _Shown(NamedTuple):
+    """How many steps since a change were looked at, and its levels when they were shown last, in seconds."""
+
+    steps: int
+    levels: tuple[float, float]
 
 
 class _State:
@@ -84,6 +92,11 @@ class _State:
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
         self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
         self.blocks_seen: dict[int, int] = {}  # by the first step of a change: blocks of steps since then without its end
+        self.shown: dict[int, _Shown] = {}  # by the first step of a change: what was shown of its levels
+
+    def list_others(self, until_ns: int) -> list[int]:
+        """Return the first steps of changes that were known at a time."""
+        return [one.step for one in self.told if one.known_ns <= until_ns]
 
 
 def detect(recording: Evidence) -> Iterator[Finding]:
@@ -92,7 +105,7 @@ def detect(recording: Evidence) -> Iterator[Finding]:
         state = group.get_state(_State, _KIND.name)
         known = await_lines(group, _KIND.name, _list_real(group, state), PaceShift.find_delay)
         for shift, found in sorted(known, key=lambda one: one[1].known_ns):
-            yield from _end_passed(group, state, found.known_ns)
+            yield from _follow_open(group, state, found.known_ns)
             if not shift.found_in:
                 if not is_near(shift.change, state.by_cause, found.known_ns):
                     yield from _report(group, state, shift, found)
@@ -103,27 +116,55 @@ def detect(recording: Evidence) -> Iterator[Finding]:
                 yield from _report(group, state, shift, found)
         yield from _explain_again(group, state)
         yield from _end_far(group, state)
-        yield from _end_passed(group, state, group.lead.at.cursor_ns)
+        yield from _follow_open(group, state, group.lead.at.cursor_ns)
 
 
-def _end_passed(group: Group, state: _State, until_ns: int) -> Iterator[Finding]:
-    """Yield the ends of slowdowns after which _PASSED_BLOCKS of steps in a row were nearer to the level before."""
+def _follow_open(group: Group, state: _State, until_ns: int) -> Iterator[Finding]:
+    """Yield changes again as the levels become known from more steps, and the ends of slowdowns that have passed."""
     steps = group.lead.steps_until(until_ns)
-    for one in [one for one in state.open if one[0].is_worse and len(one[0].change.after) >= SHIFT_STEPS]:
+    for one in [one for one in state.open if len(one[0].change.after) >= SHIFT_STEPS]:
         shift, found = one
-        later = steps[np.searchsorted(steps["step"], shift.step) :]
-        count = len(later) // BLOCK
-        begin = max(0, state.blocks_seen.get(shift.step, 0) - _PASSED_BLOCKS)
-        seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
-        is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
-        runs = np.convolve(is_back, np.ones(_PASSED_BLOCKS), "valid") if len(is_back) >= _PASSED_BLOCKS else np.zeros(0)
-        passed = np.flatnonzero(runs == _PASSED_BLOCKS)
-        state.blocks_seen[shift.step] = count
-        if len(passed):
+        passed = _find_passed(state, shift, steps) if shift.is_worse else None
+        known_ns = max(passed[1], found.known_ns) if passed is not None else until_ns
+        yield from _show_levels(state, *one, steps[: np.searchsorted(steps["end_unix_ns"], known_ns, "right")])
+        if passed is not None:
             state.open.remove(one)
-            first = (begin + int(passed[0])) * BLOCK
-            known_ns = max(int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1]), found.known_ns)
-            yield _build_finding(shift, found, ended=(int(later["step"][max(first - 1, 0)]), known_ns))
+            yield _build_finding(state, shift, found._replace(known_ns=known_ns), until_step=passed[0])
+
+
+def _find_passed(state: _State, shift: PaceShift, steps: Rows) -> tuple[int, int] | None:
+    """Return the last step of a change, and when that was known: after _PASSED_BLOCKS in a row nearer to the old level."""
+    later = steps[np.searchsorted(steps["step"], shift.step) :]
+    count = len(later) // BLOCK
+    begin = max(0, state.blocks_seen.get(shift.step, 0) - _PASSED_BLOCKS)
+    seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
+    is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
+    runs = np.convolve(is_back, np.ones(_PASSED_BLOCKS), "valid") if len(is_back) >= _PASSED_BLOCKS else np.zeros(0)
+    passed = np.flatnonzero(runs == _PASSED_BLOCKS)
+    state.blocks_seen[shift.step] = count
+    if not len(passed):
+        return None
+    first = (begin + int(passed[0])) * BLOCK
+    return int(later["step"][max(first - 1, 0)]), int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1])
+
+
+def _show_levels(state: _State, shift: PaceShift, found: FoundLine, steps: Rows) -> Iterator[Finding]:
+    """Yield a change again where its levels, looked at after each quarter of more steps, are not those shown."""
+    if shift.found_in:
+        return
+    later = steps[np.searchsorted(steps["step"], shift.step) :]
+    while len(later) >= (due := _count_due(state.shown[shift.step].steps)):
+        known_ns, (_, levels) = int(later["end_unix_ns"][due - 1]), state.shown[shift.step]
+        told = _build_finding(state, _explain_by_training(shift, known_ns), found._replace(known_ns=known_ns))
+        present = told.evidence["before_s"], told.evidence["after_s"]
+        is_other = max(abs(now / then - 1) for now, then in zip(present, levels, strict=True)) > _SHOWN_SHARE
+        if is_other and known_ns > found.known_ns:
+            yield told
+        state.shown[shift.step] = _Shown(due, present if is_other else levels)
+
+
+def _count_due(shown: int) -> int:
+    return shown + max(BLOCK, shown // _MORE_SHOWN)
 
 
 def _explain_again(group: Group, state: _State) -> Iterator[Finding]:
@@ -133,7 +174,7 @@ def _explain_again(group: Group, state: _State) -> Iterator[Finding]:
             told = _explain_by_training(shift, event.unix_ns)
             if told is not shift:
                 state.open[number] = told, found._replace(known_ns=max(found.known_ns, event.unix_ns))
-                yield _build_finding(*state.open[number])
+                yield _build_finding(state, *state.open[number])
 
 
 def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
@@ -157,20 +198,52 @@ def _end_far(group: Group, state: _State) -> Iterator[Finding]:
                 continue
             state.open.remove(one)
             if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
-                yield _build_finding(*one, ended=(int(last["step"]), known_ns))
+                yield _build_finding(state, shift, one[1]._replace(known_ns=known_ns), until_step=int(last["step"]))
+            else:  # followed from now on as other changes are
+                after = steps[np.searchsorted(steps["step"], shift.step) : np.searchsorted(steps["step"], later["step"][-1])]
+                change = StepChange(group, shift.change.before, after, known_ns)
+                _open(state, replace(shift, change=change), one[1]._replace(known_ns=known_ns))
 
 
 def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
-    """Yield the change, or the end of the earlier one that it takes back."""
+    """Yield the change, the end of the earlier one that it takes back, or that of which it is a part."""
     for earlier in reversed(state.open):
         if _is_back(earlier[0], shift):
             state.open.remove(earlier)
-            yield _build_finding(*earlier, ended=(shift.step - 1, found.known_ns))
+            yield _build_finding(state, earlier[0], earlier[1]._replace(known_ns=found.known_ns), until_step=shift.step - 1)
+            return
+        if is_same(earlier[0], shift):
+            yield from _tell_joined(state, earlier, shift, found)
             return
     if group.count_report(_KIND.name):
         shift = _explain_by_training(shift, found.known_ns)
-        state.open.append((shift, found))
-        yield _build_finding(shift, found)
+        _open(state, shift, found)
+        yield _build_finding(state, shift, found)
+
+
+def _tell_joined(
+    state: _State, earlier: tuple[PaceShift, FoundLine], shift: PaceShift, found: FoundLine
+) -> Iterator[Finding]:
+    """Yield an earlier change and its near part as one; more of the same load shows in the levels of the earlier one."""
+    if abs(shift.step - earlier[0].step) > NEAR_STEPS:
+        return
+    joined = join_shifts(earlier[0], shift, found.known_ns)
+    if joined is None or joined.added_s * shift.added_s <= 0:
+        return
+    joined = _explain_by_training(joined, found.known_ns)
+    found = FoundLine(found.line if found.line is not None else earlier[1].line, found.known_ns)
+    state.open.remove(earlier)
+    _open(state, joined, found)
+    yield _build_finding(state, joined, found)
+
+
+def _open(state: _State, shift: PaceShift, found: FoundLine) -> None:
+    """Follow a change from now on."""
+    steps = shift.change.process.steps_until(found.known_ns)
+    count = len(steps) - int(np.searchsorted(steps["step"], shift.step))
+    whole = measure_whole(shift, state.list_others(found.known_ns), found.known_ns)
+    state.shown[shift.step] = _Shown(count, (whole.before_s, whole.after_s))
+    state.open.append((shift, found))
 
 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
@@ -214,7 +287,7 @@ def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift
         shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
         if shift is None or not (shift.is_worse or shift.is_expected):
             continue
-        state.pending = [one for one in state.pending if one.shift.step < shift.step - _NEAR_STEPS]
+        state.pending = [one for one in state.pending if one.shift.step < shift.step - NEAR_STEPS]
         state.told.append(KnownChange(shift.step, known_ns))
         state.real.append((state.told[-1], shift))
         yield shift
@@ -324,9 +397,11 @@ def _choose_kind(shift: PaceShift) -> FindingKind:
     return kind
 
 
-def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | None = None) -> Finding:
-    """Return the finding. ``ended``: the last step with the change, and when that was known."""
-    change, cause, kind = shift.change, shift.cause, _choose_kind(shift)
+def _build_finding(state: _State, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> Finding:
+    """Return the finding as known at a time. ``until_step``: the last step with the change, if it has ended."""
+    others = state.list_others(found.known_ns)
+    begin, whole = shift, measure_whole(shift, others, found.known_ns, until_step)
+    change, cause, kind = shift.change, shift.cause, _choose_kind(whole)
     is_named = _is_line_named(shift, found.line)
     line = found.line if is_named or not (shift.is_uncertain or _is_waiting(found.line)) else None
     if line is not None and is_named:
@@ -343,16 +418,16 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
     unexplained = None if is_named else "no other change was recorded"
-    until_step, known_ns = ended or (None, found.known_ns)
+    shift = whole
     evidence = {"before_s": shift.before_s, "after_s": shift.after_s, "change_share": shift.after_s / shift.before_s - 1}
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in shift.parts.items()}
     return kind.at_steps(
         change.group,
-        _find_begin(shift, found.known_ns),
+        _find_begin(begin, found.known_ns),
         {**evidence, "until_step": until_step},
-        known_ns=known_ns,
-        take="take" if ended is None else "took",
-        until="on" if ended is None else f"to {until_step}",
+        known_ns=found.known_ns,
+        take="take" if until_step is None else "took",
+        until="on" if until_step is None else f"to {until_step}",
         carried=shift.carried_s if shift.carrier else None,
         busy_before=shift.gpu_uses[0] if shift.is_by_gpu else None,
         busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,

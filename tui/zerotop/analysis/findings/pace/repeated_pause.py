@@ -36,16 +36,19 @@ _KIND = FindingKind(
     name="repeated_pause",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="A {pause_s:seconds} pause every {period:.0f} iterations ({share:percent} of the time)",
+    headline="A {pause_s:seconds} pause every {period:.0f} iterations",
     details=(
-        "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
-        " {iteration_s:seconds}."
+        "{pauses:count pause} since step {step}[ on {concerned:ranks}] take {share:percent} of the time from there on, most"
+        " of it at {line}; other iterations take {iteration_s:seconds}."
     ),
 )
 # In a data loader, no line of the job's own code takes the time.
 _LOADING = _KIND.with_changes(
-    headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds} ({share:percent} of the time)",
-    details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
+    headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds}",
+    details=(
+        "{pauses:count pause} since step {step} take {share:percent} of the time from there on; other iterations take"
+        " {iteration_s:seconds}."
+    ),
     advice="See what those iterations read that the others do not; workers that prefetch more batches hide it.",
     fix="{prefetch_fix}",
 )

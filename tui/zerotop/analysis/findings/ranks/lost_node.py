@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.support.evidence import Evidence, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.processes.phases import find_current
 from zerotop.recording.events.event_index import get_event_time
-from zerotop_probe.recording.events import NodeLost, NodeReturned
+from zerotop_probe.recording.events import NodeLost, NodeReturned, Stacks, TrainingStack
 
 _KIND = FindingKind(
     name="lost_node",
@@ -18,8 +19,9 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="Node {host} has sent nothing for {silent_s:seconds}[: {concerned:ranks}]",
     details=(
-        "[Last seen in {phase}, step {last_step}.] The node, its network or zerotop there has failed or stands still. The"
-        " other nodes are recorded on; what this one still records follows when it is back."
+        "[Last seen in {phase}, step {last_step}.][ The line last sampled there, {line_s:seconds} before, is {line}.] The"
+        " node, its network or zerotop there has failed or stands still. The others are recorded on; what this one still"
+        " records follows when it is back."
     ),
     advice="See whether the node answers, and whether the job goes on there.",
     fix="ping -c 3 {host}",
@@ -43,36 +45,56 @@ _SERVER_BACK = _BACK.with_changes(headline="The server is back after {silent_s:s
 _KINDS = {(False, False): _KIND, (False, True): _BACK, (True, False): _NO_SERVER, (True, True): _SERVER_BACK}
 
 
+class _Last(NamedTuple):
+    phase: str | None = None
+    step: int | None = None
+    line: str | None = None
+    line_ns: int = 0
+
+
 @in_job(kinds=None)
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report a node when it fell silent, and when it is back."""
     recording = window.recording
     reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
-    silences: dict[str | None, tuple[int, str | None, int | None]] = window.keep(dict)  # begin, last phase and step, by node
+    silences: dict[str | None, tuple[int, _Last]] = window.keep(dict)  # their begin, by node
     for event in window.items(sorted(reports, key=get_event_time)):
         host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
         group = recording.groups[-1:]
         processes = group[0].processes_on(host) if group and host is not None else []
         ranks = [process.rank for process in processes]
         if is_back and host in silences:  # one finding tells both
-            begin_ns, phase, step = silences.pop(host)
+            begin_ns, last = silences.pop(host)
         else:
-            begin_ns, (phase, step) = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
-            silences[host] = begin_ns, phase, step
-        values: dict[str, Any] = {"step": step, "phase": phase, "last_step": step, "host": host, "concerned": ranks or None}
+            begin_ns, last = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
+            silences[host] = begin_ns, last
+        line_s = max(0, begin_ns - last.line_ns) / 1e9 if last.line else None
+        values: dict[str, Any] = {"step": last.step, "phase": last.phase, "last_step": last.step, "host": host}
+        values |= {"line": last.line, "line_s": line_s, "concerned": ranks or None}
         yield _KINDS[host is None, is_back].at(None, begin_ns, event.unix_ns, {"silent_s": seconds}, ranks=ranks, **values)
 
 
-def _find_last(processes: list[Process], known_ns: int) -> tuple[str | None, int | None]:
-    """Return phase and step of the rank that came least far, as far as its records go."""
-    found = []
+def _find_last(processes: list[Process], known_ns: int) -> _Last:
+    """Return phase, step and line of the rank that came least far, as far as its records go."""
+    found: list[tuple[int, str, int, Process]] = []
     for process in processes:
         begins = process.recording.recording.find_sibling("begins", process.source)
         if begins is not None and begins.last_ns:
             phase, _, step = find_current(begins, process.source, min(begins.last_ns, known_ns))
             if phase and step is not None:
-                found.append((step, phase))
+                found.append((step, phase, process.rank, process))
     if not found:
-        return None, None
-    step, phase = min(found)
-    return phase, step
+        return _Last()
+    step, phase, _, process = min(found)
+    return _Last(phase, step, *_find_line(process, known_ns))
+
+
+def _find_line(process: Process, known_ns: int) -> tuple[str | None, int]:
+    """Return the line of the job's own code that was sampled last in a rank's training thread, and when (unix time)."""
+    sampled: list[Stacks | TrainingStack] = [*process.events_of(Stacks), *process.events_of(TrainingStack)]
+    for event in sorted(sampled, key=get_event_time, reverse=True):
+        for stack in event.stacks if event.unix_ns <= known_ns else ():
+            own = find_own(event.frames, stack) if stack.thread is None else None
+            if own is not None:
+                return CodeLine(own.file, own.line, own.function, own.callees).text, event.unix_ns
+    return None, 0

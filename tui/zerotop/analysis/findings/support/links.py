@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from zerotop.analysis.findings.support.finding import Finding, Severity
+from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 
@@ -180,6 +181,14 @@ def _begins_together(effect: Finding, cause: Finding) -> bool:
     return abs(effect.step - cause.step) < _SAME_CHANGE_STEPS + apart
 
 
+def _is_part_of(effect: Finding, cause: Finding) -> bool:
+    """Whether a change of pace was told again, together with a near one, as a change from another step on."""
+    if effect.step is None or cause.step is None or cause.known_ns <= effect.known_ns or "until_step" in effect.evidence:
+        return False
+    added = [one.evidence["after_s"] - one.evidence["before_s"] for one in (effect, cause)]
+    return 0 < abs(cause.step - effect.step) <= NEAR_STEPS and added[0] * added[1] > 0
+
+
 def _waits_for_data(effect: Finding, cause: Finding) -> bool:
     """Whether a straggler is late because it waits for its data."""
     is_data = effect.evidence.get("data_s", 0.0) >= effect.evidence["late_s"] / 2
@@ -209,9 +218,13 @@ def _waits_as_long(effect: Finding, cause: Finding) -> bool:
 
 
 def _names_same_line(effect: Finding, cause: Finding) -> bool:
-    """Whether iterations became longer at a line that another finding names for the same steps."""
+    """Whether iterations became longer at a line of which another finding tells as much, since then or before."""
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
-    return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1] and _explains_shift(effect, cause)
+    if len(lines) < 2 or lines[0] is None or lines[0] != lines[1]:
+        return False
+    added = effect.evidence["after_s"] - effect.evidence["before_s"]
+    is_part = _begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
+    return is_part or _explains_shift(effect, cause)
 
 
 def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
@@ -253,6 +266,11 @@ def _measure_missing(effect: Finding) -> float:
 
 def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
     return "oom_kills" in effect.evidence and _begins_before(effect, cause)
+
+
+def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator flushed its cache for the first time in the step that then failed: the last thing it tries."""
+    return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
 
 
 def _took_down(effect: Finding, cause: Finding) -> bool:
@@ -328,6 +346,8 @@ _REPEATS = (
 # slow rises that were a jump.
 _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
+    _Link("iteration_shift", "iteration_shift", _is_part_of),
+    _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
     *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),

@@ -11,6 +11,8 @@ SHORTEST_ITERATION_S = 0.005
 WARM_UP_STEPS = 20
 # Two steps in a row that take this share of the job's time are a change of pace, not a pause.
 FAR_SHARE = 0.5
+# Changes of pace that were found within so many steps of each other, and lead the same way, are one.
+NEAR_STEPS = 30
 # Seconds of a step between its phases that are worth a finding.
 BETWEEN_SECONDS = 0.005
 # Seconds of a step spent waiting that are worth a finding.

@@ -1,0 +1,286 @@
+"""``zerotop run`` on one of several nodes records all of them: real launchers, network namespaces as nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import nodes
+from nats_servers import SERVER
+from nodes import Cluster, Node
+from programs import ZEROTOP
+from rank_recordings import Rank
+from real_jobs import BIN, make_environment
+from slurm_nodes import explain_missing_slurm, start_slurm
+from zerotop.analysis.findings import detect_findings
+from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.recording.reader import Recording
+from zerotop_probe.recording import events
+
+LOOP = Path(__file__).with_name("loops") / "hand_written.py"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(bool(nodes.explain_missing_nodes()), reason=nodes.explain_missing_nodes() or "-"),
+    pytest.mark.skipif(not SERVER, reason="there is no program nats-server"),
+]
+
+
+def require_program(name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no program {name}")
+
+
+def wait_for(true: Callable[[], object], seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.1)
+
+
+class NodesJob:
+    """A job that is recorded on the first of some nodes."""
+
+    def __init__(self, cluster: Cluster, folder: Path, environment: dict[str, str]) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.recording = folder / "state" / "recording"
+        self.until = folder / "until"
+        self.environment = environment
+
+    def run(self, *command: str, options: tuple[str, ...] = (), node: int = 0) -> subprocess.Popen[bytes]:
+        """Start a command under zerotop on a node."""
+        return self.start(*ZEROTOP, "run", "--headless", *options, "--", *command, node=node)
+
+    def start(self, *words: str, node: int = 0) -> subprocess.Popen[bytes]:
+        """Start a program on a node; what it prints is appended to ``output``."""
+        with (self.folder / "output").open("ab") as file:
+            return subprocess.Popen(
+                self.cluster.nodes[node].build_command("sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *words),
+                env=self.environment,
+                stdout=file,
+                stderr=file,
+            )
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")
+
+    def read_steps(self, rank: int) -> list[int]:
+        """Return the steps of a rank that were recorded here so far; none before its files are here."""
+        with suppress(ValueError):
+            return [int(step) for step in Rank(self.recording, rank).select_phases("step")["step"]]
+        return []
+
+    def list_arguments(self) -> str:
+        """Return the command lines of all processes of all nodes."""
+        return "\n".join(node.run_command("ps", "-ww", "-eo", "args").stdout for node in self.cluster.nodes)
+
+    def find_token(self) -> str:
+        """Return the secret that the collector has in its environment."""
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if b"--beside" in (path / "cmdline").read_bytes():
+                    for word in (path / "environ").read_bytes().split(b"\0"):
+                        if word.startswith(b"ZEROTOP_TOKEN="):
+                            return word.partition(b"=")[2].decode()
+        raise AssertionError("no collector runs")
+
+
+@contextmanager
+def start_nodes(folder: Path, count: int, *, is_shared: bool) -> Iterator[NodesJob]:
+    """Make machines, of which the others see the first one's recordings if ``is_shared``."""
+    (folder / "nodes").mkdir()
+    (folder / "state").mkdir()
+    with nodes.some_nodes(folder / "nodes", count) as cluster:
+        names = "".join(f"{node.address} {node.name}\n" for node in cluster.nodes)
+        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        for node in cluster.nodes:
+            node.run_command("mount", "--bind", str(folder / "hosts"), "/etc/hosts", check=True)
+            if not is_shared and node is not cluster.nodes[0]:
+                node.run_command("mount", "-t", "tmpfs", "none", str(folder / "state"), check=True)
+        (folder / "hostfile").write_text("".join(f"{node.name} slots=1\n" for node in cluster.nodes))
+        environment = make_environment() | {"XDG_STATE_HOME": str(folder / "state"), "GLOO_SOCKET_IFNAME": "eth0"}
+        passed_on = ("TORCH_EXTENSIONS_DIR", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "DS_ACCELERATOR", "PATH")
+        lines = [f"{name}={environment[name]}\n" for name in passed_on]
+        (folder / ".deepspeed_env").write_text("".join(lines))
+        yield NodesJob(cluster, folder, environment)
+
+
+def find_server(node: Node) -> int:
+    """Return the pid of the server, as this machine counts."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            in_node = os.readlink(path.parent / "ns" / "net") == os.readlink(f"/proc/{node.pid}/ns/net")
+            if in_node and os.path.basename(words[0]) == b"nats-server":
+                return int(path.parent.name)
+    return 0
+
+
+def count_bytes(folder: Path, node: Node) -> int:
+    """Return the bytes that came from a node."""
+    host = node.name.replace("-", "_")
+    return sum(path.stat().st_size for path in folder.glob(f"*-{host}-*"))
+
+
+def test_a_deepspeed_job_of_four_nodes_is_one_live_recording_whatever_dies(tmp_path: Path) -> None:
+    """By pdsh, without a folder in common. The server is killed, then frozen; at the end a node dies."""
+    require_program("pdsh")
+    with start_nodes(tmp_path, 4, is_shared=False) as job:
+        first, *_, last = job.cluster.nodes
+        deepspeed = (str(BIN / "deepspeed"), "--hostfile", str(tmp_path / "hostfile"), str(LOOP), "--steps", "100000")
+        process = job.run(*deepspeed, options=("--recording", str(job.recording)))
+        try:
+            wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(4)))
+            token, arguments = job.find_token(), job.list_arguments()
+            assert "pdsh -S" in arguments
+            assert token not in arguments
+            assert not [path for path in job.recording.iterdir() if token.encode() in path.read_bytes()]
+            live = RunningRecording.open(job.recording)
+            assert live.is_live
+            assert sorted({event.writer.host for event in live.events_of(events.Hello)}) == [
+                f"zt_node_{n}" for n in range(1, 5)
+            ]
+
+            server = find_server(first)
+            os.kill(server, signal.SIGKILL)
+            wait_for(lambda: find_server(first) not in (0, server), 20)
+            os.kill(find_server(first), signal.SIGSTOP)
+            wait_for(lambda: len(Recording.open(job.recording).events_of(events.NodeLost)) == 1, 20)
+            count = len(job.read_steps(3))
+            time.sleep(5)
+            os.kill(find_server(first), signal.SIGCONT)
+            wait_for(lambda: Recording.open(job.recording).events_of(events.NodeReturned), 30)
+            wait_for(lambda: len(job.read_steps(3)) > count + 20, 30)
+
+            begin = time.monotonic()
+            job.cluster.cut_off(last)
+            last.shut_down()
+            wait_for(lambda: "Node zt_node_4 has been silent" in job.output, 20)
+            assert time.monotonic() - begin < 10
+            recording = Recording.open(job.recording)
+            (lost,) = (event for event in recording.events_of(events.NodeLost) if event.host)
+            assert lost.host == "zt_node_4"
+            found = [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
+            assert found[-1].headline.startswith("Node zt_node_4 has sent nothing for")
+            assert found[-1].details.startswith("Last seen in "), found[-1].details
+            size = count_bytes(job.recording, job.cluster.nodes[1])
+            wait_for(lambda: count_bytes(job.recording, job.cluster.nodes[1]) > size, 10)
+        finally:
+            first.run_command("pkill", "-INT", "-o", "-f", "run --headless")
+        assert process.wait(90) != 0
+        for rank in range(4):
+            steps = job.read_steps(rank)
+            assert steps == list(range(len(steps))), f"rank {rank} has gaps"
+        for node in job.cluster.nodes[:3]:
+            rest = node.run_command("sh", "-c", f"ls {tmp_path}/state; ps -ww -eo args | grep -c [n]ats").stdout.split()
+            assert rest == (["recording", "0"] if node is first else ["0"]), job.output[-3000:]
+    assert "Node zt_node_4 has not sent the end of its part" in job.output
+    assert not json.loads((job.recording / "session.json").read_text()).get("collected")
+
+
+LOCAL_LOOP = """\
+import os, sys, time, torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while not os.path.exists(sys.argv[1]):
+    model(torch.ones(4, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+"""
+
+
+def write_loop(folder: Path) -> list[str]:
+    """Return the command of a rank that trains by itself until a file is there."""
+    (folder / "loop.py").write_text(LOCAL_LOOP)
+    return [sys.executable, str(folder / "loop.py"), str(folder / "until")]
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
+def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
+    program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
+    require_program(program)
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        options = {
+            "openmpi": ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0", "--host", hosts, "-np", "2"],
+            "openmpi -x": [
+                "--allow-run-as-root",
+                "--mca",
+                "oob_tcp_if_include",
+                "eth0",
+                "-x",
+                "HOME",
+                "-H",
+                hosts,
+                "-n",
+                "2",
+            ],
+            "mpich": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
+        }
+        started = job.run(program, *options[kind], *write_loop(tmp_path), options=("--recording", str(job.recording)))
+        check_two_nodes(job, started)
+
+
+@pytest.mark.skipif(bool(explain_missing_slurm()), reason=explain_missing_slurm() or "-")
+def test_ranks_that_srun_starts_on_two_nodes_are_one_recording(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment = start_slurm(job.cluster, tmp_path, job.environment)
+        check_two_nodes(
+            job, job.run("srun", "-N2", "-n2", *write_loop(tmp_path), options=("--recording", str(job.recording)))
+        )
+
+
+@pytest.mark.skipif(bool(explain_missing_slurm()), reason=explain_missing_slurm() or "-")
+def test_one_zerotop_for_each_task_of_srun_makes_one_recording(tmp_path: Path) -> None:
+    """The home folder is shared; the second tasks of each node only become their rank."""
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        job.environment = start_slurm(job.cluster, tmp_path, job.environment)
+        zerotop = [*ZEROTOP, "run", "--headless", "--recording", str(job.recording), "--"]
+        started = job.start("srun", "-N2", "-n4", "--ntasks-per-node=2", *zerotop, *write_loop(tmp_path))
+        check_two_nodes(job, started, ranks=4)
+        samplers = [path.name for path in job.recording.glob("hosts-node-*.rec")]
+        assert sorted(name.split("-")[2] for name in samplers) == ["zt_node_1", "zt_node_2"]
+    assert not list((tmp_path / "state" / "zerotop" / "meetings").iterdir())
+
+
+def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
+        command = [str(BIN / "torchrun"), *meeting, *write_loop(tmp_path)[1:]]
+        first = job.run(*command, options=("--job", "llama", "--recording", str(job.recording)))
+        wait_for(lambda: list(job.recording.glob("events-node-*")))
+        second = job.run(*command, options=("--job", "llama"), node=1)
+        check_two_nodes(job, first)
+        assert second.wait(60) == 0, job.output
+        assert "goes on" not in job.output, "what sends a part is no process of the job"
+
+
+def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2) -> None:
+    """Wait for steps of both nodes' ranks, end them, and check that nothing is missing and no secret was shown."""
+    wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(ranks)), 60)
+    assert job.find_token() not in job.list_arguments()
+    job.until.touch()
+    assert started.wait(60) == 0, job.output
+    for rank in range(ranks):
+        steps = job.read_steps(rank)
+        assert steps == list(range(len(steps)))
+        assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == steps[-1]
+    recording = Recording.open(job.recording)
+    assert {event.writer.host for event in recording.events_of(events.Hello)} == {"zt_node_1", "zt_node_2"}
+    assert recording.is_over
+    rest = job.cluster.nodes[1].run_command(
+        "sh", "-c", f"ls {job.folder}/state | grep @; ps -ww -eo args | grep -c [f]orward"
+    )
+    assert rest.stdout.split() == ["0"], "its part was sent, and is removed there"

@@ -1,0 +1,241 @@
+"""The server and collector that ``zerotop run`` starts for a command with several nodes, and the plan for those nodes.
+
+The collector adds the parts of the other nodes to the recording that this node's sampler writes. It is a process of its own
+with the server as its child, and lives as long as the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.exit_messages import write_messages
+from zerotop.commands.nodes import keys
+from zerotop.commands.nodes.collector import Collector
+from zerotop.commands.nodes.joining import Helper
+from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
+from zerotop.commands.nodes.link import Link, connect_nats
+from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey
+from zerotop_probe.outside import own_python
+from zerotop_probe.outside.job import job_control
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
+from zerotop_probe.recording import clock, directory
+from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
+
+_SERVER = "nats-server"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Below those that kernels give to connections, one of which could take it before the server does.
+_PORTS = range(20_000, 30_000)
+_PORT_TRIES = 50
+_POLL_S = 0.5
+_START_S = 10.0
+# How long after the job's end here nodes may take to send the rest.
+_REST_S = 30.0
+# What the user may have named instead.
+_ENV_LIST = "OMPI_MCA_mca_base_env_list"
+_VERSION_S = 5.0
+_PASSED_ON = ("PYTHONPATH", directory.SESSION_VARIABLE, NODES_VARIABLE, TOKEN_VARIABLE)
+_IF_SET = (directory.PHASE_PEAKS_VARIABLE, directory.BUDGET_VARIABLE)
+_SETTINGS = ("max_bytes", "redact_output", directory.STACKS_SETTING, "price_per_hour")
+
+
+def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -> list[Helper]:
+    """If the job has other nodes, put the plan for them into our environment, which it inherits; return the collector.
+
+    Says what cannot be done, and why.
+    """
+    nodes = find_nodes(options.command, os.environ)
+    if options.meeting is not None:
+        nodes = nodes or options.meeting.nodes
+    if nodes is None:
+        return []
+    url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
+    started = []
+    if not url:
+        job, token = _make_job_name(recording), secrets.token_hex(16)
+        is_single = options.meeting is not None and options.meeting.has_one_node
+        url = "" if is_single else _find_url(recording, nodes)
+        os.environ[TOKEN_VARIABLE] = token
+        started = [Helper(["collect", "--beside", recording], url, job, quiet=quiet)] if url else []
+    info = directory.read_recording_info(recording)
+    settings = {name: info[name] for name in _SETTINGS if info.get(name) is not None}
+    command = own_python.build_command("zerotop.cli")
+    plan = NodesPlan(clock.read_hostname(), clock.read_boot_id(), url, job, command, settings)
+    os.environ[NODES_VARIABLE] = plan.encode()
+    if find_launcher(options.command) == "mpi":
+        _pass_on(options.command)
+    if url and not nodes.passes_secrets:
+        _share_key(job, token, nodes)
+    if options.meeting is not None:
+        options.meeting.tell(recording)
+    return started
+
+
+def _pass_on(command: list[str]) -> None:
+    """Name our variables to Open MPI, which passes no others on; other MPIs pass all."""
+    if _ENV_LIST in os.environ or _ENV_LIST.removeprefix("OMPI_MCA_") in command:  # it takes only one way of naming them
+        return
+    asking = [command[0], "--version"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(asking, capture_output=True, text=True, timeout=_VERSION_S, check=False).stdout
+        if "Open MPI" in said or "OpenRTE" in said:
+            names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
+            command[1:1] = [word for name in names for word in ("-x", name)]
+
+
+def _make_job_name(recording: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", os.path.basename(recording))[:40]
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+def _find_url(recording: str, nodes: LaunchedNodes) -> str:
+    """Return the address for our server; "", after a message, if there can be none."""
+    why = ""
+    if not _find_server():
+        why = f"there is no {_SERVER} on the PATH: install it"
+    try:
+        import nats  # noqa: F401
+    except ImportError:
+        why = "its client is missing: pip install 'zerotop[nodes]'"
+    address = find_own_address(nodes.names)
+    if not why and not address:
+        why = "this node has no address in a network"
+    if why:
+        write_messages(
+            f"Other nodes send nothing here, since {why}. Those that see {recording} record there; others record to"
+            f" {os.path.basename(recording)}@HOST in their own folder, for zerotop forward"
+        )
+        return ""
+    is_six = ":" in address
+    port = _find_port(address, socket.AF_INET6 if is_six else socket.AF_INET)
+    return f"nats://[{address}]:{port}" if is_six else f"nats://{address}:{port}"
+
+
+def _find_port(address: str, family: socket.AddressFamily) -> int:
+    """Return a free port. Raise OSError without one."""
+    for port in random.sample(_PORTS, _PORT_TRIES):
+        with contextlib.suppress(OSError), socket.socket(family) as probe:
+            probe.bind((address, port))
+            return port
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _find_server() -> str:
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+    return shutil.which(_SERVER, path=path) or ""
+
+
+def _share_key(job: str, token: str, nodes: LaunchedNodes) -> None:
+    try:
+        keys.write_key(job, token)
+    except OSError as error:
+        write_messages(f"Other nodes cannot take part: the token cannot be written for them: {error.strerror}")
+        return
+    ssh = os.environ.get("ZEROTOP_SSH", "").split()
+    write_messages(*keys.share_key(job, token, nodes.names, ssh, nodes.ssh))
+
+
+def serve_nodes(options: argparse.Namespace, key: JobKey) -> int:
+    """Run the server and the collector until the job has ended on all nodes. Return 0."""
+    with tempfile.TemporaryDirectory(prefix="zerotop-nodes-") as folder:
+        try:
+            asyncio.run(_serve_nodes(options.beside, options.collector, key, folder))
+        finally:
+            keys.remove_key(key.job, sent=False)
+    return 0
+
+
+async def _serve_nodes(recording: str, url: str, key: JobKey, folder: str) -> None:
+    config = Path(folder, "nats.conf")
+    place = url.partition("://")[2]
+    config.write_text(f"listen: {place}\nauthorization {{ token: ${TOKEN_VARIABLE} }}\n")
+    is_open = True
+    collector = Collector(recording, key, tell=write_messages, place=url, is_beside=True)
+
+    async def connect() -> Link:
+        return await connect_nats(url, key)
+
+    log = Path(folder, "nats.log")
+    server = asyncio.create_task(_keep_server(str(config), str(log)))
+    if not await _is_listening(url):
+        said = log.read_text(errors="replace").splitlines() if log.exists() else []
+        raise Problem(f"{_SERVER} cannot be started, so that nodes send nothing{': ' if said else ''}{''.join(said[-1:])}")
+    collecting = asyncio.create_task(collector.run(connect))
+    over_s = None
+    try:
+        while is_open:
+            await asyncio.wait({server, collecting}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in (server, collecting):
+                if task.done():
+                    task.result()
+                    return
+            now_s = time.monotonic()
+            over_s = over_s or (now_s if _is_job_over(recording) else None)
+            is_open = over_s is None or not (collector.has_all or now_s - over_s > _REST_S)
+    finally:
+        for task in (collecting, server):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    for host in collector.list_open():
+        part = f"{recording}@{host}"
+        write_messages(f"Node {host} has not sent the end of its part, which is on it, probably in {part}")
+
+
+def _is_job_over(recording: str) -> bool:
+    facts = job_control.read_facts(recording)
+    return not os.path.isdir(recording) or (
+        facts.job is not None and not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
+    )
+
+
+async def _keep_server(config: str, log: str) -> None:
+    """Run the server; start it again if it ends."""
+    while True:
+        process = await asyncio.create_subprocess_exec(
+            _find_server(),
+            *("-c", config, "-l", log),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        await asyncio.sleep(_POLL_S)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+async def _is_listening(url: str) -> bool:
+    """Whether the server is there, as soon as it is."""
+    host, _, port = url.partition("://")[2].rpartition(":")
+    deadline_s = time.monotonic() + _START_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+            return True
+        await asyncio.sleep(0.05)
+    return False

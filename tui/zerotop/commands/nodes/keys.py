@@ -1,0 +1,81 @@
+"""The token of a job where its launcher would show it on a command line: a private file in the home folder of each node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+_FOLDER = ".local/state/zerotop/keys"  # not where XDG_STATE_HOME says: ssh may not pass that on
+_SHARE_S = 20.0
+_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")
+# The file that came by ssh has another name: a home that nodes share has the first already, and keeps it.
+_SENT = ".sent"
+_SCRIPT = """\
+umask 077
+cd "$HOME" && mkdir -p {folder} && cd {folder} || exit
+[ -e {job} ] || {{ echo {token} > {job}.new && mv {job}.new {job}{sent}; }}
+"""
+
+
+def _make_path(job: str) -> str:
+    return os.path.join(os.path.expanduser("~"), _FOLDER, job)
+
+
+def write_key(job: str, token: str) -> None:
+    """Write the file on this node. Raise OSError."""
+    path = _make_path(job)
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(token + "\n")
+
+
+def read_key(job: str) -> str:
+    """Return the token of a job; "" without a file of this user."""
+    for path in (_make_path(job), _make_path(job) + _SENT):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(descriptor) as file:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    return file.read().strip()
+    return ""
+
+
+def remove_key(job: str, *, sent: bool) -> None:
+    """Remove the file: the one that was written on this node, or the one that was sent here."""
+    with suppress(OSError):
+        os.unlink(_make_path(job) + (_SENT if sent else ""))
+
+
+def share_key(job: str, token: str, names: Sequence[str], ssh: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Send the file to these nodes by ssh, in its standard input; return sentences about those that could not be reached."""
+    words = {"folder": _FOLDER, "job": job, "token": token, "sent": _SENT}
+    script = _SCRIPT.format(**{name: shlex.quote(word) for name, word in words.items()}).encode()
+    running: list[tuple[str, subprocess.Popen[bytes]]] = []
+    why = {}
+    for name in names:
+        command = [*(ssh or ["ssh"]), *_OPTIONS, *options, "--", name, "sh"]
+        try:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        except OSError as error:
+            return [f"Other nodes do not take part: {command[0]} cannot be executed ({error.strerror})."]
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as file:  # it fits into the pipe
+            file.write(script)
+        process.stdin = None
+        running.append((name, process))
+    deadline_s = time.monotonic() + _SHARE_S
+    for name, process in running:
+        try:
+            _, errors = process.communicate(timeout=max(0.0, deadline_s - time.monotonic()))
+            lines = errors.decode(errors="replace").split("\n")
+            why[name] = next(filter(None, map(str.strip, reversed(lines))), "ssh failed") if process.returncode else ""
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            why[name] = f"no answer within {_SHARE_S:.0f} s"
+    return [f"Node {name} cannot take part: {text.rstrip('.')}." for name, text in why.items() if text]
