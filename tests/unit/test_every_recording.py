@@ -58,6 +58,8 @@ LINKED = {
     "hardware-bus",
     "hardware-nvlink-hang",
     "host-killed",
+    "gpu-lines-jump",
+    "hand-fp32",
 }
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")

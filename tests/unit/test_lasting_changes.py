@@ -15,6 +15,7 @@ from zerotop.analysis.findings.pace import (
     data_stall,
     evaluations_often,
     host_pace,
+    iteration_drift,
     iteration_shift,
     long_pause,
     steps_in_turn,
@@ -144,6 +145,44 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     (tmp_path / "always").mkdir()
     write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
     assert not find(tmp_path / "always", steps_in_turn.detect)
+
+
+@pytest.mark.parametrize(("long_s", "turns", "told"), [(0.1, 6, 1), (0.1, 4, 0), (0.03, 6, 0), (0.03, 13, 1)])
+def test_far_longer_turns_show_sooner(tmp_path: Path, long_s: float, turns: int, told: int) -> None:
+    """Also where iterations before were now and then as long, without taking turns."""
+    steps = [[0.004, 0.006, 0.002, 0.04 if step in (31, 58, 62, 77) else 0.004] for step in range(100)]
+    steps += [[0.004, 0.006, 0.002, 0.004 + long_s * (step % 8 == 0)] for step in range(8 * turns)]
+    write_parts(tmp_path, steps)
+    found = find(tmp_path, steps_in_turn.detect)
+    assert [(one.step, one.evidence["period"]) for one in found] == [(100, 8)] * told
+
+
+@pytest.mark.parametrize(("count", "told"), [(2, 0), (3, 0), (4, 1), (7, 1)])
+def test_four_far_steps_are_a_change_though_most_time_was_before(tmp_path: Path, count: int, told: int) -> None:
+    steps = [[0.004, 0.006, 0.002, 0.004]] * 2000 + [[0.5 + 0.1 * (at % 3), 0.3, 0.2, 0.1] for at in range(count)]
+    write_parts(tmp_path, steps)
+    found = find(tmp_path, iteration_shift.detect)
+    assert [(one.step, one.severity) for one in found] == [(2000, Severity.WARNING)] * told
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_a_pause_in_the_last_step_is_told_once_the_job_has_ended(tmp_path: Path, says_goodbye: bool) -> None:
+    ends = write_parts(tmp_path, [[0.004, 0.006, 0.002, 0.004]] * 100 + [[4.0, 0.006, 0.002, 0.004]])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello)
+    if says_goodbye:
+        writer.write(int(1e9 * (ends[-1] + 0.1)), events.Goodbye)
+    writer.close()
+    assert [one.step for one in find(tmp_path, long_pause.detect)] == [100] * says_goodbye
+
+
+def test_a_rise_within_what_the_run_visited_before_is_no_drift(tmp_path: Path) -> None:
+    rise = np.linspace(1.0, 1.5, 60)
+    for name, before in (("calm", np.ones(300)), ("visited", np.repeat([1.0, 1.3, 1.0], 100))):
+        (tmp_path / name).mkdir()
+        seconds = 0.02 * np.concatenate([before, rise]) * np.random.default_rng(2).normal(1.0, 0.01, 360)
+        write_parts(tmp_path / name, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds])
+        assert [one.name for one in find(tmp_path / name, iteration_drift.detect)] == ["iteration_drift"] * (name == "calm")
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.6, 2.0])

@@ -15,7 +15,7 @@ from zerotop.analysis.findings.support.lines.line_findings import measure_betwee
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, FAR_SHARE, SHORTEST_ITERATION_S
-from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, ShiftFinder, Values
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS, ShiftFinder, Values
 
 BETWEEN_PHASES, STEP_PHASE, SIZE = "between phases", "step phase", "size"
 """Values that may show a change where the iterations do not."""
@@ -25,8 +25,9 @@ _NOTABLE_SHARE = 0.10
 _SAME_STEPS = 3
 # The most steps after which iterations become shorter by themselves.
 _WARM_UP_STEPS = 10
-# Two steps in a row that each take this many times as long as those before, and this long (seconds), are a change as soon as
-# they have taken most of the job's time. If one of them takes far less than the other, that was a pause.
+# Steps in a row that each take this many times as long as those before, and this long (seconds): two are a change as soon as
+# they have taken most of the job's time, SHIFT_STEPS in any case. If one of them takes far less than another, that is a
+# pause.
 _FAR_TIMES, _FAR_S, _ALIKE_SHARE = 10.0, 1.0, 0.25
 
 
@@ -57,19 +58,21 @@ class PaceSearch:
         yield from self._list_hidden(group)
 
     def _list_far(self, group: Group) -> Iterator[StepChange]:
-        """Yield a change with the second of steps that take most of the job's time, whatever the median says."""
+        """Yield a change with the second of far steps that take most of the job's time, or with SHIFT_STEPS of them."""
         steps = group.lead.steps
         seconds = steps["iteration_s"]
-        for index in range(self._far_from, len(steps) - 1):
-            self._far_from = index + 1
-            pair = seconds[index : index + 2]
-            if not pair.min() >= max(_FAR_S, _ALIKE_SHARE * pair.max()):
+        for last in range(self._far_from, len(steps)):
+            self._far_from = last + 1
+            first = last
+            while first > 1 and last - first < SHIFT_STEPS and seconds[first - 1] >= _ALIKE_SHARE * seconds[last]:
+                first -= 1
+            far, before = seconds[first : last + 1], seconds[max(0, first - LEVEL_STEPS) : first]
+            if not 1 < len(far) <= SHIFT_STEPS or not far.min() >= max(_FAR_S, _ALIKE_SHARE * far.max()):
                 continue
-            before = seconds[max(0, index - LEVEL_STEPS) : index]
-            is_far = bool(pair.min() >= _FAR_TIMES * np.nanmedian(before))
-            if is_far and pair.sum() >= FAR_SHARE * np.nansum(seconds[: index + 2]):
-                after = steps[index : index + 2]
-                change = StepChange(group, steps[max(0, index - LEVEL_STEPS) : index], after, int(after["end_unix_ns"][-1]))
+            is_far = bool(far.min() >= _FAR_TIMES * np.nanmedian(before))
+            if is_far and (len(far) == SHIFT_STEPS or far.sum() >= FAR_SHARE * np.nansum(seconds[: last + 1])):
+                after = steps[first : last + 1]
+                change = StepChange(group, steps[max(0, first - LEVEL_STEPS) : first], after, int(after["end_unix_ns"][-1]))
                 if not is_near(change, self.known, change.known_ns):
                     self._note(change)
                     yield change

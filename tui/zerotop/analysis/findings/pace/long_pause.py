@@ -35,7 +35,7 @@ from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHI
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.reader import Event
 from zerotop_probe.recording.event_values import SILENT
-from zerotop_probe.recording.events import Stacks, Tensors
+from zerotop_probe.recording.events import Goodbye, Stacks, Tensors
 
 _KIND = FindingKind(
     name="long_pause",
@@ -169,7 +169,8 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
         # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
         while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
             end += 1
-        if end == len(steps) and end - index < SHIFT_STEPS:  # the next step shows whether it was a pause
+        goodbyes = group.lead.events_of(Goodbye) if end == len(steps) else ()
+        if end == len(steps) and end - index < SHIFT_STEPS and not goodbyes:  # the next step shows whether it was a pause
             state.steps_read = index
             return
         state.steps_read = end
@@ -179,7 +180,7 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
             end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
         )
         if not is_change and _is_notable(pause, usual, least) and window.is_news(pause, _is_longer):
-            known_ns = int(steps["end_unix_ns"][end])
+            known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
             process, column = _find_place(group, steps[index], known_ns)
             yield _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
     state.steps_read = max(state.steps_read, len(steps))

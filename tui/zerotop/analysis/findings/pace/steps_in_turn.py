@@ -25,12 +25,14 @@ _KIND = FindingKind(
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
 )
-# Turns that show it; the longest period; how many steps are searched, and after which part of more ones again.
-_FEWEST, _LONGEST, _MOST_STEPS, _MORE = 12, 32, 2048, 8
+# Turns that show it, fewer where each takes so many times as long as the others, and longer than each of these.
+_FEWEST, _FEWEST_FAR, _FAR_TIMES = 12, 5, 3.0
+# The longest period; how many steps are searched, and after which part of more ones again.
+_LONGEST, _MOST_STEPS, _MORE = 32, 2048, 8
 # How much longer these iterations are: seconds, share of the others, share of the time that is really lost.
 _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
 # Shares of the turns that are long since the first one, and before.
-_MOST_TURNS, _FEW_TURNS = 0.9, 0.1
+_MOST_TURNS, _FEW_TURNS = 0.9, 1 / 3
 
 
 class _Turns(NamedTuple):
@@ -70,32 +72,43 @@ def _find_due(count: int, last: int | None) -> int | None:
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:
     """Return the index of the first long iteration, and the numbers; None if they do not take turns since then only."""
     for period in range(2, _LONGEST + 1):
-        latest = seconds[-_FEWEST * period :]
-        if len(latest) < _FEWEST * period or np.isnan(latest).any():
-            return 0, None
-        table = latest.reshape(_FEWEST, period)
-        place = int(np.argmax(np.median(table, axis=0)))
-        turns, others = table[:, place], np.delete(table, place, axis=1)
-        usual = float(np.median(others))
-        longer = float(np.median(turns)) - usual
-        if longer < max(_LEAST_S, _LEAST_SHARE * usual) or np.sort(turns)[1] <= np.percentile(others, 95):
-            continue
-        first = (len(seconds) - len(latest) + place) % period
-        begin = _find_begin(seconds[first::period] >= usual + longer / 2)
-        if begin is not None:
-            index = first + begin * period
-            before, after = float(np.nanmedian(seconds[:index])), float(np.nanmean(seconds[index:]))
-            clipped = np.minimum(seconds[:index], 5 * before)
-            before_s = float(np.nanmean(clipped))
-            if after - before_s >= max(longer / period / 2, _LOST_SHARE * after):
-                numbers = {"period": period, "pause_s": longer, "iteration_s": usual, "before_s": before_s, "after_s": after}
-                return index, {name: float(value) for name, value in numbers.items()}
+        for fewest in (_FEWEST, _FEWEST_FAR):
+            begin, numbers = _measure_turns(seconds, period, fewest)
+            if numbers is not None:
+                return begin, numbers
     return 0, None
 
 
-def _find_begin(is_long: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int | None:
-    """Return the turn from which on almost all are long, if hardly any was before."""
+def _measure_turns(seconds: Floats, period: int, fewest: int) -> tuple[int, dict[str, float] | None]:
+    """Return the same for one period, and this many turns."""
+    latest = seconds[-fewest * period :]
+    if len(latest) < fewest * period or np.isnan(latest).any():
+        return 0, None
+    table = latest.reshape(fewest, period)
+    place = int(np.argmax(np.median(table, axis=0)))
+    turns, others = table[:, place], np.delete(table, place, axis=1)
+    usual = float(np.median(others))
+    longer = float(np.median(turns)) - usual
+    if longer < max(_LEAST_S, _LEAST_SHARE * usual) or np.sort(turns)[1] <= np.percentile(others, 95):
+        return 0, None
+    if fewest < _FEWEST and not turns.min() >= max(_FAR_TIMES * usual, others.max()):
+        return 0, None
+    first = (len(seconds) - len(latest) + place) % period
+    begin = _find_begin(seconds[first::period] >= usual + longer / 2, fewest)
+    if begin is None:
+        return 0, None
+    index = first + begin * period
+    before, after = float(np.nanmedian(seconds[:index])), float(np.nanmean(seconds[index:]))
+    before_s = float(np.nanmean(np.minimum(seconds[:index], 5 * before)))
+    if after - before_s < max(longer / period / 2, _LOST_SHARE * after):
+        return 0, None
+    numbers = {"period": period, "pause_s": longer, "iteration_s": usual, "before_s": before_s, "after_s": after}
+    return index, {name: float(value) for name, value in numbers.items()}
+
+
+def _find_begin(is_long: np.ndarray[tuple[int], np.dtype[np.bool_]], fewest: int) -> int | None:
+    """Return the turn from which on almost all are long, if few were before, of at least so many."""
     begin = next((at for at in np.flatnonzero(is_long).tolist() if is_long[at:].mean() >= _MOST_TURNS), None)
-    if begin is None or begin < _FEWEST or is_long[:begin].mean() > _FEW_TURNS:
+    if begin is None or begin < fewest or is_long[:begin].mean() > _FEW_TURNS:
         return None
     return int(begin)

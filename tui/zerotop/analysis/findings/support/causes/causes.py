@@ -8,8 +8,10 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, rank_causes, thread_causes
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
+from zerotop.analysis.findings.support.causes.memory_causes import check_memory
 from zerotop.analysis.findings.support.causes.mode_causes import check_modes
 from zerotop.analysis.findings.support.causes.step_change import (
+    BREAKDOWN,
     Advice,
     Cause,
     StepChange,
@@ -38,7 +40,6 @@ from zerotop_probe.recording import events
 # The number of earlier evaluations or checkpoints that are compared.
 _EARLIER = 5
 
-_BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
 _RETRY: Advice = (
     "Start with expandable segments, or lower {batch_size}.",
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -176,7 +177,7 @@ def _check_interruption(change: StepChange) -> Cause | None:
         return None
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
         if change.after[0][column] > 0 and _changed_pace_before(change, column):
-            return Cause(f"{name} just before", *_BREAKDOWN, 0.4)
+            return Cause(f"{name} just before", *BREAKDOWN, 0.4)
     return None
 
 
@@ -211,6 +212,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_compiling,
     thread_causes.check_threads,
     gpu_causes.check_clocks,
+    check_memory,
     host_causes.check_paging,
     host_causes.check_others,
     host_causes.check_crowding,

@@ -192,10 +192,13 @@ class PaceShift:
     @property
     def is_gpu_idle(self) -> bool:
         """Whether the GPU is known to have no more work than before, so that a call that waits for it waits for itself."""
-        if self.device_parts:
-            return not _explains(sum(self.device_parts.values()), self.added_s, _IDLE_SHARE)
         before, after = self.gpu_uses  # a comparison with NaN, for unknown, is false
-        return after * self.after_s - before * self.before_s < _IDLE_SHARE * self.added_s
+        more_s, least_s = after * self.after_s - before * self.before_s, _IDLE_SHARE * self.added_s
+        if not self.device_parts:
+            return more_s < least_s
+        # Where no backward is seen, a script queues that work outside the phases: it is in the GPU's use only.
+        is_busier = "backward_s" not in self.device_parts and more_s >= least_s
+        return not is_busier and not _explains(sum(self.device_parts.values()), self.added_s, _IDLE_SHARE)
 
     def has_recorded_cause(self, earlier: PaceShift | None) -> bool:
         """Whether something was recorded that explains the change, and not just varies what explained an earlier one."""

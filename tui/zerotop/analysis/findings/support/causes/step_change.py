@@ -32,6 +32,7 @@ _NEAR_STEPS = 64
 
 # Advice and fix: templates of Text.
 Advice = tuple[str, str]
+BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
 
 
 class Cause(NamedTuple):
