@@ -150,6 +150,10 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
         await pilot.press("enter")
         await pilot.pause()
         assert "There is no step 99: the last one is 14." in seen.text()
+        seen.app.screen.query_one(Input).value = "5:00"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "There is no 5:00: the recording ends at 1:15." in seen.text()
         seen.app.screen.query_one(Input).value = ""
         await pilot.press("enter")
         await pilot.pause()

@@ -225,3 +225,31 @@ async def test_nothing_printed_yet(tmp_path: Path) -> None:
         assert "No output yet" in read_body(app)[0]
         await pilot.press("up", "pagedown", "slash", "x", "enter", "N", "escape", "y", "w")
         assert "No output yet" in read_body(app)[0]
+
+
+async def test_lines_that_repeat_the_one_before_are_shown_once(tmp_path: Path) -> None:
+    """Warnings of eight ranks and updates of a progress bar leave room for what came before; a search finds each."""
+    job, begin = Printing(tmp_path), read_monotonic_ns() - 100 * SECOND
+    lines = [f"begin {number}" for number in range(30)]
+    lines += [f"[rank{rank}]: UserWarning: slow" for rank in range(8)]
+    lines += [
+        f"shards:  {part}%|{'#' * (part // 10)}| {part}/100 [00:{part:02d}<00:01, 1.{part}it/s]" for part in range(10, 60)
+    ]
+    lines += ["loss 2.5", "loss 2.4", "", "", "end"]
+    for number, line in enumerate(lines):
+        job.write_output(line.encode() + b"\n", at_ns=begin + number * SECOND // 10)
+    app = app_of(Recording.open(job.path))
+    async with app.run_test(size=(100, 24)) as pilot:
+        screen = await open_output(app, pilot)
+        body = [line[7:].strip() for line in read_body(app)]
+        assert body[-7] == "[rank7]: UserWarning: slow ×8"
+        assert body[-6].endswith("59/100 [00:59<00:01, 1.59it/s] ×50")
+        assert body[-5:] == ["loss 2.5", "loss 2.4", "", "", "end"]
+        assert body[:-7] == lines[30 - len(body) + 7 : 30]
+        await pilot.press("up")
+        assert [line[7:].strip() for line in read_body(app)][1:] == body[:-1]
+        await pilot.press("down")
+        assert [line[7:].strip() for line in read_body(app)] == body
+        await pilot.press("slash", *"warning", "enter")
+        await wait_until(pilot, lambda: screen.reading.search is not None and screen.reading.search.match_count == 8)
+        await wait_until(pilot, lambda: sum("UserWarning" in line for line in read_body(app)) == 8)

@@ -29,6 +29,7 @@ class OutputLine(NamedTuple):
     stream: int  # index into STREAMS
     is_later: bool  # printed after the cursor
     position: LinePosition | None  # None while it is in progress
+    repeats: int = 1  # lines that say the same, of which this is the last
 
 
 class OutputBuffer:

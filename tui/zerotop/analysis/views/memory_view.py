@@ -6,7 +6,7 @@ After the ranks have exited it shows the last moment at which all of them were a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from zerotop.analysis.failures.diagnosis import find_known_failure
@@ -140,7 +140,7 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) ->
         micro_steps=engines[0].gradient_accumulation or 1 if engines else 1,
         estimates=estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
         rule=_compute_rule(moment, process, peaks),
-        health=read_rank_health(at, source) if source is not None else None,  # counts go on until the rank exits
+        health=_read_health(at, moment, source) if source is not None else None,
         trace=read_last_trace(at, process.rank) if process is not None else None,
         look=read_last_look(at, process) if process is not None else None,
         failure=failure,
@@ -197,6 +197,12 @@ def _choose_outstanding(amounts: Mapping[Item, int], chosen: Item | None, most: 
     wanted = [item for item in (chosen, ranked[-1]) if item is not None]
     wanted += [item for item in ranked if item not in wanted][: most - len(wanted)]
     return [item for item in order if item in wanted]
+
+
+def _read_health(at: At, moment: At, source: Source) -> AllocatorHealth | None:
+    """Return the counts up to the rank's exit: the last reading comes after an error. The peak is the ledger's."""
+    health, before = (read_rank_health(one, source) for one in (at, moment))
+    return replace(health, at_peak=before.at_peak) if health is not None and before is not None else health
 
 
 def _build_gpu_lines(

@@ -73,7 +73,9 @@ class NavigationApp(Monitor):
         self.draw_frame()
 
     def action_go_to(self) -> None:
-        self.push_screen(GoToDialog(self.viewer.source.last_step, self.glyphs), self._go_to_place)
+        source = self.viewer.source
+        seconds = (source.end_ns - source.begin_ns) / 1e9
+        self.push_screen(GoToDialog(source.last_step, seconds, self.glyphs), self._go_to_place)
 
     async def on_key(self, event: Key) -> None:
         """Give keys to the prompt that a key before them has opened."""

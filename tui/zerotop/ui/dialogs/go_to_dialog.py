@@ -10,6 +10,7 @@ from textual.events import Key
 from textual.widgets import Input, Static
 
 from zerotop.ui.dialogs.dialog import Dialog
+from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 
 Destination = tuple[str, int]  # ("step", number), ("time", elapsed seconds) or ("end", 0)
@@ -42,9 +43,10 @@ def parse_destination(text: str) -> Destination | None:
 class GoToDialog(Dialog[Destination]):
     """Returns where to go, or None."""
 
-    def __init__(self, last_step: int | None, glyphs: Glyphs) -> None:
+    def __init__(self, last_step: int | None, seconds: float, glyphs: Glyphs) -> None:
+        """``seconds``: how long the recording is."""
         super().__init__("Go to", glyphs)
-        self.last_step = last_step
+        self.last_step, self.seconds = last_step, seconds
         self._early: list[Key] = []
 
     def compose_box(self) -> ComposeResult:
@@ -75,6 +77,8 @@ class GoToDialog(Dialog[Destination]):
         place = parse_destination(event.value)
         if place is not None and place[0] == "step" and self.last_step is not None and place[1] > self.last_step:
             self.show_problem(f"There is no step {place[1]}: the last one is {self.last_step}.")
+        elif place is not None and place[0] == "time" and place[1] > self.seconds + 1:
+            self.show_problem(f"There is no {format_clock(place[1])}: the recording ends at {format_clock(self.seconds)}.")
         elif place is not None:
             self.dismiss(place)
         elif event.value.strip():

@@ -137,13 +137,16 @@ def _draw_text(
 ) -> list[list[Span]]:
     """Return the line's text in one row, or in several if lines are wrapped."""
     text = sanitize(line.text, glyphs)
+    times: list[Span] = [(f" {glyphs.times}{format_grouped(line.repeats)}", "muted")] if line.repeats > 1 else []
+    width -= sum(cell_width(span[0]) for span in times)
     usual = "later" if line.is_later else "alert" if _FAILURE.match(text) else "output"
     parts = (
         [fit_text(text, width, glyphs, at_words=False)]
         if not is_wrapped or cell_width(text) <= width
         else _split_text(text, width)
     )
-    return [_highlight_matches(part, search, usual, "match-here" if is_match else "match") for part in parts]
+    rows = [_highlight_matches(part, search, usual, "match-here" if is_match else "match") for part in parts]
+    return [*rows[:-1], [*rows[-1], *times]]
 
 
 def _split_text(text: str, width: int) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import LinePosition, OutputBuffer
+from zerotop.analysis.output.lines import LinePosition, OutputBuffer, OutputLine
+from zerotop.analysis.output.repeats import fold_repeats
 from zerotop.analysis.output.search import OutputSearch
 from zerotop.recording.reader import Recording
 from zerotop.ui.output.drawing import BEFORE_CURSOR, OutputPage, SearchState
+
+_MOST_LINES = 4096  # that a page is folded from
 
 
 class OutputView:
@@ -49,7 +53,7 @@ class OutputView:
         self._visible_lines = max(1, room)
         buffer = self.buffer
         top = self._find_top()
-        lines = tuple(buffer.read_lines(top, self._visible_lines))
+        lines = self._read_page(top)
         last = next((line.position for line in reversed(lines) if line.position is not None), None)
         below = buffer.move_position(last, 1) if last is not None else top
         newer = buffer.move_position(below, 1) != below
@@ -75,7 +79,31 @@ class OutputView:
         buffer = self.buffer
         most = self._visible_lines - max(1, int(self._visible_lines * BEFORE_CURSOR))
         later = sum(1 for _, _ in zip(range(most), buffer.iter_lines(buffer.cursor), strict=False))
-        return buffer.move_position(buffer.cursor, -(self._visible_lines - later - buffer.unfinished_count))
+        return self._fill_page(buffer.move_position(buffer.cursor, -(self._visible_lines - later - buffer.unfinished_count)))
+
+    def _read_page(self, top: LinePosition) -> tuple[OutputLine, ...]:
+        """Return the lines of a page, one of those that repeat it."""
+        count = self._visible_lines
+        while True:
+            lines = self.buffer.read_lines(top, count)
+            folded = self._fold(lines)
+            if len(folded) > self._visible_lines or len(lines) < count or count >= _MOST_LINES:
+                return tuple(folded[: self._visible_lines])
+            count *= 2
+
+    def _fill_page(self, top: LinePosition) -> LinePosition:
+        """Return an earlier first line where repeated lines leave room on the last page, which begins at ``top``."""
+        count = self._visible_lines
+        while count < _MOST_LINES:
+            room = self._visible_lines - len(self._fold(self.buffer.read_lines(top, count)))
+            earlier = self.buffer.move_position(top, -room)
+            if room <= 0 or earlier == top:
+                break
+            top, count = earlier, count + room
+        return top
+
+    def _fold(self, lines: Sequence[OutputLine]) -> list[OutputLine]:
+        return fold_repeats(lines, self.search.pattern if self.search is not None else None)
 
     def scroll_lines(self, lines: int) -> None:
         """Scroll to older lines (positive) or newer ones, as far as there are any."""
@@ -91,7 +119,7 @@ class OutputView:
         """Return the first visible line when the last line is visible."""
         buffer = self.buffer
         last = LinePosition(buffer.blocks.sealed_count, len(buffer.blocks.finished_lines(buffer.blocks.sealed_count).texts))
-        return buffer.move_position(last, -(self._visible_lines - buffer.unfinished_count))
+        return self._fill_page(buffer.move_position(last, -(self._visible_lines - buffer.unfinished_count)))
 
     def scroll_to_share(self, share: float) -> None:
         """Scroll to a share of the whole output."""
@@ -105,9 +133,10 @@ class OutputView:
 
     def type_text(self, text: str) -> None:
         """Search for the text typed so far, from the first visible line on."""
+        top = self._find_top()
         self._set_search(text)
         if self.search is not None:
-            self._wanted_match = (self._find_top(), 1)
+            self._wanted_match = (top, 1)
 
     def _set_search(self, text: str) -> None:
         self.search = OutputSearch(self.buffer, text) if text else None

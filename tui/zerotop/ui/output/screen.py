@@ -50,6 +50,11 @@ class OutputScreen(MonitorScreen):
             "Progress bars are shown as they would end up on a terminal.",
         ),
         (
+            "×8",
+            "Eight lines that say the same, as several ranks print them, or updates of a progress bar: the last of them.\n"
+            "A search shows each line that it finds.",
+        ),
+        (
             "search",
             "Plain text; lower case also matches upper case, upper case only itself. Enter and n move the cursor to\n"
             "the next matching line, N to the previous one, escape clears the search.",
