@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
+from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near, is_short
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
@@ -332,12 +332,14 @@ def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
     ready: list[tuple[StepChange, str]] = []
     held, state.waiting = state.waiting, []
     for change, found_in in state.search.list_changes(group):
-        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases
+        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases or is_short(change)
         (held if waits else ready).append((change, found_in))
     for change, found_in in held:
         known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
         if known_ns <= group.lead.at.cursor_ns:
-            ready.append((replace(change, known_ns=known_ns), found_in))
+            change = replace(change, known_ns=known_ns)
+            if not is_short(change) or check_training(change) is not None:
+                ready.append((change, found_in))
         else:
             state.waiting.append((change, found_in))
     return sorted(ready, key=lambda one: one[0].known_ns)
