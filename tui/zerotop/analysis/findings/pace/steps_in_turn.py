@@ -9,8 +9,17 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import await_lines, line_values
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay
+from zerotop.analysis.findings.support.lines.line_findings import (
+    PLACES,
+    await_lines,
+    is_cause,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, find_line
+from zerotop.recording.steps.step_dtype import has_phases
 
 _KIND = FindingKind(
     name="steps_in_turn",
@@ -19,7 +28,7 @@ _KIND = FindingKind(
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
         "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
-        "[, and between the phases most time is spent at {line}]."
+        "[. Most of the time that they take longer is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
 )
@@ -27,6 +36,8 @@ _KIND = FindingKind(
 _FEWEST, _LONGEST, _MOST_STEPS, _MORE = 12, 32, 2048, 8
 # How much longer these iterations are: seconds, share of the others, share of the time that is really lost.
 _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
+# Iterations with phases of each kind that show where the long ones take longer.
+_FEWEST_PHASED = 3
 # Shares of the turns that are long since the first one, and before.
 _MOST_TURNS, _FEW_TURNS = 0.9, 0.1
 
@@ -46,8 +57,14 @@ def detect(recording: Evidence) -> Iterator[Finding]:
     for group in recording.groups:
         for turns, found in await_lines(group, _KIND.name, _find_turns(group), lambda turns: turns.delay):
             lost = 1 - turns.evidence["before_s"] / turns.evidence["after_s"]
-            values = line_values(found.line)
-            yield _KIND.at_steps(group, turns.rows, turns.evidence, known_ns=found.known_ns, cost=lost, **values)
+            line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
+            if line is not None and not is_cause(line, turns.delay):
+                line = None
+            kind = name_line(_KIND, line) if line is not None else _KIND
+            if line is not None:
+                note_named_line(group, line, found.known_ns)
+            values = line_values(line)
+            yield kind.at_steps(group, turns.rows, turns.evidence, known_ns=found.known_ns, cost=lost, **values)
 
 
 def _find_turns(group: Group) -> Iterator[_Turns]:
@@ -60,7 +77,22 @@ def _find_turns(group: Group) -> Iterator[_Turns]:
             group.reported.add(_KIND.name)
             rows = known[begin:]
             begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-            yield _Turns(rows, evidence, Delay(group.lead, BETWEEN, begin_ns, known_ns, known_ns))
+            place = _find_place(rows, evidence)
+            yield _Turns(rows, evidence, Delay(group.lead, place, begin_ns, known_ns, known_ns))
+
+
+def _find_place(rows: Rows, evidence: dict[str, float]) -> str:
+    """Return the place of stacks where the long iterations take longer; between the phases if that is unknown."""
+    is_long = rows["iteration_s"] >= evidence["iteration_s"] + evidence["pause_s"] / 2
+    long, others = (some[has_phases(some)] for some in (rows[is_long], rows[~is_long]))
+    if min(len(long), len(others)) < _FEWEST_PHASED:
+        return BETWEEN
+    medians = [{name: float(np.median(_read(some, name))) for name in PLACES} for some in (long, others)]
+    return PLACES[max(PLACES, key=lambda name: medians[0][name] - medians[1][name])]
+
+
+def _read(rows: Rows, name: str) -> Floats:
+    return measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:
