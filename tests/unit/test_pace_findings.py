@@ -235,6 +235,26 @@ def test_near_parts_of_a_change_are_one_finding(
     assert all(find_changes(tmp_path, piece, monkeypatch) == found for piece in (3, 50))
 
 
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([(0.024, 12), (0.013, 400)], []),  # it warmed up
+        ([(0.04, 90), (0.02, 22), (0.04, 150)], []),
+        ([(0.04, 90), (0.037, 300)], []),
+        ([(0.04, 90), (0.02, 90)], [90]),
+        ([(4.0, 30), (2.0, 44)], [30]),
+    ],
+    ids=["early", "for a while", "by little", "lasting", "long steps"],
+)
+def test_iterations_that_become_shorter_are_told_if_they_stay_so(
+    tmp_path: Path, parts: list[tuple[float, int]], told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_steps(tmp_path, _levels(*parts))
+    found = find_changes(tmp_path, WHOLE, monkeypatch)
+    assert [finding.step for finding in found if finding.evidence["change_share"] < 0] == told
+    assert all(find_changes(tmp_path, piece, monkeypatch) == found for piece in (3, 50))
+
+
 @pytest.mark.parametrize(("changed_at", "told"), [(200, True), (150, False), (None, False)])
 def test_steps_of_few_milliseconds_count_where_the_training_was_changed(
     tmp_path: Path, changed_at: int | None, told: bool, monkeypatch: pytest.MonkeyPatch
