@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from memory_recording import UUID, PlantedRecording, gib_to_bytes, record_two_steps
+from memory_recording import UUID, PlantedRecording, gib_to_bytes, make_reading, record_two_steps
+from small_recording import make_identity, make_span
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop_probe.recording import tables
 
 LENGTH, WORDS = 1024, 50_257
 BLOCK = 8 * LENGTH * WORDS * 4
@@ -113,3 +115,24 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
     assert ("Frozen weights" in finding.details) == (trainable == 10)
     copies = "Up to 2.00 GiB of them are autocast's 16-bit copies of weights."
     assert (copies in finding.details) == ("autocast" in finding.details) == (trainable > 10 and autocast is not None)
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_named"), [(4 * 512 * 32_000 * 2, True), (4 * 511 * 32_000 * 4, True), (100 << 20, False)]
+)
+def test_memory_that_grows_by_the_logits_of_each_step_says_so(tmp_path: Path, kept: int, is_named: bool) -> None:
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.node_event()
+    recording.write_engine(at=1.5, **LOOP)
+    spans, readings = [], [make_reading(2, 2, 4, phase="init", edge="end")]
+    for step in range(80):
+        size = 6 + kept * max(0, step - 30) / (1 << 30)
+        for edge, at, more in (("begin", 10.0, 0.0), ("end", 10.6, 0.0)):
+            readings.append(make_reading(at + step, size + more, 22, phase="step", edge=edge, step=step))
+        spans.append(make_span(10.0 + step, 10.6 + step, "step", step, tables.BOUNDARY))
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    recording.write_inventory(9.5, "before_backward", {"parameters": 2}, output_shape=[4, 512, 32_000])
+    (creep,) = find_named(recording, "memory_creep")
+    assert ("Each step adds as much as its logits, 4 x 51" in creep.details) == is_named
+    assert ("clone()" in creep.advice) == is_named

@@ -185,6 +185,26 @@ def test_a_rise_within_what_the_run_visited_before_is_no_drift(tmp_path: Path) -
         assert [one.name for one in find(tmp_path / name, iteration_drift.detect)] == ["iteration_drift"] * (name == "calm")
 
 
+@pytest.mark.parametrize(("where", "column"), [("between phases", 3), ("step", 2)])
+def test_iterations_that_take_turns_name_the_line_of_the_long_ones(tmp_path: Path, where: str, column: int) -> None:
+    steps = [[0.004, 0.006, 0.002, 0.004] for _ in range(400)]
+    for step in range(300, 400, 5):
+        steps[step][column] += 0.046
+    ends = write_parts(tmp_path, steps)
+    frames = [{"file": "train.py", "line": line, "function": "main", "own": True} for line in (82, 90)]
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    facts = {"frames": frames, "where": where}
+    for step in range(300, 400):  # what usually takes a share is another line
+        why, shown = ("slow", 0) if step % 5 == 0 else ("share", 1)
+        stacks = [{"count": 1, "seconds": 0.04, "call": "time.sleep", "frames": [shown]}]
+        times = {"begin_ns": int((ends[step] - 0.015) * S), "end_ns": int(ends[step] * S), "step": step, "last_step": step}
+        writer.write(int((ends[step] + 0.001) * S), events.Stacks, **times, **facts, why=why, stacks=stacks)
+    writer.close()
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert turns.headline.endswith("of 5 iterations takes 46 ms longer: train.py:82")
+    assert "train.py:82" in turns.details
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.6, 2.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_longer_batches_where_lengths_vary(tmp_path: Path, factor: float, seed: int) -> None:

@@ -226,6 +226,46 @@ def test_near_parts_of_a_change_are_one_finding(
 
 
 @pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ([(0.024, 12), (0.013, 400)], []),  # it warmed up
+        ([(0.04, 90), (0.02, 22), (0.04, 150)], []),
+        ([(0.04, 90), (0.037, 300)], []),
+        ([(0.04, 90), (0.02, 90)], [90]),
+        ([(4.0, 30), (2.0, 44)], [30]),
+    ],
+    ids=["early", "for a while", "by little", "lasting", "long steps"],
+)
+def test_iterations_that_become_shorter_are_told_if_they_stay_so(
+    tmp_path: Path, parts: list[tuple[float, int]], told: list[int]
+) -> None:
+    write_steps(tmp_path, _levels(*parts))
+    found = find_changes(tmp_path, WHOLE)
+    assert [finding.step for finding in found if finding.evidence["change_share"] < 0] == told
+    assert all(find_changes(tmp_path, piece) == found for piece in (3, 50))
+
+
+@pytest.mark.parametrize(("changed_at", "told"), [(200, True), (150, False), (None, False)])
+def test_steps_of_few_milliseconds_count_where_the_training_was_changed(
+    tmp_path: Path, changed_at: int | None, told: bool
+) -> None:
+    """The look that finds the change may come after the steps have shown it."""
+    end = write_steps(tmp_path, _levels((0.001, 200), (0.003, 2000)))
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    changes = [
+        {"name": "trained_parameters", "before": "10", "after": "90", "changed_ns": int(0.001 * S * (changed_at or 0))}
+    ]
+    if changed_at is not None:
+        facts = {"step": 600, "last_step": 0, "begin_ns": 0, "changes": changes}
+        writer.write(int(1.4 * S), events.TrainingChanged, **facts)
+    writer.write(int(end * S), events.Goodbye)
+    writer.close()
+    found = find_changes(tmp_path, WHOLE)
+    assert [(one.step, "90 parameters are trained" in one.details) for one in found] == ([(200, True)] if told else [])
+    assert all(find_changes(tmp_path, piece) == found for piece in (100, 1000))
+
+
+@pytest.mark.parametrize(
     "ways", [[(0.06, 90), (0.0625, 15), (0.0305, 20), (0.032, 200)], [(0.03, 150), (0.09, 12), (0.14, 150)]]
 )
 def test_levels_are_those_of_all_steps_on_each_side(tmp_path: Path, ways: list[tuple[float, int]]) -> None:

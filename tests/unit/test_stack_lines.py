@@ -49,7 +49,7 @@ def find_named(recording: Recording, name: str) -> Finding:
     return finding
 
 
-def add_stacks(
+def add_stacks(  # noqa: PLR0913
     folder: Path,
     found: Finding,
     stacks: list[Any],
@@ -58,8 +58,9 @@ def add_stacks(
     where: str,
     late_s: float = 0.0,
     begin_ns: int | None = None,
+    seconds: float = 1.0,
 ) -> Recording:
-    """Write samples of a rank, a second for each stack, by default from the begin of a finding until it was known.
+    """Write samples of a rank, so many seconds for each stack, by default from the begin of a finding until it was known.
 
     ``late_s``: how long after the finding was known.
     """
@@ -77,7 +78,7 @@ def add_stacks(
         "end_ns": max(found.known_ns, begin_ns or 0) - source.offset_ns,
         "frames": [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames],
         "stacks": [
-            {"count": 1, "seconds": 1.0, "call": call, "frames": [frames.index(frame) for frame in inside]}
+            {"count": 1, "seconds": seconds, "call": call, "frames": [frames.index(frame) for frame in inside]}
             for inside, call in stacks
         ],
     }
@@ -116,6 +117,17 @@ def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, l
     assert f"between the phases (data, forward, backward, step), most of that at {line}." in shift.details
     assert line.partition(" in ")[0] in shift.advice
     assert (shift.fix, shift.known_ns) == (fix, before.known_ns)
+
+
+@pytest.mark.parametrize(
+    ("samples", "seconds", "is_named"), [(1, 0.02, False), (2, 0.02, False), (3, 0.02, True), (1, 1.0, True)]
+)
+def test_a_line_needs_samples_or_a_share_of_the_delay(tmp_path: Path, samples: int, seconds: float, is_named: bool) -> None:
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
+    before = find_named(Recording.open(folder), "iteration_shift")
+    recording = add_stacks(folder, before, [SLEEP] * samples, where="between phases", seconds=seconds)
+    shift = find_named(recording, "iteration_shift")
+    assert (shift.headline.endswith(": train.py:88"), "train.py" in shift.advice) == (is_named, is_named)
 
 
 def test_a_call_that_waits_for_an_idle_gpu_is_the_cause(tmp_path: Path) -> None:
@@ -254,7 +266,9 @@ def add_pauses(
 )
 def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
     """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
-    recording = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
+    recording = add_pauses(
+        recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20, count=20
+    )
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.headline for one in findings] == expected
 

@@ -191,6 +191,23 @@ def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, t
     assert describe_changes(list(found)) == f"{text} (train.py:82 in main)"
 
 
+def test_parameters_changed_when_their_optimizer_was_made(tmp_path: Path) -> None:
+    """The last look was long before."""
+    made: dict[str, Any] = {"name": "optimizer_objects", "before": "", "after": "", "changed_ns": 19 * S}
+    trained: dict[str, Any] = {"name": "trained_parameters", "before": "8", "after": "64"}
+    for index, changes in enumerate(([made, trained], [trained])):
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        recording = write_change(PlantedRecording(folder), 20, *changes, since_s=18)
+        found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
+        chosen = [
+            [one.name for one in choose_changes(found, BEGIN_NS + at * S, BEGIN_NS + (at + 1) * S, BEGIN_NS + 30 * S)]
+            for at in (5, 19)
+        ]
+        assert chosen[0] == ["trained_parameters"] * index
+        assert "trained_parameters" in chosen[1]
+
+
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
     recording = write_change(PlantedRecording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
     found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))

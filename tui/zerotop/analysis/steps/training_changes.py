@@ -32,6 +32,7 @@ _ORDER = (
 )
 # Follow from others, have findings of their own, or are what libraries note about their modules.
 _LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode"), "module._"
+_OPTIMIZERS, _OF_PARAMETERS = ("optimizer_objects", "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
@@ -65,11 +66,14 @@ class TrainingChange(NamedTuple):
 def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[TrainingChange]:
     """Iterate over the changes of a process's ``training_changed`` events; its clock is ``offset_ns`` behind unix time."""
     for event in found:
+        # Parameters that are changed without a method of their module are given to a new optimizer at once.
+        made_ns = next((one.changed_ns for one in event.changes if one.name in _OPTIMIZERS), None)
         for change in event.changes:
             name, before, after, exact_ns = change.name, change.before, change.after, change.changed_ns
             is_left_out = name in _LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX)
             if is_left_out or not all(text.isprintable() for text in (name, before, after)):
                 continue
+            exact_ns = made_ns if exact_ns is None and name in _OF_PARAMETERS else exact_ns
             begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
             if exact_ns is not None:
                 begin_ns = end_ns = exact_ns + offset_ns

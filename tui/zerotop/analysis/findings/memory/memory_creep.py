@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.growing_readings import (
     CREEP_STEPS,
     SPARSE_RECORDS,
@@ -59,6 +60,10 @@ _VIEW_KIND = _HELD_KIND.with_changes(
     details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
     advice="Keep a copy of the view: {copying} lets the block go.",
     fix="{cloning}",
+)
+_LOGITS_KIND = _KIND.with_changes(
+    details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
+    advice="Look for where the model's outputs are collected; .detach().clone() of a part lets the rest go.",
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
 # The part of the leaked memory that a line must have allocated, or a variable hold in this many tensors.
@@ -214,6 +219,9 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
         "until_step": held_step if has_ended else None,
     }
     kind, texts = _choose_kind(found.look)
+    logits = _find_logits(process, creep.stretch.slope) if kind is _KIND else ""
+    if logits:
+        kind, texts = _LOGITS_KIND, {"logits": logits}
     if found.holder is not None:
         kind, texts = _name_holder(found.holder, texts)
     values: dict[str, Any] = dict(texts)
@@ -245,6 +253,14 @@ def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKi
         return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values
     view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
     return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
+
+
+def _find_logits(process: Process, slope: float) -> str:
+    """Return the shape of the logits if memory grows by as much in each step; empty if it does not."""
+    blocks = recognize_block(process.engine, find_first_backward(process), round(slope))
+    if blocks.width != LOGITS:
+        return ""
+    return f"{' x '.join(f'{size:,}' for size in blocks.shape)} elements of {blocks.item_bytes} bytes"
 
 
 def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:

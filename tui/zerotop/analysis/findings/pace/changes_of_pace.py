@@ -80,8 +80,7 @@ class PaceSearch:
     def _list_levels(self, group: Group) -> Iterator[StepChange]:
         rows = group.lead.steps
         for change in _find_changes(group, self._levels, rows, rows["iteration_s"]):
-            is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
-            if is_long and not _is_by_probe(change):
+            if not _is_by_probe(change):
                 is_new = not is_near(change, self.known, change.known_ns)
                 self._note(change)
                 if is_new:
@@ -119,6 +118,11 @@ def is_near(change: StepChange, others: Iterable[KnownChange], known_ns: int) ->
     """Whether a change begins near one already known. It may have begun in a counted step before its first step."""
     first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
     return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
+
+
+def is_short(change: StepChange) -> bool:
+    """Whether iterations are so short that they only count where the training itself was changed."""
+    return bool(max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) < SHORTEST_ITERATION_S)
 
 
 def _is_by_probe(change: StepChange) -> bool:

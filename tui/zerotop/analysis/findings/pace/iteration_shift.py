@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
+from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near, is_short
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
@@ -61,6 +61,8 @@ _MORE_STEPS, _FIRST_STEPS = 16, 20
 _MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
 # Blocks of steps in a row that are nearer to the level before: the change has passed.
 _PASSED_BLOCKS = 10
+# Iterations that became shorter for no known reason are told after so many steps, or seconds, on each side, by this share.
+_GAIN_STEPS, _GAIN_S, _GAIN_SHARE = 50, 60.0, 0.1
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -263,7 +265,7 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         # What follows two far outliers does not count against them.
         until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
         steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
-        if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
+        if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier) and _is_lasting_gain(shift, steps):
             if shift.has_own_part or shift.has_recorded_cause(None):
                 state.real.append((KnownChange(shift.step, change.known_ns), shift))
             if not found_in:
@@ -313,11 +315,23 @@ def _judge_again(state: _State, pending: _Pending, steps: Rows) -> Iterator[Pace
             continue
         shift = _explain_by_training(shift, known_ns)
         history, earlier = _select_history(steps[: first + count], state, shift)
-        if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True):
+        if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True) and _is_lasting_gain(shift, history):
             state.told.append(KnownChange(shift.step, known_ns))
             yield replace(shift, change=replace(shift.change, known_ns=known_ns))
             return
     state.pending.append(pending)
+
+
+def _is_lasting_gain(shift: PaceShift, steps: Rows) -> bool:
+    """Whether iterations that became shorter for no known reason did so by enough, after long enough, for long enough."""
+    if shift.is_worse or shift.is_expected or shift.has_recorded_cause(None):
+        return True
+    middle = int(np.searchsorted(steps["step"], shift.step))
+    sides = [part["iteration_s"][~np.isnan(part["iteration_s"])] for part in (steps[:middle], steps[middle:])]
+    if any(len(side) < _GAIN_STEPS and side.sum() < _GAIN_S for side in sides):
+        return False
+    before, after = (float(np.median(side)) for side in sides)
+    return before - after >= _GAIN_SHARE * before
 
 
 def _select_history(steps: Rows, state: _State, shift: PaceShift) -> tuple[Rows, PaceShift | None]:
@@ -332,12 +346,14 @@ def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
     ready: list[tuple[StepChange, str]] = []
     held, state.waiting = state.waiting, []
     for change, found_in in state.search.list_changes(group):
-        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases
+        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases or is_short(change)
         (held if waits else ready).append((change, found_in))
     for change, found_in in held:
         known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
         if known_ns <= group.lead.at.cursor_ns:
-            ready.append((replace(change, known_ns=known_ns), found_in))
+            change = replace(change, known_ns=known_ns)
+            if not is_short(change) or check_training(change) is not None:
+                ready.append((change, found_in))
         else:
             state.waiting.append((change, found_in))
     return sorted(ready, key=lambda one: one[0].known_ns)

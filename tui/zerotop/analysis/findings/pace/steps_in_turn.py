@@ -10,9 +10,17 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import line_values
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, await_line
+from zerotop.analysis.findings.support.lines.line_findings import (
+    PLACES,
+    is_cause,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.steps.step_dtype import has_phases
 
 _KIND = FindingKind(
     name="steps_in_turn",
@@ -21,7 +29,7 @@ _KIND = FindingKind(
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
         "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
-        "[, and between the phases most time is spent at {line}]."
+        "[. Most of the time that they take longer is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
 )
@@ -31,6 +39,10 @@ _FEWEST, _FEWEST_FAR, _FAR_TIMES = 12, 5, 3.0
 _LONGEST, _MOST_STEPS, _MORE = 32, 2048, 8
 # How much longer these iterations are: seconds, share of the others, share of the time that is really lost.
 _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
+# So many times as long as an iteration is more than the GPU's usual work, for which a line may wait.
+_WAITED_TIMES = 2.0
+# Iterations with phases of each kind that show where the long ones take longer.
+_FEWEST_PHASED = 3
 # Shares of the turns that are long since the first one, and before.
 _MOST_TURNS, _FEW_TURNS = 0.9, 1 / 3
 
@@ -47,8 +59,15 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     turns = window.find_once(partial(_find_turns, window))
     found = await_line(turns.delay) if turns is not None else None
     if turns is not None and found is not None:
-        lost, values = 1 - turns.evidence["before_s"] / turns.evidence["after_s"], line_values(found.line)
-        yield _KIND.at_steps(window.subject, turns.rows, turns.evidence, known_ns=found.known_ns, cost=lost, **values)
+        evidence, kind = turns.evidence, _KIND
+        line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
+        if line is not None and is_cause(line, turns.delay):
+            kind = name_line(_KIND, line)
+            note_named_line(window.subject, line, found.known_ns)
+        elif evidence["pause_s"] < _WAITED_TIMES * evidence["iteration_s"]:
+            line = None  # it may wait for the GPU's usual work
+        cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_values(line)
+        yield kind.at_steps(window.subject, turns.rows, evidence, known_ns=found.known_ns, cost=cost, **values)
 
 
 def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
@@ -59,7 +78,7 @@ def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
         if evidence is not None:
             rows = known[begin:]
             begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-            return _Turns(rows, evidence, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns))
+            return _Turns(rows, evidence, Delay(lead, _find_place(rows, evidence), begin_ns, known_ns, known_ns))
     return None
 
 
@@ -67,6 +86,20 @@ def _find_due(count: int, last: int | None) -> int | None:
     """Return the number of steps with which to search next; None if there are fewer."""
     due = 2 * _LONGEST if last is None else last + max(_FEWEST, last // _MORE)
     return due if due <= count else None
+
+
+def _find_place(rows: Rows, evidence: dict[str, float]) -> str:
+    """Return the place of stacks where the long iterations take longer; between the phases if that is unknown."""
+    is_long = rows["iteration_s"] >= evidence["iteration_s"] + evidence["pause_s"] / 2
+    long, others = (some[has_phases(some)] for some in (rows[is_long], rows[~is_long]))
+    if min(len(long), len(others)) < _FEWEST_PHASED:
+        return BETWEEN
+    medians = [{name: float(np.median(_read(some, name))) for name in PLACES} for some in (long, others)]
+    return PLACES[max(PLACES, key=lambda name: medians[0][name] - medians[1][name])]
+
+
+def _read(rows: Rows, name: str) -> Floats:
+    return measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:

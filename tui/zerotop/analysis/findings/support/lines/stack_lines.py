@@ -7,6 +7,7 @@ import io
 import re
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -71,6 +72,8 @@ _PHASE_FILES = (
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
+# Samples that show a line, unless they stand for such a share of the whole delay.
+_FEWEST_SAMPLES = 3
 # The share of the samples below a line of the loop with which a line that it calls takes its place.
 _SHARED_SHARE = 0.6
 # How long a finding waits for samples (ns), which are written a moment after they were taken.
@@ -138,6 +141,7 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     process, where, callee = delay.process, delay.where, delay.callee
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
+    samples: Counter[tuple[str, str]] = Counter()  # of each function
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
     for event in _select_events(delay, known_ns):
         if why and event.why != why:
@@ -150,11 +154,14 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
             if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
+                samples[found.file, found.function] += stack.count or 0
                 each = callees.setdefault(key, {})
                 each[beneath] = each.get(beneath, 0.0) + weight
     if not seconds or total <= 0:
         return None
     key, weight = _choose_line(seconds, total)
+    if samples[key[0], key[2]] < _FEWEST_SAMPLES and weight < _LINE_SHARE * (delay.end_ns - delay.begin_ns) / 1e9:
+        return None  # it may have been there by chance
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
 
