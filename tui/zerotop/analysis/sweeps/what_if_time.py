@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
@@ -60,22 +60,27 @@ class _Rates:
     efficiency: float = 0.42  # share of the peak that the arithmetic of large batches reaches
     link: float = 1.0  # times NCCL's speed on this type of GPU
     gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
-    gathered_backward: float = 11.0
+    gathered_backward: float = 8.5
     plain_backward: float = 1.6  # in stage 0
-    reduced_backward: float = 4.0  # in stages 1 and 2, which put each gradient into a bucket
+    reduced_backward: float = 3.5  # in stages 1 and 2, which put each gradient into a bucket
     offloaded_backward: float = 4.0  # more, if each gradient is copied to the CPU
-    update: float = 2.5  # of an update on the GPU, which takes a norm of each tensor
+    update: float = 2.2  # of an update on the GPU: norms of tensors, in stages 1 and 2 half of it for a rank's own
     update_bytes: float = 60.0  # of GPU memory for each updated element
     to_host: float = 50e9  # B/s of a GPU's gradients in the backward
-    cpu_adam: float = 6.6e9  # elements/s of a node; 60e9 bytes are read and written for these
-    moved: float = 12.5e9  # elements/s of a node: gradients unscaled, weights cast and copied to the GPUs after an update
+    # Elements/s of a node, whose memory limits them, and of a core: of the CPU update, and of what DeepSpeed does around
+    # it, as it unscales gradients, and casts weights and copies them to the GPUs.
+    cpu_adam: float = 6.7e9
+    cpu_adam_core: float = 0.62e9
+    moved: float = 12.5e9
+    moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
 
 
 _SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
 _SPREAD = 1.5  # of other rates: as many times more or less
 # Between runs of one setting, and between steps of one: the host's work varies most.
-_RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.2, COMMUNICATION: 0.15, OPTIMIZER: 0.2, TRANSFERS: 0.15, BETWEEN: 0.3}
+_RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.25, COMMUNICATION: 0.25, OPTIMIZER: 0.3, TRANSFERS: 0.3, BETWEEN: 0.3}
+_RANKS = 1.5  # as many times these, with another number of ranks on a node's cores
 _BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
 _MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
 _SHARPNESS = 3.0
@@ -115,8 +120,8 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         for spread in (_SPREADS.get(one.name, _SPREAD),)
         for factor in (spread, 1 / spread)
     ]
-    is_changed = (setup, work) != (base.setup, base.work)
-    noise = {name: is_changed * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
+    noise_share = 0.0 if (setup, work) == (base.setup, base.work) else 1.0 if setup.ranks == base.setup.ranks else _RANKS
+    noise = {name: noise_share * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
     rows = []
     for name, formula in _FORMULAS.items():
         ends = _find_ends(likely[name], [other[name] for other in others], noise[name])
@@ -234,7 +239,7 @@ class _Decomposition:
         setup, each = self.base.setup, times.backward
         beside = sum(self._list_backward(setup, self.base.work).values())
         self.backward = self.forward * self.flops[1] / self.flops[0] if self.flops[0] else each
-        weight = self.launch * self._weigh_backward(setup)
+        weight = self.launch * self._weigh_backward(setup, self.base.work)
         device = self.backward + beside
         if device >= each:
             device = _subtract(each, min(weight, 0.8 * each))
@@ -259,11 +264,14 @@ class _Decomposition:
     def _weigh_forward(self, setup: EngineSetup) -> float:
         return self.rates.gathered_forward if setup.stage == 3 and not setup.is_loop else 1.0
 
-    def _weigh_backward(self, setup: EngineSetup) -> float:
+    def _weigh_backward(self, setup: EngineSetup, work: Workload) -> float:
+        """Return the host time of a backward: in stage 1 the mean, as only the last micro-batch is reduced."""
         rates = self.rates
+        plain, reduced = rates.plain_backward, rates.reduced_backward
         if setup.is_loop:
-            return rates.plain_backward
-        weight = (rates.plain_backward, rates.reduced_backward, rates.reduced_backward, rates.gathered_backward)[setup.stage]
+            return plain
+        once = plain + (reduced - plain) / work.accumulation
+        weight = (plain, once, reduced, rates.gathered_backward)[setup.stage]
         return weight + (rates.offloaded_backward if _is_offloaded(setup) else 0.0)
 
     def _time_link(self, size: float, setup: EngineSetup) -> float:
@@ -297,13 +305,14 @@ class _Decomposition:
     def _list_update(self, setup: EngineSetup) -> dict[str, float]:
         """Return the parts of an update: the host's work on each tensor and the GPU's memory, the node's CPUs, copies."""
         rates, offloaded = self.rates, self._count_offloaded(setup)
-        share = (1.0, 1 / setup.ranks, 1 / setup.ranks, 0.5)[setup.stage]
+        share = (1 + 1 / setup.ranks) / 2 if setup.stage in (1, 2) else 1.0
         updated = setup.trainable / (setup.ranks if setup.stage else 1) - offloaded * self.base.nodes / setup.ranks
         memory = self.gpu.memory if self.gpu is not None else 2e12
+        cores = self.base.threads * setup.ranks / self.base.nodes if self.base.threads is not None else inf
         parts = {
             OPTIMIZER: self.launch * rates.update * share + rates.update_bytes * max(0.0, updated) / memory,
-            _CPU: offloaded / rates.cpu_adam,
-            TRANSFERS: offloaded / rates.moved,
+            _CPU: offloaded / min(rates.cpu_adam, cores * rates.cpu_adam_core),
+            TRANSFERS: offloaded / min(rates.moved, cores * rates.moved_core),
             COMMUNICATION: self._time_link(setup.bytes_each * setup.parameters, setup) if setup.stage in (1, 2) else 0.0,
         }
         return {name: self.factors.get(name, 1.0) * each for name, each in parts.items()}
@@ -320,7 +329,7 @@ class _Decomposition:
         for name, each in self._list_gathered(setup).items():  # while earlier layers compute
             parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
         parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
-        backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup)
+        backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup, work)
         beside = {name: self.beside_factor * each for name, each in self._list_backward(setup, work).items()}
         parts[COMPUTE] += count * backward
         parts[LAUNCHES] += count * _wait(backward + sum(beside.values()), host)
