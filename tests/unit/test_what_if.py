@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -19,6 +21,7 @@ from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_time
 from zerotop.cli import main
+from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -163,6 +166,23 @@ def test_time_is_not_told_where_nothing_measures_it() -> None:
         other = replace(base, gpu=gpu)
         assert sentence in find_time_obstacle(other, replace(base.setup, ranks=2), base.work, 1)
         assert not find_time_obstacle(other, base.setup, replace(base.work, micro_batch=8), 1)
+
+
+def test_the_machines_own_figures_are_used(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def ask_seconds() -> list[float]:
+        asked = ("--gpus", "2", "--offload", "optimizer", "--json")
+        seconds: list[float] = json.loads(ask(capsys, "z2", *asked))["time"]["seconds"]
+        return seconds
+
+    before = ask_seconds()
+    values = {"all_reduce": 20e9, "from_gpu": 5e9, "adam": 1e9}
+    for gpu, is_used in (("NVIDIA A100", False), ("NVIDIA H200", True)):
+        write_figures(MachineFigures(socket.gethostname(), time.time(), gpu, "", values), find_machine_file())
+        assert (ask_seconds()[1] > 1.5 * before[1]) is is_used
 
 
 def test_an_interval_grows_with_what_was_not_measured() -> None:

@@ -5,7 +5,8 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class Baseline:
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
     rules: AllocatorRules = DEFAULT_RULES
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
+    machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
     @property
     def peak(self) -> int:

@@ -112,7 +112,7 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
     reason = find_time_obstacle(base, setup, work, nodes)
     if reason:
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
-    rates = _Rates()
+    rates = _find_rates(base)
     before, likely = (_Decomposition(base, rates).compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
     others = [
         _Decomposition(base, replace(rates, **{one.name: getattr(rates, one.name) * factor})).compose(setup, work)
@@ -162,13 +162,21 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
             f"The speeds of {base.gpu or 'this GPU'} are not known, which another setting of ZeRO needs: record a few steps."
         )
     if setup.ranks > 1 and gpu.link is None:
-        return f"The speed of the connection of {base.gpu}s was not measured: record a few steps with this number."
+        return f"The speed of the connection of {base.gpu}s was not measured: `zerotop doctor --measure` does that there."
     return ""
 
 
 def _find_gpu(base: Baseline) -> _Gpu | None:
     found = next((gpu for name, gpu in _GPUS.items() if name in base.gpu.upper()), None)
-    return replace(found, link=None) if found is not None and "PCI" in base.gpu.upper() else found
+    if found is None:
+        return None
+    return replace(found, link=base.machine.get("all_reduce", None if "PCI" in base.gpu.upper() else found.link))
+
+
+def _find_rates(base: Baseline) -> _Rates:
+    """Return the usual rates, with those that ``doctor --measure`` found."""
+    names = {"to_host": "from_gpu", "cpu_adam": "adam", "cpu_adam_core": "adam_per_core"}
+    return replace(_Rates(), **{name: base.machine[key] for name, key in names.items() if key in base.machine})
 
 
 def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[float, float]:
