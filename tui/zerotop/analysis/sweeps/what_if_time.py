@@ -57,21 +57,21 @@ _GPUS = {
 class _Rates:
     """The speeds that a recording need not tell. Host times are in those of the launches of a plain forward."""
 
-    efficiency: float = 0.42  # share of the peak that the arithmetic of large batches reaches
+    efficiency: float = 0.45  # share of the peak that the arithmetic of large batches reaches
     link: float = 1.0  # times NCCL's speed on this type of GPU
     gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
-    gathered_backward: float = 8.5
+    gathered_backward: float = 12.0
     plain_backward: float = 1.6  # in stage 0
     reduced_backward: float = 3.5  # in stages 1 and 2, which put each gradient into a bucket
-    offloaded_backward: float = 4.0  # more, if each gradient is copied to the CPU
+    offloaded_backward: float = 5.0  # more in these, if each gradient is copied to the CPU
     update: float = 2.2  # of an update on the GPU: norms of tensors, in stages 1 and 2 half of it for a rank's own
     update_bytes: float = 60.0  # of GPU memory for each updated element
     to_host: float = 50e9  # B/s of a GPU's gradients in the backward
     # Elements/s of a node, whose memory limits them, and of a core: of the CPU update, and of what DeepSpeed does around
     # it, as it unscales gradients, and casts weights and copies them to the GPUs.
-    cpu_adam: float = 6.7e9
+    cpu_adam: float = 6e9
     cpu_adam_core: float = 0.62e9
-    moved: float = 12.5e9
+    moved: float = 9e9
     moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
 
@@ -280,7 +280,7 @@ class _Decomposition:
             return plain
         once = plain + (reduced - plain) / work.accumulation
         weight = (plain, once, reduced, rates.gathered_backward)[setup.stage]
-        return weight + (rates.offloaded_backward if _is_offloaded(setup) else 0.0)
+        return weight + (rates.offloaded_backward if _is_offloaded(setup) and setup.stage < 3 else 0.0)
 
     def _time_link(self, size: float, setup: EngineSetup) -> float:
         """Return the seconds of a collective whose ranks send and receive (n - 1) / n of the bytes."""
