@@ -160,6 +160,8 @@ def test_time_is_not_told_where_nothing_measures_it() -> None:
     base, loop = read("z2"), read("x2-fsdp2")
     assert "NVMe" in find_time_obstacle(base, replace(base.setup, stage=3, offload_optimizer="nvme"), base.work, 1)
     assert "more nodes" in find_time_obstacle(base, base.setup, base.work, 2)
+    nodes = replace(base, nodes=2, setup=replace(base.setup, ranks=2))
+    assert "connection of the nodes" in find_time_obstacle(nodes, replace(nodes.setup, stage=3), base.work, 2)
     assert "loop without DeepSpeed" in find_time_obstacle(loop, replace(loop.setup, ranks=4), loop.work, 1)
     assert "another optimizer" in find_time_obstacle(base, replace(base.setup, state_each=2), base.work, 1)
     for gpu, sentence in (("", "this GPU are not known"), ("NVIDIA H100 PCIe", "connection of NVIDIA H100 PCIes")):
@@ -183,6 +185,15 @@ def test_the_machines_own_figures_are_used(
     for gpu, is_used in (("NVIDIA A100", False), ("NVIDIA H200", True)):
         write_figures(MachineFigures(socket.gethostname(), time.time(), gpu, "", values), find_machine_file())
         assert (ask_seconds()[1] > 1.5 * before[1]) is is_used
+
+
+@pytest.mark.parametrize("name", ["z2-offload", "gpu-z3-all", "x4-z3", "x2-zero3", "x4-attached", "gpu-trainer-gpt2"])
+def test_the_recorded_setting_takes_what_was_measured_whatever_the_speeds(name: str) -> None:
+    for speed in (1e6, 1e9, 1e15):
+        base = replace(read(name), machine={"all_reduce": speed, "from_gpu": speed, "adam": speed}, threads=1)
+        assert base.times is not None
+        seconds = predict_time(base, base.setup, base.work, base.nodes).seconds
+        assert seconds == pytest.approx([base.times.iteration] * 3, rel=0.02)
 
 
 def test_an_interval_grows_with_what_was_not_measured() -> None:
@@ -276,6 +287,9 @@ def test_damaged_times_are_no_figure() -> None:
     assert base.times is not None
     for damaged in (0.0, -1.0, float("nan")):
         broken = replace(base, times=replace(base.times, iteration=damaged))
+        assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
+    for name in ("forward", "backward", "update"):
+        broken = replace(base, times=replace(base.times, **{name: -1.0}))
         assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
     nothing = replace(base, setup=replace(base.setup, parameters=0))
     work = replace(base.work, micro_batch=8)

@@ -139,7 +139,8 @@ def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[fl
 
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
     """Return why the time is not known, as a sentence; "" if it is."""
-    if base.times is None or not base.times.iteration > 0:
+    times = base.times
+    if times is None or not (times.iteration > 0 and min(times.forward, times.backward, times.update) >= 0):
         return "The recording has too few steps with the times of their phases: record ten or more."
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
@@ -151,12 +152,17 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
         return "Arithmetic in another dtype, or with another optimizer, was not measured: record a few steps with it."
     devices = [(one.offload_optimizer, one.offload_parameters) for one in (setup, base.setup)]
     zero = [(*pair, one.stage, one.ranks) for pair, one in zip(devices, (setup, base.setup), strict=True)]
-    if zero[0] == zero[1]:
-        return ""
-    if setup.is_loop:
-        return "Stage, offload and number of GPUs of a loop without DeepSpeed have no model of time: record a few steps."
     if devices[0] != devices[1] and any("nvme" in pair for pair in devices):
         return "The speed of the NVMe drive was not measured: record a few steps with it."
+    return _find_zero_obstacle(base, setup, gpu) if zero[0] != zero[1] else ""
+
+
+def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) -> str:
+    """Return why the time at another stage, offload or number of GPUs is not known."""
+    if base.nodes > 1:
+        return "The connection of the nodes was not measured apart, which another setting of ZeRO needs: record a few steps."
+    if setup.is_loop:
+        return "Stage, offload and number of GPUs of a loop without DeepSpeed have no model of time: record a few steps."
     if gpu is None:
         return (
             f"The speeds of {base.gpu or 'this GPU'} are not known, which another setting of ZeRO needs: record a few steps."
@@ -235,6 +241,8 @@ class _Decomposition:
             host = max(_subtract(each, self.forward), 0.5 * each)
         self.forward = _subtract(each, host)
         self.launch = host / self._weigh_forward(self.base.setup)
+        gathered = sum(self._list_gathered(self.base.setup).values())
+        self.gathered_factor = min(1.0, self.forward / gathered) if gathered else 1.0
 
     def _guess_compute(self, flops: float) -> float | None:
         if self.gpu is None:
@@ -259,13 +267,15 @@ class _Decomposition:
         """Find how much longer each part of the update takes than the rates say."""
         self.factors = dict.fromkeys((OPTIMIZER, TRANSFERS, _CPU), 1.0)
         parts = self._list_update(setup)
-        own = times.update - min(parts[COMMUNICATION], 0.5 * times.update)
+        gathered = min(parts[COMMUNICATION], 0.5 * times.update)
+        own = times.update - gathered
         cpu = min(times.cpu_optimizer, 0.9 * own) if parts[_CPU] else 0.0
         if cpu:
             self.factors[_CPU] = cpu / parts[_CPU]
         names = [name for name in self.factors if not (cpu and name == _CPU)]
         rest = sum(parts[name] for name in names)
         self.factors |= {name: (own - cpu) / rest for name in names if rest and parts[name]}
+        self.factors[COMMUNICATION] = gathered / parts[COMMUNICATION] if parts[COMMUNICATION] else 1.0
 
     # --- the parts at any setting ------------------------------------------------------------------------------------------
 
@@ -332,9 +342,10 @@ class _Decomposition:
         ratios = [after / before if before else 1.0 for after, before in zip(flops, self.flops, strict=True)]
         count = work.accumulation
         forward, host = self.forward * ratios[0], self.launch * self._weigh_forward(setup)
-        gathered = sum(self._list_gathered(setup).values())
+        gathering = {name: self.gathered_factor * each for name, each in self._list_gathered(setup).items()}
+        gathered = sum(gathering.values())
         parts[COMPUTE] += count * forward
-        for name, each in self._list_gathered(setup).items():  # while earlier layers compute
+        for name, each in gathering.items():  # while earlier layers compute
             parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
         parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
         backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup, work)
