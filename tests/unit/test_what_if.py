@@ -289,7 +289,8 @@ def test_damaged_times_are_no_figure() -> None:
         broken = replace(base, times=replace(base.times, iteration=damaged))
         assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
     for name in ("forward", "backward", "update"):
-        broken = replace(base, times=replace(base.times, **{name: -1.0}))
+        damage: dict[str, Any] = {name: -1.0}
+        broken = replace(base, times=replace(base.times, **damage))
         assert predict_time(broken, base.setup, base.work, 1).reason.startswith("The recording has too few steps")
     nothing = replace(base, setup=replace(base.setup, parameters=0))
     work = replace(base.work, micro_batch=8)
