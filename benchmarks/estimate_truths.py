@@ -38,6 +38,11 @@ _DTYPES = {
 _LOSSES = {"hf": "logits", "fused_triton": "fused"}
 
 
+def read_rows() -> list[dict[str, Any]]:
+    """Return the measured runs."""
+    return [json.loads(line) for line in _TRUTHS.read_text().splitlines()]
+
+
 def is_held_out(row: dict[str, Any]) -> bool:
     """Return whether a row was not looked at for tuning."""
     return int(hashlib.sha256(row["id"].encode()).hexdigest(), 16) % 3 == 0
@@ -148,7 +153,7 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true", help="print each row")
     parser.add_argument("--regimes", action="store_true", help="print the errors of each regime")
     options = parser.parse_args()
-    every = [json.loads(line) for line in _TRUTHS.read_text().splitlines()]
+    every = read_rows()
     rows = [row for row in every if row["graded"]]
     for title, held in (("Tuned", False), ("Held out", True)):
         chosen = [row for row in rows if is_held_out(row) == held]

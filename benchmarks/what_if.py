@@ -5,6 +5,8 @@
     python benchmarks/what_if.py --kind held-out         # pairs with a run that is held out; or tuned, without
     python benchmarks/what_if.py --write FOLDER...       # keep what packed recordings measured, in what_if_runs.jsonl
 
+    python benchmarks/what_if.py --times                 # also step times alone, of estimate_truths.jsonl
+
 All recordings of one model on GPUs of one type make pairs, in both directions. The peer is the answer without this model:
 the states exchanged by ZeRO's formulas, everything else, and the time, scaled by tokens. *needed*: how often the amount of
 the verdict was enough for what the run allocated, with CUDA's context.
@@ -21,6 +23,7 @@ from dataclasses import asdict, replace
 from itertools import permutations
 from pathlib import Path
 
+from estimate_truths import is_held_out, read_rows
 from what_if_gpu import HELD_OUT
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
@@ -33,7 +36,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_exp
 from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for, is_same_job
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
-from zerotop.analysis.sweeps.what_if import predict_memory
+from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.recording.reader import Recording
 
@@ -153,12 +156,46 @@ def count_tokens(base: Baseline) -> int:
     return base.work.micro_batch * (base.work.sequence or 1)
 
 
+def grade_times(runs: Sequence[tuple[str, Baseline]], kind: str | None) -> None:
+    """Print the errors of recordings that predict runs of which only settings and the time of a step are known.
+
+    They ran the same model with DeepSpeed on the same type of GPU; "nothing" changes for the spread between runs.
+    """
+    errors: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for row in read_rows():
+        seconds, offload = row["measured"].get("step_seconds"), row.get("offload", "none")
+        if not seconds or kind not in (None, "held-out" if is_held_out(row) else "tuned"):
+            continue
+        for name, base in runs:
+            key = (row["params"], row["framework"], row.get("gpu"))
+            if base.setup.is_loop or key != (base.setup.parameters, "deepspeed", base.gpu.removeprefix("NVIDIA ")):
+                continue
+            setup = change_setup(replace(base.setup, ranks=row["gpus_per_node"]), row["stage"], offload)
+            sizes = {
+                "micro_batch": row["micro_batch"],
+                "sequence": row["seq_len"],
+                "accumulation": row.get("accumulation", 1),
+            }
+            work = replace(base.work, checkpointing=row.get("checkpointing", "none"), **sizes)
+            time = predict_time(base, setup, work, 1)
+            change = name_change(base, replace(base, setup=setup, work=work)) or "nothing"
+            if time.rows and not is_disturbed(name):
+                errors[change].append((abs(time.seconds[1] / seconds - 1), time.seconds[0] <= seconds <= time.seconds[2]))
+    print("| what changes | pairs of runs | mean | median | max | in the interval |")
+    print("|---|---|---|---|---|---|")
+    for change, found in sorted(errors.items()):
+        sizes = [error for error, _ in found]
+        text = " | ".join(f"{100 * one:.1f} %" for one in (statistics.mean(sizes), statistics.median(sizes), max(sizes)))
+        print(f"| {change} | {len(found)} | {text} | {statistics.mean(inside for _, inside in found):.0%} |")
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", nargs="+", type=Path, metavar="FOLDER", help="keep what recordings in folders measured")
     parser.add_argument("--rows", action="store_true", help="print each pair")
     parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
+    parser.add_argument("--times", action="store_true", help="grade with the step times of estimate_truths.jsonl alone")
     parser.add_argument("--kind", choices=("tuned", "held-out"), help="pairs without or with a run that is held out")
     options = parser.parse_args()
     if options.write:
@@ -168,6 +205,9 @@ def main() -> None:
         return
     runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
     runs = [run for run in runs if options.only in run[0]]
+    if options.times:
+        grade_times(runs, options.kind)
+        return
     errors: dict[tuple[str, str], dict[Key, list[tuple[float, float, bool]]]] = defaultdict(lambda: defaultdict(list))
     for (name, base), (target_name, target) in permutations(runs, 2):
         change = name_change(base, target)

@@ -17,6 +17,7 @@ from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.estimate_text import format_ranking, recommend
 from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.what_if_text import format_answer
+from zerotop.commands.estimate import read_kept_figures
 
 
 def what_if(options: argparse.Namespace) -> int:
@@ -25,6 +26,9 @@ def what_if(options: argparse.Namespace) -> int:
     with open_named(options.recording) as recording:
         try:
             base = read_baseline(recording)
+            figures = read_kept_figures()
+            if figures is not None and figures.gpu == base.gpu:
+                base = replace(base, machine=figures.values)
             answer = answer_changes(base, changes, options.gpu_memory)
             free = changes if options.all else replace(changes, stage=None, offload=None, micro_batch=None)
             ranked = rank_recorded(base, free, options.gpu_memory, all_gpus=options.all)

@@ -5,7 +5,8 @@ The setting is that of the last steps whose phases were recorded; a rank that us
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,8 @@ class Baseline:
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
     rules: AllocatorRules = DEFAULT_RULES
+    threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
+    machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
     @property
     def peak(self) -> int:
@@ -150,6 +153,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         computes_in=computes_in,
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
         rules=_read_rules(at),
+        threads=_read_threads(at),
     )
 
 
@@ -162,6 +166,12 @@ def _read_rules(at: At) -> AllocatorRules:
         roundup_power2_divisions=int(divisions) if divisions.strip().isdecimal() else 0,
         expandable_segments=settings.has_expandable_segments,
     )
+
+
+def _read_threads(at: At) -> int | None:
+    hello = next(iter(at.events_of(Hello)), None)
+    threads = (hello.environment or {}).get("OMP_NUM_THREADS", "") if hello is not None else ""
+    return max(1, int(threads)) if threads.isdecimal() else None
 
 
 def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
@@ -57,25 +57,30 @@ _GPUS = {
 class _Rates:
     """The speeds that a recording need not tell. Host times are in those of the launches of a plain forward."""
 
-    efficiency: float = 0.42  # share of the peak that the arithmetic of large batches reaches
+    efficiency: float = 0.45  # share of the peak that the arithmetic of large batches reaches
     link: float = 1.0  # times NCCL's speed on this type of GPU
     gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
-    gathered_backward: float = 11.0
+    gathered_backward: float = 12.0
     plain_backward: float = 1.6  # in stage 0
-    reduced_backward: float = 4.0  # in stages 1 and 2, which put each gradient into a bucket
-    offloaded_backward: float = 4.0  # more, if each gradient is copied to the CPU
-    update: float = 2.5  # of an update on the GPU, which takes a norm of each tensor
+    reduced_backward: float = 3.5  # in stages 1 and 2, which put each gradient into a bucket
+    offloaded_backward: float = 5.0  # more in these, if each gradient is copied to the CPU
+    update: float = 2.2  # of an update on the GPU: norms of tensors, in stages 1 and 2 half of it for a rank's own
     update_bytes: float = 60.0  # of GPU memory for each updated element
     to_host: float = 50e9  # B/s of a GPU's gradients in the backward
-    cpu_adam: float = 6.6e9  # elements/s of a node; 60e9 bytes are read and written for these
-    moved: float = 12.5e9  # elements/s of a node: gradients unscaled, weights cast and copied to the GPUs after an update
+    # Elements/s of a node, whose memory limits them, and of a core: of the CPU update, and of what DeepSpeed does around
+    # it, as it unscales gradients, and casts weights and copies them to the GPUs.
+    cpu_adam: float = 6e9
+    cpu_adam_core: float = 0.62e9
+    moved: float = 9e9
+    moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
 
 
 _SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
 _SPREAD = 1.5  # of other rates: as many times more or less
 # Between runs of one setting, and between steps of one: the host's work varies most.
-_RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.2, COMMUNICATION: 0.15, OPTIMIZER: 0.2, TRANSFERS: 0.15, BETWEEN: 0.3}
+_RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.25, COMMUNICATION: 0.25, OPTIMIZER: 0.3, TRANSFERS: 0.3, BETWEEN: 0.3}
+_RANKS = 1.5  # as many times these, with another number of ranks on a node's cores
 _BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
 _MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
 _SHARPNESS = 3.0
@@ -107,7 +112,7 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
     reason = find_time_obstacle(base, setup, work, nodes)
     if reason:
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
-    rates = _Rates()
+    rates = _find_rates(base)
     before, likely = (_Decomposition(base, rates).compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
     others = [
         _Decomposition(base, replace(rates, **{one.name: getattr(rates, one.name) * factor})).compose(setup, work)
@@ -115,8 +120,8 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         for spread in (_SPREADS.get(one.name, _SPREAD),)
         for factor in (spread, 1 / spread)
     ]
-    is_changed = (setup, work) != (base.setup, base.work)
-    noise = {name: is_changed * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
+    noise_share = 0.0 if (setup, work) == (base.setup, base.work) else 1.0 if setup.ranks == base.setup.ranks else _RANKS
+    noise = {name: noise_share * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
     rows = []
     for name, formula in _FORMULAS.items():
         ends = _find_ends(likely[name], [other[name] for other in others], noise[name])
@@ -134,7 +139,8 @@ def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[fl
 
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
     """Return why the time is not known, as a sentence; "" if it is."""
-    if base.times is None or not base.times.iteration > 0:
+    times = base.times
+    if times is None or not (times.iteration > 0 and min(times.forward, times.backward, times.update) >= 0):
         return "The recording has too few steps with the times of their phases: record ten or more."
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
@@ -146,24 +152,37 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
         return "Arithmetic in another dtype, or with another optimizer, was not measured: record a few steps with it."
     devices = [(one.offload_optimizer, one.offload_parameters) for one in (setup, base.setup)]
     zero = [(*pair, one.stage, one.ranks) for pair, one in zip(devices, (setup, base.setup), strict=True)]
-    if zero[0] == zero[1]:
-        return ""
-    if setup.is_loop:
-        return "Stage, offload and number of GPUs of a loop without DeepSpeed have no model of time: record a few steps."
     if devices[0] != devices[1] and any("nvme" in pair for pair in devices):
         return "The speed of the NVMe drive was not measured: record a few steps with it."
+    return _find_zero_obstacle(base, setup, gpu) if zero[0] != zero[1] else ""
+
+
+def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) -> str:
+    """Return why the time at another stage, offload or number of GPUs is not known."""
+    if base.nodes > 1:
+        return "The connection of the nodes was not measured apart, which another setting of ZeRO needs: record a few steps."
+    if setup.is_loop:
+        return "Stage, offload and number of GPUs of a loop without DeepSpeed have no model of time: record a few steps."
     if gpu is None:
         return (
             f"The speeds of {base.gpu or 'this GPU'} are not known, which another setting of ZeRO needs: record a few steps."
         )
     if setup.ranks > 1 and gpu.link is None:
-        return f"The speed of the connection of {base.gpu}s was not measured: record a few steps with this number."
+        return f"The speed of the connection of {base.gpu}s was not measured: `zerotop doctor --measure` does that there."
     return ""
 
 
 def _find_gpu(base: Baseline) -> _Gpu | None:
     found = next((gpu for name, gpu in _GPUS.items() if name in base.gpu.upper()), None)
-    return replace(found, link=None) if found is not None and "PCI" in base.gpu.upper() else found
+    if found is None:
+        return None
+    return replace(found, link=base.machine.get("all_reduce", None if "PCI" in base.gpu.upper() else found.link))
+
+
+def _find_rates(base: Baseline) -> _Rates:
+    """Return the usual rates, with those that ``doctor --measure`` found."""
+    names = {"to_host": "from_gpu", "cpu_adam": "adam", "cpu_adam_core": "adam_per_core"}
+    return replace(_Rates(), **{name: base.machine[key] for name, key in names.items() if key in base.machine})
 
 
 def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[float, float]:
@@ -222,6 +241,8 @@ class _Decomposition:
             host = max(_subtract(each, self.forward), 0.5 * each)
         self.forward = _subtract(each, host)
         self.launch = host / self._weigh_forward(self.base.setup)
+        gathered = sum(self._list_gathered(self.base.setup).values())
+        self.gathered_factor = min(1.0, self.forward / gathered) if gathered else 1.0
 
     def _guess_compute(self, flops: float) -> float | None:
         if self.gpu is None:
@@ -234,7 +255,7 @@ class _Decomposition:
         setup, each = self.base.setup, times.backward
         beside = sum(self._list_backward(setup, self.base.work).values())
         self.backward = self.forward * self.flops[1] / self.flops[0] if self.flops[0] else each
-        weight = self.launch * self._weigh_backward(setup)
+        weight = self.launch * self._weigh_backward(setup, self.base.work)
         device = self.backward + beside
         if device >= each:
             device = _subtract(each, min(weight, 0.8 * each))
@@ -246,25 +267,30 @@ class _Decomposition:
         """Find how much longer each part of the update takes than the rates say."""
         self.factors = dict.fromkeys((OPTIMIZER, TRANSFERS, _CPU), 1.0)
         parts = self._list_update(setup)
-        own = times.update - min(parts[COMMUNICATION], 0.5 * times.update)
+        gathered = min(parts[COMMUNICATION], 0.5 * times.update)
+        own = times.update - gathered
         cpu = min(times.cpu_optimizer, 0.9 * own) if parts[_CPU] else 0.0
         if cpu:
             self.factors[_CPU] = cpu / parts[_CPU]
         names = [name for name in self.factors if not (cpu and name == _CPU)]
         rest = sum(parts[name] for name in names)
         self.factors |= {name: (own - cpu) / rest for name in names if rest and parts[name]}
+        self.factors[COMMUNICATION] = gathered / parts[COMMUNICATION] if parts[COMMUNICATION] else 1.0
 
     # --- the parts at any setting ------------------------------------------------------------------------------------------
 
     def _weigh_forward(self, setup: EngineSetup) -> float:
         return self.rates.gathered_forward if setup.stage == 3 and not setup.is_loop else 1.0
 
-    def _weigh_backward(self, setup: EngineSetup) -> float:
+    def _weigh_backward(self, setup: EngineSetup, work: Workload) -> float:
+        """Return the host time of a backward: in stage 1 the mean, as only the last micro-batch is reduced."""
         rates = self.rates
+        plain, reduced = rates.plain_backward, rates.reduced_backward
         if setup.is_loop:
-            return rates.plain_backward
-        weight = (rates.plain_backward, rates.reduced_backward, rates.reduced_backward, rates.gathered_backward)[setup.stage]
-        return weight + (rates.offloaded_backward if _is_offloaded(setup) else 0.0)
+            return plain
+        once = plain + (reduced - plain) / work.accumulation
+        weight = (plain, once, reduced, rates.gathered_backward)[setup.stage]
+        return weight + (rates.offloaded_backward if _is_offloaded(setup) and setup.stage < 3 else 0.0)
 
     def _time_link(self, size: float, setup: EngineSetup) -> float:
         """Return the seconds of a collective whose ranks send and receive (n - 1) / n of the bytes."""
@@ -297,13 +323,14 @@ class _Decomposition:
     def _list_update(self, setup: EngineSetup) -> dict[str, float]:
         """Return the parts of an update: the host's work on each tensor and the GPU's memory, the node's CPUs, copies."""
         rates, offloaded = self.rates, self._count_offloaded(setup)
-        share = (1.0, 1 / setup.ranks, 1 / setup.ranks, 0.5)[setup.stage]
+        share = (1 + 1 / setup.ranks) / 2 if setup.stage in (1, 2) else 1.0
         updated = setup.trainable / (setup.ranks if setup.stage else 1) - offloaded * self.base.nodes / setup.ranks
         memory = self.gpu.memory if self.gpu is not None else 2e12
+        cores = self.base.threads * setup.ranks / self.base.nodes if self.base.threads is not None else inf
         parts = {
             OPTIMIZER: self.launch * rates.update * share + rates.update_bytes * max(0.0, updated) / memory,
-            _CPU: offloaded / rates.cpu_adam,
-            TRANSFERS: offloaded / rates.moved,
+            _CPU: offloaded / min(rates.cpu_adam, cores * rates.cpu_adam_core),
+            TRANSFERS: offloaded / min(rates.moved, cores * rates.moved_core),
             COMMUNICATION: self._time_link(setup.bytes_each * setup.parameters, setup) if setup.stage in (1, 2) else 0.0,
         }
         return {name: self.factors.get(name, 1.0) * each for name, each in parts.items()}
@@ -315,12 +342,13 @@ class _Decomposition:
         ratios = [after / before if before else 1.0 for after, before in zip(flops, self.flops, strict=True)]
         count = work.accumulation
         forward, host = self.forward * ratios[0], self.launch * self._weigh_forward(setup)
-        gathered = sum(self._list_gathered(setup).values())
+        gathering = {name: self.gathered_factor * each for name, each in self._list_gathered(setup).items()}
+        gathered = sum(gathering.values())
         parts[COMPUTE] += count * forward
-        for name, each in self._list_gathered(setup).items():  # while earlier layers compute
+        for name, each in gathering.items():  # while earlier layers compute
             parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
         parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
-        backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup)
+        backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup, work)
         beside = {name: self.beside_factor * each for name, each in self._list_backward(setup, work).items()}
         parts[COMPUTE] += count * backward
         parts[LAUNCHES] += count * _wait(backward + sum(beside.values()), host)
