@@ -126,7 +126,7 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
     terminal.wait_for("The job has ended.")
     terminal.type_keys("l")
     terminal.exit_code()
-    assert "Its ranks may wait for the others: ask again, or end them there." in terminal.text
+    assert "Its ranks may wait for the others: stop again, or end them there." in terminal.text
     assert list_samplers(two)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import nodes
+import zerotop_probe
 from nats_servers import SERVER
 from nodes import Cluster, Node
 from programs import ZEROTOP
@@ -284,3 +285,37 @@ def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: i
         "sh", "-c", f"ls {job.folder}/state | grep @; ps -ww -eo args | grep -c [f]orward"
     )
     assert rest.stdout.split() == ["0"], "its part was sent, and is removed there"
+
+
+def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    """Its ranks run as if nobody watched."""
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        probe = Path(zerotop_probe.__file__).parent
+        job.cluster.nodes[1].run_command("mount", "-t", "tmpfs", "none", str(probe), check=True)
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*command, options=("--recording", str(job.recording)))
+        wait_for(lambda: len(job.read_steps(0)) > 20, 60)
+        job.until.touch()
+        assert started.wait(90) == 0, job.output
+        assert len(Recording.open(job.recording).events_of(events.Hello)) == 1
+    assert "0 of 1 other nodes take part. On the others zerotop must be installed" in job.output
+
+
+def test_without_a_server_nodes_write_to_the_folder_that_they_share(tmp_path: Path) -> None:
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        for node in job.cluster.nodes:
+            node.run_command("mount", "--bind", "/dev/null", SERVER, check=True)
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*command, options=("--recording", str(job.recording)))
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        wait_for(lambda: len(list(job.recording.glob("hosts-node-*.rec"))) == 2)
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+        samplers = [path.name.split("-")[2] for path in job.recording.glob("hosts-node-*.rec")]
+        assert sorted(samplers) == ["zt_node_1", "zt_node_2"]
+        wait_for(lambda: Recording.open(job.recording).is_over, 20)
+    assert "Other nodes send nothing here, since there is no nats-server on the PATH: install it" in job.output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import subprocess
 import tempfile
 
@@ -13,7 +12,7 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.nodes.forwarder import PATIENCE_S
 from zerotop.commands.nodes.keys import read_key
 from zerotop.commands.nodes.link import check_url
-from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, is_job_name
+from zerotop.commands.nodes.messages import MIN_TOKEN, TOKEN_VARIABLE, JobKey, is_job_name, make_token
 from zerotop_probe.outside import own_python
 
 URL_VARIABLE, JOB_VARIABLE = "ZEROTOP_COLLECTOR", "ZEROTOP_JOB"
@@ -33,7 +32,7 @@ def check_options(options: argparse.Namespace) -> JobKey:
     if len(token) < MIN_TOKEN:
         raise Problem(
             f"{TOKEN_VARIABLE} must have one secret of at least {MIN_TOKEN} characters for the server, the nodes and the"
-            f" collector, such as: export {TOKEN_VARIABLE}={secrets.token_hex(16)}",
+            f" collector, such as: export {TOKEN_VARIABLE}={make_token()}",
             USAGE,
         )
     return JobKey(options.job, token)
