@@ -25,6 +25,7 @@ from real_jobs import BIN, make_environment
 from slurm_nodes import explain_missing_slurm, start_slurm
 from zerotop.analysis.findings import detect_findings
 from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.nodes import messages
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
@@ -194,7 +195,7 @@ LOCAL_LOOP = """\
 import os, sys, time, torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while not os.path.exists(sys.argv[1]):
+while not os.path.exists(sys.argv[-1]):
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -285,6 +286,33 @@ def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: i
         "sh", "-c", f"ls {job.folder}/state | grep @; ps -ww -eo args | grep -c [f]orward"
     )
     assert rest.stdout.split() == ["0"], "its part was sent, and is removed there"
+
+
+def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -> None:
+    """The nodes send to ``zerotop collect``, which runs on another machine than ``zerotop run``; the token comes by ssh."""
+    require_program("pdsh")
+    with start_nodes(tmp_path, 3, is_shared=False) as job:
+        *_, third = job.cluster.nodes
+        (tmp_path / "hostfile").write_text("zt-node-1 slots=1\nzt-node-2 slots=1\n")
+        (tmp_path / "nats.conf").write_text(f"listen: {third.address}:4222\nauthorization {{ token: $ZEROTOP_TOKEN }}\n")
+        job.environment["ZEROTOP_TOKEN"] = token = messages.make_token()
+        server = job.start(SERVER, "-c", str(tmp_path / "nats.conf"), node=2)
+        address = ("--job", "llama", "--collector", f"nats://{third.address}:4222")
+        collect = (*ZEROTOP, "collect", address[3], *address[:2], "--headless", "--recording", str(tmp_path / "collected"))
+        collector = job.start(*collect, node=2)
+        command = (str(BIN / "deepspeed"), "--hostfile", str(tmp_path / "hostfile"), *write_loop(tmp_path)[1:])
+        started = job.run(*command, options=(*address, "--recording", str(job.recording)))
+        job.recording = tmp_path / "collected"
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        assert token not in job.list_arguments()
+        job.until.touch()
+        assert (started.wait(60), collector.wait(60)) == (0, 0), job.output
+        for node in job.cluster.nodes:
+            assert not node.run_command("sh", "-c", "ls ~/.local/state/zerotop/keys").stdout
+        third.run_command("pkill", "nats-server")
+        server.wait(20)
+    hosts = {event.writer.host for event in Recording.open(job.recording).events_of(events.Hello)}
+    assert hosts == {"zt_node_1", "zt_node_2"}
 
 
 def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
