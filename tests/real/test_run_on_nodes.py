@@ -23,6 +23,7 @@ from programs import ZEROTOP
 from rank_recordings import Rank
 from real_jobs import BIN, make_environment
 from slurm_nodes import explain_missing_slurm, start_slurm
+from terminals import Terminal
 from zerotop.analysis.findings import detect_findings
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.nodes import messages
@@ -313,6 +314,29 @@ def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -
         server.wait(20)
     hosts = {event.writer.host for event in Recording.open(job.recording).events_of(events.Hello)}
     assert hosts == {"zt_node_1", "zt_node_2"}
+
+
+def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        first, second = job.cluster.nodes
+        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *ranks)
+        environment = job.environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        screen = Terminal([shutil.which(enter) or enter, *zerotop], environment=environment, folder=tmp_path, rows=40)
+        screen.wait_for("ode_1", "ode_2")
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        screen.type_keys("q")
+        screen.wait_for("Stops it gracefully")
+        screen.type_keys("s")
+        screen.wait_for("The job has ended")
+        screen.type_keys("l")
+        screen.exit_code()
+        screen.close()
+        wait_for(lambda: "--beside" not in job.list_arguments(), 40)
+        assert "loop.py" not in job.list_arguments()
+    recording = Recording.open(job.recording)
+    assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"zt_node_1", "zt_node_2"}
 
 
 def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
