@@ -339,6 +339,39 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
     assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"zt_node_1", "zt_node_2"}
 
 
+def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:
+    """The server dies with it, the job goes on, and a sentence says what to do."""
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        first, second = job.cluster.nodes
+        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*ranks, options=("--recording", str(job.recording)))
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        first.run_command("pkill", "-KILL", "-f", "collect --beside", check=True)
+        wait_for(lambda: not find_server(first), 10)
+        count = len(job.read_steps(0))
+        wait_for(lambda: len(job.read_steps(0)) > count + 20)
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+        assert "The collector of the other nodes was killed. The rest of their parts is on them" in job.output
+        assert len(job.read_steps(1)) < len(job.read_steps(0)) - 20
+
+        (tmp_path / "nats.conf").write_text(f"listen: {first.address}:4222\nauthorization {{ token: $ZEROTOP_TOKEN }}\n")
+        job.environment["ZEROTOP_TOKEN"] = messages.make_token()
+        address = ("--collector", f"nats://{first.address}:4222", "--job", "later")
+        server = job.start(SERVER, "-c", str(tmp_path / "nats.conf"))
+        collect = (*ZEROTOP, "collect", *address[1:], "--headless", "--recording", str(job.recording))
+        collector = job.start(*collect)
+        part = f"{job.recording}@zt_node_2"
+        assert job.start(*ZEROTOP, "forward", part, *address, node=1).wait(60) == 0, job.output
+        assert collector.wait(60) == 0, job.output
+        first.run_command("pkill", "nats-server")
+        server.wait(20)
+    steps = job.read_steps(1)
+    assert steps == list(range(len(steps)))
+    assert Rank(job.recording, 1).find_events("goodbye")[0]["step"] == steps[-1]
+
+
 def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
     """Its ranks run as if nobody watched."""
     require_program("mpiexec.hydra")

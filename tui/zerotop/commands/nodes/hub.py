@@ -39,6 +39,10 @@ from zerotop_probe.recording import clock, directory
 from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
 
 _SERVER = "nats-server"
+_KILLED = (
+    "The collector of the other nodes was killed. The rest of their parts is on them, in {recording}@HOST: send it by"
+    " zerotop forward, while zerotop collect --recording {recording} runs here"
+)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Below those that kernels give to connections, one of which could take it before the server does.
 _PORTS = range(20_000, 30_000)
@@ -77,7 +81,8 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
         url = "" if is_single else _find_url(recording, nodes)
         os.environ[TOKEN_VARIABLE] = token
         arguments = ["collect", "--beside", recording, "--expects", str(len(nodes.names))]
-        started = [Helper(arguments, url, job, quiet=quiet)] if url else []
+        lost = _KILLED.format(recording=recording)
+        started = [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url else []
     info = directory.read_recording_info(recording)
     settings = {name: info[name] for name in _SETTINGS if info.get(name) is not None}
     command = own_python.build_command("zerotop.cli")
