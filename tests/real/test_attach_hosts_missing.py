@@ -71,7 +71,7 @@ def test_a_folder_that_is_not_shared(cluster: Cluster, call_zerotop: Zerotop, tm
         attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
         assert "takes no part: it does not see the recording's folder" in messages[0]
-        assert "choose such a one with --recording" in messages[0]
+        assert "Choose another folder with --recording" in messages[0]
         assert list_samplers(cluster.nodes[1]) == ""
 
 
@@ -111,7 +111,7 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_ze
             ) as messages:
                 assert messages == [f"recording in {tmp_path}/recording"]
                 assert (tmp_path / "asked").exists()
-                wait_for_both(tmp_path / "session")
+                wait_for_both(tmp_path / "recording")
     assert list_samplers(two) == ""
 
 

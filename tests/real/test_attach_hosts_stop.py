@@ -39,7 +39,7 @@ STOP = """
 import sys
 from pathlib import Path
 from zerotop.commands.job.controller import JobController
-print(JobController(Path(sys.argv[1])).stop())
+print(JobController(Path(sys.argv[1])).stop_job())
 """
 
 
@@ -126,16 +126,16 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
     terminal.wait_for("The job has ended.")
     terminal.type_keys("l")
     terminal.exit_code()
-    assert "Its ranks may wait for the others: ask again, or end them there." in terminal.text
+    assert "Its ranks may wait for the others: stop again, or end them there." in terminal.text
     assert list_samplers(two)
 
 
 def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
         recording = messages[-1].partition("recording in ")[2]
-        means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
+        means = f"import sys; {STOP.replace('.stop_job()', '.stop_description')}"
         done = cluster.nodes[1].run_command(sys.executable, "-c", means, recording, env=make_environment(tmp_path))
-        assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
+        assert done.stdout == "Stops the ranks of this node gracefully; stop the whole job from zt_node_1.\n", done.stderr
 
 
 def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, small_folder: Path) -> None:

@@ -19,6 +19,7 @@ from programs import ZEROTOP, make_environment
 from terminals import Terminal
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.common.node_orders import NODES_FILE
+from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.collector import LOST_S
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
@@ -255,6 +256,24 @@ def test_a_server_without_authentication_is_refused(programs: Programs, tmp_path
     with NatsServer(tmp_path, token="") as server:
         assert programs.start("collect", server.url, *JOB, "--headless").wait(60) == 1
     assert "lets everybody in, who could read the recording: start it with authentication" in programs.said
+
+
+def test_the_server_takes_any_token_that_we_make(tmp_path: Path) -> None:
+    """It parses the value of a variable, and 7e77d4 is no number."""
+    config = tmp_path / "nats.conf"
+    config.write_text("authorization { token: $ZEROTOP_TOKEN }\n")
+
+    def is_taken(token: str) -> bool:
+        environment = os.environ | {"ZEROTOP_TOKEN": token}
+        return (
+            subprocess.run([SERVER, "-t", "-c", str(config)], env=environment, capture_output=True, check=False).returncode
+            == 0
+        )
+
+    tokens = [messages.make_token() for _ in range(20)]
+    assert all(map(is_taken, tokens))
+    assert {token[:1].isalpha() for token in tokens} == {True}
+    assert not is_taken("7e77d4b4721aa1a1a9e1c86f61d7d467")
 
 
 def test_another_token_is_refused(programs: Programs, tmp_path: Path) -> None:

@@ -16,14 +16,17 @@ from pathlib import Path
 import pytest
 
 import nodes
+import zerotop_probe
 from nats_servers import SERVER
 from nodes import Cluster, Node
 from programs import ZEROTOP
 from rank_recordings import Rank
 from real_jobs import BIN, make_environment
 from slurm_nodes import explain_missing_slurm, start_slurm
+from terminals import Terminal
 from zerotop.analysis.findings import detect_findings
 from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.nodes import messages
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
@@ -193,7 +196,7 @@ LOCAL_LOOP = """\
 import os, sys, time, torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while not os.path.exists(sys.argv[1]):
+while not os.path.exists(sys.argv[-1]):
     model(torch.ones(4, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -284,3 +287,120 @@ def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: i
         "sh", "-c", f"ls {job.folder}/state | grep @; ps -ww -eo args | grep -c [f]orward"
     )
     assert rest.stdout.split() == ["0"], "its part was sent, and is removed there"
+
+
+def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -> None:
+    """The nodes send to ``zerotop collect``, which runs on another machine than ``zerotop run``; the token comes by ssh."""
+    require_program("pdsh")
+    with start_nodes(tmp_path, 3, is_shared=False) as job:
+        *_, third = job.cluster.nodes
+        (tmp_path / "hostfile").write_text("zt-node-1 slots=1\nzt-node-2 slots=1\n")
+        (tmp_path / "nats.conf").write_text(f"listen: {third.address}:4222\nauthorization {{ token: $ZEROTOP_TOKEN }}\n")
+        job.environment["ZEROTOP_TOKEN"] = token = messages.make_token()
+        server = job.start(SERVER, "-c", str(tmp_path / "nats.conf"), node=2)
+        address = ("--job", "llama", "--collector", f"nats://{third.address}:4222")
+        collect = (*ZEROTOP, "collect", address[3], *address[:2], "--headless", "--recording", str(tmp_path / "collected"))
+        collector = job.start(*collect, node=2)
+        command = (str(BIN / "deepspeed"), "--hostfile", str(tmp_path / "hostfile"), *write_loop(tmp_path)[1:])
+        started = job.run(*command, options=(*address, "--recording", str(job.recording)))
+        job.recording = tmp_path / "collected"
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        assert token not in job.list_arguments()
+        job.until.touch()
+        assert (started.wait(60), collector.wait(60)) == (0, 0), job.output
+        for node in job.cluster.nodes:
+            assert not node.run_command("sh", "-c", "ls ~/.local/state/zerotop/keys").stdout
+        third.run_command("pkill", "nats-server")
+        server.wait(20)
+    hosts = {event.writer.host for event in Recording.open(job.recording).events_of(events.Hello)}
+    assert hosts == {"zt_node_1", "zt_node_2"}
+
+
+def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        first, second = job.cluster.nodes
+        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *ranks)
+        environment = job.environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
+        screen = Terminal([shutil.which(enter) or enter, *zerotop], environment=environment, folder=tmp_path, rows=40)
+        screen.wait_for("ode_1", "ode_2")
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        screen.type_keys("q")
+        screen.wait_for("Stops it gracefully")
+        screen.type_keys("s")
+        screen.wait_for("The job has ended")
+        screen.type_keys("l")
+        screen.exit_code()
+        screen.close()
+        wait_for(lambda: "--beside" not in job.list_arguments(), 40)
+        assert "loop.py" not in job.list_arguments()
+    recording = Recording.open(job.recording)
+    assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"zt_node_1", "zt_node_2"}
+
+
+def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:
+    """The server dies with it, the job goes on, and a sentence says what to do."""
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        first, second = job.cluster.nodes
+        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*ranks, options=("--recording", str(job.recording)))
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        first.run_command("pkill", "-KILL", "-f", "collect --beside", check=True)
+        wait_for(lambda: not find_server(first), 10)
+        count = len(job.read_steps(0))
+        wait_for(lambda: len(job.read_steps(0)) > count + 20)
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+        assert "The collector of the other nodes was killed. The rest of their parts is on them" in job.output
+        assert len(job.read_steps(1)) < len(job.read_steps(0)) - 20
+
+        (tmp_path / "nats.conf").write_text(f"listen: {first.address}:4222\nauthorization {{ token: $ZEROTOP_TOKEN }}\n")
+        job.environment["ZEROTOP_TOKEN"] = messages.make_token()
+        address = ("--collector", f"nats://{first.address}:4222", "--job", "later")
+        server = job.start(SERVER, "-c", str(tmp_path / "nats.conf"))
+        collect = (*ZEROTOP, "collect", *address[1:], "--headless", "--recording", str(job.recording))
+        collector = job.start(*collect)
+        part = f"{job.recording}@zt_node_2"
+        assert job.start(*ZEROTOP, "forward", part, *address, node=1).wait(60) == 0, job.output
+        assert collector.wait(60) == 0, job.output
+        first.run_command("pkill", "nats-server")
+        server.wait(20)
+    steps = job.read_steps(1)
+    assert steps == list(range(len(steps)))
+    assert Rank(job.recording, 1).find_events("goodbye")[0]["step"] == steps[-1]
+
+
+def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    """Its ranks run as if nobody watched."""
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        probe = Path(zerotop_probe.__file__).parent
+        job.cluster.nodes[1].run_command("mount", "-t", "tmpfs", "none", str(probe), check=True)
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*command, options=("--recording", str(job.recording)))
+        wait_for(lambda: len(job.read_steps(0)) > 20, 60)
+        job.until.touch()
+        assert started.wait(90) == 0, job.output
+        assert len(Recording.open(job.recording).events_of(events.Hello)) == 1
+    assert "0 of 1 other nodes take part. On the others zerotop must be installed" in job.output
+
+
+def test_without_a_server_nodes_write_to_the_folder_that_they_share(tmp_path: Path) -> None:
+    require_program("mpiexec.hydra")
+    with start_nodes(tmp_path, 2, is_shared=True) as job:
+        for node in job.cluster.nodes:
+            node.run_command("mount", "--bind", "/dev/null", SERVER, check=True)
+        hosts = ",".join(node.name for node in job.cluster.nodes)
+        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
+        started = job.run(*command, options=("--recording", str(job.recording)))
+        wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
+        wait_for(lambda: len(list(job.recording.glob("hosts-node-*.rec"))) == 2)
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+        samplers = [path.name.split("-")[2] for path in job.recording.glob("hosts-node-*.rec")]
+        assert sorted(samplers) == ["zt_node_1", "zt_node_2"]
+        wait_for(lambda: Recording.open(job.recording).is_over, 20)
+    assert "Other nodes send nothing here, since there is no nats-server on the PATH: install it" in job.output

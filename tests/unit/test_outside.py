@@ -129,6 +129,29 @@ def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
 
 
 @pytest.mark.parametrize(
+    ("script", "is_rank"), [("train.py", True), ("torchrun", False), ("deepspeed/launcher/launcher_helper.py", False)]
+)
+def test_a_launcher_with_a_number_is_no_rank(tmp_path: Path, script: str, is_rank: bool) -> None:
+    """As one task of srun or mpirun, which start it."""
+    path = tmp_path / script
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("import time; time.sleep(600)")
+    recording = directory.create_recording(["srun"], path=str(tmp_path / "session"))
+    recorder = _Recorder(tmp_path)
+    with subprocess.Popen([sys.executable, "-S", str(path)], env={**os.environ, "SLURM_PROCID": "3"}) as task:
+        try:
+            wait_for(lambda: str(path) in procfs.read_command_line(task.pid))
+            process = ProcessHandle(task.pid, clock.read_process_start(task.pid))
+            for attached in (None, [process]):
+                finder = RankFinder(recording, process, recorder, attached_ranks=attached, inherited={})
+                finder.update_ranks()
+                assert [(one.rank, one.process) for one in finder.rank_by_pid.values()] == [(3, process)] * is_rank
+        finally:
+            task.kill()
+            recorder.close()
+
+
+@pytest.mark.parametrize(
     ("returncode", "kills", "asked", "text"),
     [
         (0, 0, False, "The job ended with exit code 0."),

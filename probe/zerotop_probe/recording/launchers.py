@@ -50,7 +50,7 @@ LAUNCHERS = (
     Launcher(
         "deepspeed",
         "DeepSpeed's launcher",
-        programs=("deepspeed", "deepspeed.launcher."),
+        programs=("deepspeed", "deepspeed.launcher.", "launcher_helper.py"),  # the last starts a rank under MPICH
         marks=("CROSS_SIZE RANK",),
         local_size=("LOCAL_SIZE",),
         node_rank=("CROSS_RANK",),

@@ -123,7 +123,7 @@ def _run_headless(options: argparse.Namespace) -> int:
             recording, options.command, on_message=write_messages, record_output=not options.no_record_output
         )
     for helper in helpers:
-        helper.await_end()
+        write_messages(*helper.await_end())
     if options.meeting is not None:
         options.meeting.end(recording)
     if not options.part_of:  # else the first node says the rest

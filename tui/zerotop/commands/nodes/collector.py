@@ -88,6 +88,11 @@ class Collector:
         given_up = [node for node in open_nodes if node.is_lost and now_s - node.heard_s > _GIVEN_UP_S]
         return len(self._nodes) > len(open_nodes) and len(open_nodes) == len(given_up)
 
+    @property
+    def hosts(self) -> list[str]:
+        """The nodes that take part."""
+        return sorted(self._known)
+
     def list_open(self) -> list[str]:
         """Return the nodes that have not sent their end."""
         return [node.host for node in self._nodes.values() if not node.has_ended]

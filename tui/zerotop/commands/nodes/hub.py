@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -30,7 +31,7 @@ from zerotop.commands.nodes.collector import Collector
 from zerotop.commands.nodes.joining import Helper
 from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
 from zerotop.commands.nodes.link import Link, connect_nats
-from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey
+from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, make_token
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
@@ -38,14 +39,22 @@ from zerotop_probe.recording import clock, directory
 from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
 
 _SERVER = "nats-server"
+_KILLED = (
+    "The collector of the other nodes was killed. The rest of their parts is on them, in {recording}@HOST: send it by"
+    " zerotop forward, while zerotop collect --recording {recording} runs here"
+)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # Below those that kernels give to connections, one of which could take it before the server does.
 _PORTS = range(20_000, 30_000)
 _PORT_TRIES = 50
 _POLL_S = 0.5
 _START_S = 10.0
+# How long after the first of the other nodes the last one may come.
+_MEETING_S = 60.0
 # How long after the job's end here nodes may take to send the rest.
 _REST_S = 30.0
+# Likewise if none has taken part so far.
+_LATE_S = 3.0
 # What the user may have named instead.
 _ENV_LIST = "OMPI_MCA_mca_base_env_list"
 _VERSION_S = 5.0
@@ -67,11 +76,13 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
     started = []
     if not url:
-        job, token = _make_job_name(recording), secrets.token_hex(16)
+        job, token = _make_job_name(recording), make_token()
         is_single = options.meeting is not None and options.meeting.has_one_node
         url = "" if is_single else _find_url(recording, nodes)
         os.environ[TOKEN_VARIABLE] = token
-        started = [Helper(["collect", "--beside", recording], url, job, quiet=quiet)] if url else []
+        arguments = ["collect", "--beside", recording, "--expects", str(len(nodes.names))]
+        lost = _KILLED.format(recording=recording)
+        started = [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url else []
     info = directory.read_recording_info(recording)
     settings = {name: info[name] for name in _SETTINGS if info.get(name) is not None}
     command = own_python.build_command("zerotop.cli")
@@ -81,6 +92,8 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
         _pass_on(options.command)
     if url and not nodes.passes_secrets:
         _share_key(job, token, nodes)
+        if not started:  # else the collector removes it
+            atexit.register(keys.remove_key, job, sent=False)
     if options.meeting is not None:
         options.meeting.tell(recording)
     return started
@@ -154,13 +167,14 @@ def serve_nodes(options: argparse.Namespace, key: JobKey) -> int:
     """Run the server and the collector until the job has ended on all nodes. Return 0."""
     with tempfile.TemporaryDirectory(prefix="zerotop-nodes-") as folder:
         try:
-            asyncio.run(_serve_nodes(options.beside, options.collector, key, folder))
+            asyncio.run(_serve_nodes(options, key, folder))
         finally:
             keys.remove_key(key.job, sent=False)
     return 0
 
 
-async def _serve_nodes(recording: str, url: str, key: JobKey, folder: str) -> None:
+async def _serve_nodes(options: argparse.Namespace, key: JobKey, folder: str) -> None:
+    recording, url = options.beside, options.collector
     config = Path(folder, "nats.conf")
     place = url.partition("://")[2]
     config.write_text(f"listen: {place}\nauthorization {{ token: ${TOKEN_VARIABLE} }}\n")
@@ -176,7 +190,7 @@ async def _serve_nodes(recording: str, url: str, key: JobKey, folder: str) -> No
         said = log.read_text(errors="replace").splitlines() if log.exists() else []
         raise Problem(f"{_SERVER} cannot be started, so that nodes send nothing{': ' if said else ''}{''.join(said[-1:])}")
     collecting = asyncio.create_task(collector.run(connect))
-    over_s = None
+    over_s = met_s = None
     try:
         while is_open:
             await asyncio.wait({server, collecting}, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -185,16 +199,31 @@ async def _serve_nodes(recording: str, url: str, key: JobKey, folder: str) -> No
                     task.result()
                     return
             now_s = time.monotonic()
+            met_s = met_s or (now_s if collector.hosts else None)
+            if options.expects and met_s is not None and now_s - met_s > _MEETING_S:
+                _tell_missing(collector.hosts, options.expects)
+                options.expects = 0
             over_s = over_s or (now_s if _is_job_over(recording) else None)
-            is_open = over_s is None or not (collector.has_all or now_s - over_s > _REST_S)
+            rest_s = _REST_S if collector.hosts else _LATE_S
+            is_open = over_s is None or not (collector.has_all or now_s - over_s > rest_s)
     finally:
         for task in (collecting, server):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+    if any(Path(recording).glob("events-rank*")):  # else it failed before it trained
+        _tell_missing(collector.hosts, options.expects)
     for host in collector.list_open():
         part = f"{recording}@{host}"
         write_messages(f"Node {host} has not sent the end of its part, which is on it, probably in {part}")
+
+
+def _tell_missing(hosts: list[str], expected: int) -> None:
+    if len(hosts) < expected:
+        write_messages(
+            f"{len(hosts)} of {expected} other nodes take part{': ' if hosts else ''}{', '.join(hosts)}. On the others"
+            " zerotop must be installed at the same place as here, and this node must be reached"
+        )
 
 
 def _is_job_over(recording: str) -> bool:
@@ -207,14 +236,15 @@ def _is_job_over(recording: str) -> bool:
 async def _keep_server(config: str, log: str) -> None:
     """Run the server; start it again if it ends."""
     while True:
-        process = await asyncio.create_subprocess_exec(
-            _find_server(),
-            *("-c", config, "-l", log),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            preexec_fn=_end_with_parent,
-        )
+        with open(log, "wb") as said:  # no more than since its last start
+            process = await asyncio.create_subprocess_exec(
+                _find_server(),
+                *("-c", config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                preexec_fn=_end_with_parent,
+            )
         try:
             await process.wait()
         finally:

@@ -29,9 +29,10 @@ def write_key(job: str, token: str) -> None:
     """Write the file on this node. Raise OSError."""
     path = _make_path(job)
     os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(token + "\n")
+    os.replace(f"{path}.new", path)
 
 
 def read_key(job: str) -> str:

@@ -68,16 +68,17 @@ def _find_slurm(words: list[str], environment: Mapping[str, str]) -> LaunchedNod
     is_single = most == "1" or (not wanted and next(_iter_values(words, ("-n", "--ntasks")), "1") == "1")
     if is_single:
         return None
-    return LaunchedNodes(_drop_this_host(expand_nodes(environment.get("SLURM_JOB_NODELIST", ""))), True, [])
+    return LaunchedNodes(expand_nodes(environment.get("SLURM_JOB_NODELIST", "")), True, [])
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the names in a list of Slurm's, such as ``gpu[1-4]``."""
+    """Return the other nodes in a list of Slurm's, such as ``gpu[1-4]``."""
     if not text:
         return []
     command = ["scontrol", "show", "hostnames", text]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=True).stdout.split()
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=True).stdout
+        return _drop_this_host(said.split())
     return []
 
 

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import json
 import re
+import secrets
 from typing import Any, NamedTuple
 
 from zerotop_probe.recording.tables import TABLES
@@ -131,6 +132,11 @@ def check_host(host: Any) -> str:
 def is_job_name(job: str) -> bool:
     """Whether this may be the name of a job: letters, digits, ``_`` and ``-``."""
     return _JOB.fullmatch(job) is not None
+
+
+def make_token() -> str:
+    """Return a new token. It begins with a letter: nats-server takes some of digits, such as 7e77d4, for damaged numbers."""
+    return f"t{secrets.token_hex(16)}"
 
 
 def shorten(sentence: object) -> str:

@@ -139,6 +139,7 @@ def _add_collect(add_command: AddCommand) -> None:
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     collect.add_argument("--beside", metavar="RECORDING", help=argparse.SUPPRESS)
+    collect.add_argument("--expects", type=int, default=0, help=argparse.SUPPRESS)
     forward = add_command(
         "forward",
         "send a node's recording to zerotop collect",

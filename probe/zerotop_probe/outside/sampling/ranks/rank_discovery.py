@@ -101,6 +101,8 @@ class RankFinder:
             self._add_attached(process)
 
     def _add_attached(self, process: ProcessHandle) -> None:
+        if find_launcher(procfs.read_command_line(process.pid)):  # its ranks have yet to start
+            return
         environment = procfs.read_environment(process.pid)
         number = self._find_number(environment, launchers.RANK)
         if number is not None and process.is_alive():
@@ -302,7 +304,8 @@ class RankFinder:
         process = ProcessHandle.from_pid(pid)
         if process is not None and not self._attached:
             self._probeless.add_process(process, rank, arguments, environment)
-        if rank is None or process is None:
+        # A launcher may have the number of the task that it is, as torchrun below srun.
+        if rank is None or process is None or find_launcher(arguments):
             self._add_launcher(pid)
             return False
         self._add_rank(SeenRank(process, rank, self._find_number(environment, launchers.LOCAL_RANK), now_s))
