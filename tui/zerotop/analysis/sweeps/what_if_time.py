@@ -333,7 +333,10 @@ class _Decomposition:
             TRANSFERS: offloaded / min(rates.moved, cores * rates.moved_core),
             COMMUNICATION: self._time_link(setup.bytes_each * setup.parameters, setup) if setup.stage in (1, 2) else 0.0,
         }
-        return {name: self.factors.get(name, 1.0) * each for name, each in parts.items()}
+        factors = dict(self.factors)
+        if setup.ranks != self.base.setup.ranks:  # they share the node's cores otherwise: half of what was measured counts
+            factors |= {name: sqrt(factors[name]) for name in (_CPU, TRANSFERS)}
+        return {name: factors.get(name, 1.0) * each for name, each in parts.items()}
 
     def compose(self, setup: EngineSetup, work: Workload) -> Mapping[str, float]:
         """Return the seconds of each part of a step."""
