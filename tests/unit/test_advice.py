@@ -31,7 +31,6 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("cpu-stuck", "hung_ranks", ("train.py:38",), ("TORCH_NCCL",)),
     # Nobody is told to kill what may be somebody else's.
     ("gpu-others", "others_on_gpu", ("See whose process it is", "ps -o user,lstart,cmd -p 730"), ("kill",)),
-    ("gpu-offload-4", "others_on_gpu", ("See whose process it is", "ps -o user"), ("kill ",)),
     # With most of the device free nothing needs less memory.
     ("gpu-microscope", "peak_owner", ("12.65 GiB of 140 GiB",), ("lower", "Lower", "gradient_checkpointing")),
     ("z2-oom", "peak_owner", ("per_device_train_batch_size",), ()),

@@ -38,6 +38,10 @@ _LEFT_OVER = _ARRIVED.with_changes(
 )
 
 
+# Less than this share of a device is no loss unless memory is short; processes are read at least this often (ns).
+_LITTLE_SHARE, _RECENT_NS = 0.05, 3_000_000_000
+
+
 class _Other(NamedTuple):
     """Memory of processes that do not belong to the job, and when it was first seen."""
 
@@ -75,14 +79,19 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
     by_gpu: dict[GpuKey, _Other] = {}
     for process in group.processes_on(host):
         key = process.gpu_key
-        if key is not None and key not in by_gpu and (other := _find_earlier(process, key, created_ns)) is not None:
+        other = _find_earlier(process, key, created_ns) if key is not None and key not in by_gpu else None
+        if key is None or other is None:
+            continue
+        is_there = not other.pids or set(other.pids) & _list_holders(process, key, known_ns - _RECENT_NS, known_ns)
+        if is_there:  # it has not ended meanwhile
             by_gpu[key] = other
     if by_gpu:
         others = list(by_gpu.values())
         most = max(others, key=lambda other: other.used_bytes)
         evidence: dict[str, float] = {"used_bytes": most.used_bytes, "total_bytes": most.total_bytes}
+        is_little = most.used_bytes < _LITTLE_SHARE * most.total_bytes and not group.is_memory_short(known_ns)
         yield _build_finding(
-            _BEFORE,
+            _BEFORE.with_changes(severity=Severity.INFO) if is_little else _BEFORE,
             group,
             others,
             known_ns,
@@ -105,18 +114,15 @@ def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other 
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None
     host, gpu = gpu_key
-    return _Other(int(samples.times[0]), host, False, _find_holders(process, gpu_key), gpu, used, total, process.rank)
-
-
-def _find_holders(process: Process, gpu_key: GpuKey) -> list[int]:
-    """NVML's PIDs of the processes with memory on the GPU in the first sample."""
-    host, gpu = gpu_key
     first = process.at.records("gpu_processes", host).read_first()
-    if not len(first):
-        return []
-    time_ns = int(first.times[0])
-    rows = process.at.records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows
-    return [int(pid) for pid in np.unique(rows["pid"])] if len(rows) else []
+    pids = _list_holders(process, gpu_key, int(first.times[0]) - 1, int(first.times[0])) if len(first) else set()
+    return _Other(int(samples.times[0]), host, False, sorted(pids), gpu, used, total, process.rank)
+
+
+def _list_holders(process: Process, gpu_key: GpuKey, begin_ns: int, end_ns: int) -> set[int]:
+    """Return NVML's PIDs of the processes with memory on the GPU in a time window."""
+    host, gpu = gpu_key
+    return set(process.at.records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns).rows["pid"].tolist())
 
 
 def _find_arrivals(
