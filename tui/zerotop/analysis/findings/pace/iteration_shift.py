@@ -434,8 +434,9 @@ def _build_finding(state: _State, shift: PaceShift, found: FoundLine, until_step
     if cause is not None and cause.line is not None:
         values["place"] = cause.line.place
     unexplained = None if is_named else "no other change was recorded"
-    shift = whole
+    jump_s, shift = shift.added_s, whole  # what the first steps showed: the level may go on to rise
     evidence = {"before_s": shift.before_s, "after_s": shift.after_s, "change_share": shift.after_s / shift.before_s - 1}
+    evidence["jump_s"] = jump_s
     evidence |= {f"{name.removesuffix('_s')}_change_s": value for name, value in shift.parts.items()}
     return kind.at_steps(
         change.group,
