@@ -210,6 +210,13 @@ def write_loop(folder: Path) -> list[str]:
     return [sys.executable, str(folder / "loop.py"), str(folder / "until")]
 
 
+def build_mpich(job: NodesJob) -> list[str]:
+    """Return the command of a rank on each node, by MPICH."""
+    require_program("mpiexec.hydra")
+    hosts = ",".join(node.name for node in job.cluster.nodes)
+    return ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", str(len(job.cluster.nodes)), *write_loop(job.folder)]
+
+
 @pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
 def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
@@ -317,11 +324,9 @@ def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -
 
 
 def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
-    require_program("mpiexec.hydra")
     with start_nodes(tmp_path, 2, is_shared=False) as job:
-        first, second = job.cluster.nodes
-        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
-        enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *ranks)
+        first = job.cluster.nodes[0]
+        enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *build_mpich(job))
         environment = job.environment | {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
         screen = Terminal([shutil.which(enter) or enter, *zerotop], environment=environment, folder=tmp_path, rows=40)
         screen.wait_for("ode_1", "ode_2")
@@ -341,11 +346,9 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
 
 def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:
     """The server dies with it, the job goes on, and a sentence says what to do."""
-    require_program("mpiexec.hydra")
     with start_nodes(tmp_path, 2, is_shared=False) as job:
-        first, second = job.cluster.nodes
-        ranks = ["mpiexec.hydra", "-hosts", f"{first.name},{second.name}", "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
-        started = job.run(*ranks, options=("--recording", str(job.recording)))
+        first = job.cluster.nodes[0]
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
         wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
         first.run_command("pkill", "-KILL", "-f", "collect --beside", check=True)
         wait_for(lambda: not find_server(first), 10)
@@ -374,13 +377,10 @@ def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> 
 
 def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
     """Its ranks run as if nobody watched."""
-    require_program("mpiexec.hydra")
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         probe = Path(zerotop_probe.__file__).parent
         job.cluster.nodes[1].run_command("mount", "-t", "tmpfs", "none", str(probe), check=True)
-        hosts = ",".join(node.name for node in job.cluster.nodes)
-        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
-        started = job.run(*command, options=("--recording", str(job.recording)))
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
         wait_for(lambda: len(job.read_steps(0)) > 20, 60)
         job.until.touch()
         assert started.wait(90) == 0, job.output
@@ -389,13 +389,10 @@ def test_a_node_without_zerotop_is_told_and_the_job_goes_on(tmp_path: Path) -> N
 
 
 def test_without_a_server_nodes_write_to_the_folder_that_they_share(tmp_path: Path) -> None:
-    require_program("mpiexec.hydra")
     with start_nodes(tmp_path, 2, is_shared=True) as job:
         for node in job.cluster.nodes:
             node.run_command("mount", "--bind", "/dev/null", SERVER, check=True)
-        hosts = ",".join(node.name for node in job.cluster.nodes)
-        command = ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", "2", *write_loop(tmp_path)]
-        started = job.run(*command, options=("--recording", str(job.recording)))
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
         wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(2)), 60)
         wait_for(lambda: len(list(job.recording.glob("hosts-node-*.rec"))) == 2)
         job.until.touch()
