@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.changes import held_tensors
+from zerotop_probe.inside.changes import held_tensors, training_watch
 from zerotop_probe.inside.changes.setting_lines import SettingLines
 from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
 from zerotop_probe.inside.changes.training_watch import TrainingWatch
@@ -342,3 +342,17 @@ def test_the_shape_that_a_view_is_of(view: Any, base: list[int]) -> None:
 
 def test_the_batch_of_a_failure_is_on_the_stack() -> None:
     assert find_batch(sys._getframe()) is None, "no tensor on a GPU"
+
+
+def test_holders_are_searched_sooner_where_memory_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause between searches doubles otherwise: 2.5 s, 5 s, 10 s."""
+    seconds = 0.0
+    monkeypatch.setattr(training_watch, "now", lambda: int(seconds * 1e9))
+    monkeypatch.setattr(training_watch, "describe_held", lambda blocks, frame: [])
+    watch = TrainingWatch(CostMeter(), SettingLines(CostMeter()))
+    watch.begin_recording(lambda *_, **__: None, names_lines=True)
+    searched = []
+    for seconds, mebibytes in [(0.0, 100), (6.0, 200), (8.0, 800), (12.0, 380), (13.0, 800), (14.0, 1700), (19.0, 3500)]:
+        if watch.find_held({1: mebibytes << 20}) is not None:
+            searched.append(seconds)
+    assert searched == [0.0, 6.0, 13.0, 19.0]

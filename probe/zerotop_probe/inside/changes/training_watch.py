@@ -220,7 +220,9 @@ class TrainingWatch:
         """Name the holders of blocks in no category if these hold much more, or less, than at the last search."""
         workspaces = [size for size in unclaimed.values() if size in _WORKSPACES][:_MOST_WORKSPACES]
         held, time_ns = sum(unclaimed.values()) - sum(workspaces), now()
-        is_due = time_ns - self._held_ns >= self._held_pause_ns
+        # A holder that is found early holds little: where the memory has doubled, the search comes sooner.
+        pause_ns = min(self._held_pause_ns, _HELD_PAUSE_NS) if held >= 2 * self._held_bytes else self._held_pause_ns
+        is_due = time_ns - self._held_ns >= pause_ns
         if not self._names_lines or not is_due or abs(held - self._held_bytes) < max(_LEAST_HELD, 0.1 * self._held_bytes):
             return None
         self._held_bytes, self._held_ns = held, time_ns
