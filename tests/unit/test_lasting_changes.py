@@ -176,6 +176,21 @@ def test_a_pause_in_the_last_step_is_told_once_the_job_has_ended(tmp_path: Path,
     assert [one.step for one in find(tmp_path, long_pause.detect)] == [100] * says_goodbye
 
 
+def test_samples_that_come_later_name_the_line(tmp_path: Path) -> None:
+    """A line that takes a share of each iteration is sampled now and then, perhaps when its change has long been told."""
+    ends = write_parts(tmp_path, [[0.004, 0.006, 0.002, 0.004 if step < 200 else 0.024] for step in range(1000)])
+    frames = [{"file": "train.py", "line": 60, "function": "main", "own": True}]
+    stacks = [{"count": 20, "seconds": 0.4, "call": "json.dumps", "frames": [0]}]
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    facts = {"where": "between phases", "why": "share", "frames": frames, "step": 500, "last_step": 600, "stacks": stacks}
+    begin_ns, end_ns = int(ends[500] * S), int(ends[600] * S)
+    writer.write(end_ns, events.Stacks, begin_ns=begin_ns, end_ns=end_ns, **facts)
+    writer.write(int(ends[-1] * S), events.Goodbye)
+    writer.close()
+    found = find(tmp_path, iteration_shift.detect)
+    assert [one.headline.endswith("from step 200 on: train.py:60") for one in found] == [True]
+
+
 def test_a_rise_within_what_the_run_visited_before_is_no_drift(tmp_path: Path) -> None:
     rise = np.linspace(1.0, 1.5, 60)
     for name, before in (("calm", np.ones(300)), ("visited", np.repeat([1.0, 1.3, 1.0], 100))):

@@ -265,6 +265,32 @@ def test_steps_of_few_milliseconds_count_where_the_training_was_changed(
     assert all(find_changes(tmp_path, piece) == found for piece in (100, 1000))
 
 
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_another_optimizer_explains_more_micro_batches(tmp_path: Path, is_recorded: bool) -> None:
+    """As one that calls a closure several times in each step. The look that finds it comes after the steps have shown it."""
+    at, spans = 0.0, []
+    for step in range(400):
+        for _ in range(1 if step < 200 else 3):
+            for phase in ("forward", "backward"):
+                spans.append(make_span(at, at + 0.02, phase, step, tokens=512 if phase == "forward" else -1))
+                at += 0.02
+        spans.append(make_span(at, at + 0.01, "step", step, BOUNDARY))
+        at += 0.01
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    place = {"file": "train.py", "line": 36, "function": "main"}
+    change = {"name": "optimizers", "before": "AdamW", "after": "LBFGS", "changed_ns": int(10.0 * S), **place}
+    if is_recorded:
+        writer.write(int(14 * S), events.TrainingChanged, step=230, last_step=0, begin_ns=0, changes=[change])
+    writer.write(int(at * S), events.Goodbye)
+    writer.close()
+    (found,) = find_changes(tmp_path, WHOLE)
+    assert found.step == 200
+    assert (
+        "LBFGS instead of AdamW (train.py:36 in main)" if is_recorded else "3 micro-batches instead of 1"
+    ) in found.details
+
+
 @pytest.mark.parametrize(
     "ways", [[(0.06, 90), (0.0625, 15), (0.0305, 20), (0.032, 200)], [(0.03, 150), (0.09, 12), (0.14, 150)]]
 )

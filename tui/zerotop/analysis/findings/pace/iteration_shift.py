@@ -26,7 +26,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
@@ -130,8 +130,9 @@ def _follow_open(group: Group, state: _State, until_ns: int) -> Iterator[Finding
         known_ns = max(passed[1], found.known_ns) if passed is not None else until_ns
         yield from _show_levels(state, *one, steps[: np.searchsorted(steps["end_unix_ns"], known_ns, "right")])
         if passed is not None:
-            state.open.remove(one)
-            yield _build_finding(state, shift, found._replace(known_ns=known_ns), until_step=passed[0])
+            last = next(other for other in state.open if other[0] is shift)
+            state.open.remove(last)
+            yield _build_finding(state, shift, last[1]._replace(known_ns=known_ns), until_step=passed[0])
 
 
 def _find_passed(state: _State, shift: PaceShift, steps: Rows) -> tuple[int, int] | None:
@@ -151,18 +152,32 @@ def _find_passed(state: _State, shift: PaceShift, steps: Rows) -> tuple[int, int
 
 
 def _show_levels(state: _State, shift: PaceShift, found: FoundLine, steps: Rows) -> Iterator[Finding]:
-    """Yield a change again where its levels, looked at after each quarter of more steps, are not those shown."""
+    """Yield a change again where its levels, looked at after each quarter of more steps, or its line are not those shown."""
     if shift.found_in:
         return
     later = steps[np.searchsorted(steps["step"], shift.step) :]
     while len(later) >= (due := _count_due(state.shown[shift.step].steps)):
         known_ns, (_, levels) = int(later["end_unix_ns"][due - 1]), state.shown[shift.step]
+        line = _find_later_line(shift, known_ns) if found.line is None and known_ns > found.known_ns else None
+        if line is not None:
+            one = state.open.index((shift, found))
+            found = FoundLine(line, known_ns)
+            state.open[one] = shift, found
         told = _build_finding(state, _explain_by_training(shift, known_ns), found._replace(known_ns=known_ns))
         present = told.evidence["before_s"], told.evidence["after_s"]
         is_other = max(abs(now / then - 1) for now, then in zip(present, levels, strict=True)) > _SHOWN_SHARE
-        if is_other and known_ns > found.known_ns:
+        if line is not None or (is_other and known_ns > found.known_ns):
             yield told
         state.shown[shift.step] = _Shown(due, present if is_other else levels)
+
+
+def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
+    """Return the line that takes the time, from samples that came after the change had been told without one."""
+    delay = shift.find_delay()
+    if not shift.is_worse or not delay.where:
+        return None
+    line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
+    return line if _is_line_named(shift, line) else None
 
 
 def _count_due(shown: int) -> int:

@@ -44,6 +44,7 @@ _KIND = FindingKind(
 )
 # In a data loader, no line of the job's own code takes the time.
 _LOADING = _KIND.with_changes(
+    measured_cause="data_stall",
     headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds}",
     details=(
         "{pauses:count pause} since step {step} take {share:percent} of the time from there on; other iterations take"

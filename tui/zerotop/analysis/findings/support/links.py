@@ -155,6 +155,12 @@ def _select_agreeing(
             yield index
 
 
+def _is_same_wait(pause: Finding, stall: Finding) -> bool:
+    """Whether the pauses are waits for data, of which the other finding says what the loader's workers do."""
+    is_wait = pause.kind is not None and pause.kind.measured_cause == stall.name and "pauses" in stall.evidence
+    return is_wait and _is_simultaneous(pause, stall)
+
+
 def _is_simultaneous(effect: Finding, cause: Finding) -> bool:
     """Whether both findings hold at the same time."""
     return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
@@ -350,6 +356,7 @@ _SUPERSEDED = (
     _Link("iteration_shift", "iteration_shift", _is_part_of),
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
+    _Link("repeated_pause", "data_stall", _is_same_wait),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
     *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
