@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -198,15 +199,29 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
         assert list_samplers(two) == ""
 
 
+FIVE_MINUTES_AHEAD = """
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *time) {
+  int failed = syscall(SYS_clock_gettime, clock, time);
+  if (!failed && clock == CLOCK_REALTIME) time->tv_sec += 300;
+  return failed;
+}
+"""
+
+
 @pytest.mark.usefixtures("cluster_job")
 def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two, shift = cluster.nodes[1], tmp_path / "shift"
     shift.mkdir()
-    (shift / "sitecustomize.py").write_text("import time\nnow = time.time_ns\ntime.time_ns = lambda: now() + 300 * 10**9\n")
+    library = shift / "shift.so"  # zerotop's Python is isolated from what PYTHONPATH has
+    compiling = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(compiling, input=FIVE_MINUTES_AHEAD, text=True, check=True)
     (shift / "boot_id").write_text("another-boot\n")
     two.run_command("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
     wrong = tmp_path / "ssh"
-    wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
+    wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'LD_PRELOAD={library} exec sh\'"\n')
     wrong.chmod(0o755)
     try:
         with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as messages:

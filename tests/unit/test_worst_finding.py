@@ -55,6 +55,7 @@ def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path
         price_per_hour=None,
         expect=None,
         command=["x"],
+        job=None,
         no_record_output=False,
         notify=None,
         prometheus_textfile=None,
