@@ -191,6 +191,24 @@ def test_samples_that_come_later_name_the_line(tmp_path: Path) -> None:
     assert [one.headline.endswith("from step 200 on: train.py:60") for one in found] == [True]
 
 
+@pytest.mark.parametrize("call", ["item", "json.dumps"])
+def test_a_line_that_waits_for_the_gpu_is_not_the_place_of_a_drift(tmp_path: Path, call: str) -> None:
+    between = [0.004] * 100 + np.linspace(0.004, 0.06, 100).tolist()
+    ends = write_parts(tmp_path, [[0.004, 0.006, 0.002, one] for one in between])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    frames = [{"file": "train.py", "line": 60, "function": "main", "own": True}]
+    stacks = [{"count": 20, "seconds": 0.4, "call": call, "frames": [0]}]
+    facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
+    for step in range(105, 200, 5):
+        begin_ns, end_ns = int(ends[step - 5] * S), int(ends[step] * S)
+        writer.write(end_ns, events.Stacks, begin_ns=begin_ns, end_ns=end_ns, step=step - 5, last_step=step, **facts)
+    writer.write(int(ends[-1] * S), events.Goodbye)
+    writer.close()
+    (drift,) = find(tmp_path, iteration_drift.detect)
+    assert ("train.py:60" in drift.details) is (call != "item")
+
+
 def test_a_rise_within_what_the_run_visited_before_is_no_drift(tmp_path: Path) -> None:
     rise = np.linspace(1.0, 1.5, 60)
     for name, before in (("calm", np.ones(300)), ("visited", np.repeat([1.0, 1.3, 1.0], 100))):

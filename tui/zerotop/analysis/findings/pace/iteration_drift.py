@@ -20,6 +20,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     PLACES,
     await_lines,
     is_cause,
+    is_wait,
     line_values,
     name_line,
     note_named_line,
@@ -185,6 +186,7 @@ def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Finding:
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
         note_named_line(change.group, line, found.known_ns)
+    line = None if is_wait(line) and not is_named else line
     unexplained = None if is_named else "no other change was recorded"
     evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}
     return kind.at_steps(

@@ -22,6 +22,7 @@ from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines.line_findings import (
     await_lines,
     is_cause,
+    is_wait,
     line_values,
     name_line,
     note_named_line,
@@ -401,11 +402,6 @@ def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     return is_cause(line, shift.find_delay())
 
 
-def _is_waiting(line: StackLine | None) -> bool:
-    """Whether a line only waits for the GPU's work."""
-    return line is not None and line.known_call is not None and line.known_call.waits_for_gpu
-
-
 def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a cause is known for a change that the iteration times do not show."""
     has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
@@ -434,7 +430,7 @@ def _build_finding(state: _State, shift: PaceShift, found: FoundLine, until_step
     begin, whole = shift, measure_whole(shift, others, found.known_ns, until_step)
     change, cause, kind = shift.change, shift.cause, _choose_kind(whole)
     is_named = _is_line_named(shift, found.line)
-    line = found.line if is_named or not (shift.is_uncertain or _is_waiting(found.line)) else None
+    line = found.line if is_named or not (shift.is_uncertain or is_wait(found.line)) else None
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
         note_named_line(change.group, line, found.known_ns)

@@ -56,6 +56,11 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
     return not known.waits_for_gpu or delay.is_gpu_idle
 
 
+def is_wait(line: StackLine | None) -> bool:
+    """Whether a line only waits for the GPU's work."""
+    return line is not None and line.known_call is not None and line.known_call.waits_for_gpu
+
+
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
     """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
     known = line.known_call
