@@ -40,3 +40,11 @@ def test_a_level_that_comes_back_does_not_stand_out() -> None:
     after = np.concatenate([np.full(40, 2.0), np.full(BLOCK, 1.0)])
     assert not stands_out(np.full(100, 1.0), after, times=0.0, floor=0.0)
     assert stands_out(np.full(100, 1.0), after[:40], times=2.0, floor=0.02)
+
+
+def test_levels_on_the_far_side_say_nothing_about_this_one() -> None:
+    """A job that is now and then faster for a block of steps, and becomes slower by less than that; or the other way round."""
+    before = np.repeat(np.where(np.arange(40) % 5, 0.018, 0.010), BLOCK)
+    assert stands_out(before, np.full(60, 0.021), times=2.0, floor=0.0)
+    assert not stands_out(0.030 - before, np.full(60, 0.021), times=2.0, floor=0.0)
+    assert stands_out(0.030 - before, np.full(60, 0.009), times=2.0, floor=0.0)

@@ -25,15 +25,24 @@ def compute_levels(values: Floats) -> Floats:
 def stands_out(before: Floats, after: Floats, *, times: float, floor: float) -> bool:
     """Whether all levels of ``after`` are beyond all of ``before``, and further away than either wanders.
 
-    The distance is at least ``times`` the larger range of the two, which counts as no less than ``floor`` (in values).
+    The distance is at least ``times`` the larger range of the two, which counts as no less than ``floor`` (in values). A
+    range counts as twice its half towards the other side: where a few levels are far on the opposite side, they say nothing.
     """
     early, late = compute_levels(before), compute_levels(after)
     if not len(early) or not len(late):
         return False
     distance = float(np.median(late) - np.median(early))
     gap = late.min() - early.max() if distance > 0 else early.min() - late.max()
-    wander = max(float(np.ptp(early)) * (1 + _FEW_BLOCKS / len(early)), float(np.ptp(late)), floor)
+    early_range, late_range = (_measure_range(early, distance), _measure_range(late, -distance))
+    wander = max(early_range * (1 + _FEW_BLOCKS / len(early)), late_range, floor)
     return bool(gap > 0 and abs(distance) >= times * wander)
+
+
+def _measure_range(levels: Floats, direction: float) -> float:
+    """Return the range of levels, at most twice its part above their median; below it where ``direction`` is negative."""
+    middle = float(np.median(levels))
+    half = float(levels.max()) - middle if direction > 0 else middle - float(levels.min())
+    return min(float(np.ptp(levels)), 2 * half)
 
 
 def find_split(levels: Floats, fewest: int) -> int:
