@@ -43,7 +43,7 @@ def test_a_level_that_comes_back_does_not_stand_out() -> None:
 
 
 def test_levels_on_the_far_side_say_nothing_about_this_one() -> None:
-    """A job that is now and then faster for a block of steps, and becomes slower by less than that; or the other way round."""
+    """A job is faster for a block of steps now and then, and becomes slower by less than that; or the other way round."""
     before = np.repeat(np.where(np.arange(40) % 5, 0.018, 0.010), BLOCK)
     assert stands_out(before, np.full(60, 0.021), times=2.0, floor=0.0)
     assert not stands_out(0.030 - before, np.full(60, 0.021), times=2.0, floor=0.0)

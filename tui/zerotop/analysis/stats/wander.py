@@ -11,6 +11,7 @@ Floats = NDArray[np.float64]
 BLOCK = 10
 # A range of few blocks is too small an estimate: it counts as larger by this factor, divided by their number.
 _FEW_BLOCKS = 2.0
+_FAR_QUARTER = 0.25
 
 
 def compute_levels(values: Floats) -> Floats:
@@ -25,8 +26,8 @@ def compute_levels(values: Floats) -> Floats:
 def stands_out(before: Floats, after: Floats, *, times: float, floor: float) -> bool:
     """Whether all levels of ``after`` are beyond all of ``before``, and further away than either wanders.
 
-    The distance is at least ``times`` the larger range of the two, which counts as no less than ``floor`` (in values). A
-    range counts as twice its half towards the other side: where a few levels are far on the opposite side, they say nothing.
+    The distance is at least ``times`` the larger range of the two, which counts as no less than ``floor`` (in values). The
+    quarter of the levels that is furthest from the other side says nothing: a job may be faster for a while.
     """
     early, late = compute_levels(before), compute_levels(after)
     if not len(early) or not len(late):
@@ -39,10 +40,10 @@ def stands_out(before: Floats, after: Floats, *, times: float, floor: float) -> 
 
 
 def _measure_range(levels: Floats, direction: float) -> float:
-    """Return the range of levels, at most twice its part above their median; below it where ``direction`` is negative."""
-    middle = float(np.median(levels))
-    half = float(levels.max()) - middle if direction > 0 else middle - float(levels.min())
-    return min(float(np.ptp(levels)), 2 * half)
+    """Return the range of levels without the lowest quarter, or without the highest where ``direction`` is negative."""
+    ordered, left_out = np.sort(levels), int(_FAR_QUARTER * len(levels))
+    kept = ordered[left_out:] if direction > 0 else ordered[: len(ordered) - left_out]
+    return float(kept[-1] - kept[0])
 
 
 def find_split(levels: Floats, fewest: int) -> int:
