@@ -26,7 +26,7 @@ KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.95,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
-    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, most of it at {line}][; {workers}].",
+    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, {most} of it at {line}][; {workers}].",
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
     fix="{workers_fix}",
 )

@@ -40,7 +40,7 @@ _KIND = FindingKind(
     confidence=0.6,
     headline="Iterations grow by {pace} a step: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
     details=(
-        "{growth:change} from about step {step} on[, {carried:seconds} of it {part}][, most of that at {line}][; {cause}]."
+        "{growth:change} from about step {step} on[, {carried:seconds} of it {part}][, {most} of that at {line}][; {cause}]."
     ),
     advice="{breakdown}",
     fix="{breakdown_fix}",

@@ -41,7 +41,7 @@ _KIND = FindingKind(
     confidence=0.5,
     headline="Iterations {take} {after_s:seconds} instead of {before_s:seconds} ({change_share:change})"
     " from step {step} {until}",
-    details="{carried:seconds} of it {part}[, most of that at {line}][; {cause}[: {cause_line}]].",
+    details="{carried:seconds} of it {part}[, {most} of that at {line}][; {cause}[: {cause_line}]].",
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )

@@ -44,7 +44,7 @@ _KIND = FindingKind(
     lost_once="pause_s",
     headline="Step {step} took {pause_s:seconds} longer than the others",
     details=(
-        "{pause_s:seconds} are as long as {iterations:.0f} iterations[, spent {part}][, most of it at {line}][; {cause}]."
+        "{pause_s:seconds} are as long as {iterations:.0f} iterations[, spent {part}][, {most} of it at {line}][; {cause}]."
     ),
     advice="Trace that step with torch.profiler, to see what it does.",
     fix="with torch.profiler.profile() as profile:",

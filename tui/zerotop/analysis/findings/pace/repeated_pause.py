@@ -38,8 +38,8 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="A {pause_s:seconds} pause every {period:.0f} iterations",
     details=(
-        "{pauses:count pause} since step {step}[ on {concerned:ranks}] take {share:percent} of the time from there on, most"
-        " of it at {line}; other iterations take {iteration_s:seconds}."
+        "{pauses:count pause} since step {step}[ on {concerned:ranks}] take {share:percent} of the time from there on,"
+        " {most} of it at {line}; other iterations take {iteration_s:seconds}."
     ),
 )
 # In a data loader, no line of the job's own code takes the time.

@@ -29,7 +29,7 @@ _KIND = FindingKind(
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
         "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
-        "[. Most of the time that they take longer is spent at {line}]."
+        "[, and {most} of the time that one takes longer is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
 )

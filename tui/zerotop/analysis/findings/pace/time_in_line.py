@@ -50,7 +50,7 @@ _ALWAYS = FindingKind(
     confidence=0.9,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
     details=(
-        "{between_s:seconds} of it between the phases (data, forward, backward, step), most of that at {line}, since the"
+        "{between_s:seconds} of it between the phases (data, forward, backward, step), {most} of that at {line}, since the"
         " first steps."
     ),
 )

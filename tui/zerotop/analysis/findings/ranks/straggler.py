@@ -35,7 +35,7 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
     details=(
-        "Its own work between the phases takes that much longer[, most of it at {line}], and the other ranks wait for it"
+        "Its own work between the phases takes that much longer[, {most} of it at {line}], and the other ranks wait for it"
         " where they synchronize. An iteration takes {iteration_s:seconds}.[ NCCL says that the other ranks are in"
         " {collective} for {nccl_wait_s:seconds} of it longer than this one.]"
     ),

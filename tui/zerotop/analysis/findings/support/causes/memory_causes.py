@@ -37,8 +37,8 @@ def check_memory(change: StepChange) -> Cause | None:
         if look.first_step < change.after["step"][0]:
             earlier = look
         elif look.known_ns <= known_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None:
-            text = "steps began to allocate {grown:bytes} more, most of it at {line}"
-            values = {"grown": grown, "line": growth.line.text}
+            text = "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}"
+            values = {"grown": grown, "part": min(grown, growth.grown_bytes), "line": growth.line.text}
             return Cause(Text(text, values), _ADVICE, growth.line.location, _CONFIDENCE, finding="memory_step")
     text = "steps began to allocate {grown:bytes} more"
     return Cause(Text(text, {"grown": grown}), *BREAKDOWN, _CONFIDENCE, finding="memory_step")

@@ -22,6 +22,8 @@ _ADVICE = "See what {location} does in each iteration, and do it less often; if 
 _COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
 _NAMED_LINES = "named lines"
+# The share of the samples that is called most of the time.
+_MOST_SHARE = 0.5
 
 
 def await_lines(
@@ -85,10 +87,11 @@ def is_named(group: DetectorState, line: StackLine, known_ns: int) -> bool:
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:
-    """Return the template values of a line: ``place`` for a headline, ``line`` and ``location`` for sentences."""
+    """Return the template values of a line: ``place`` for a headline, ``line``, ``location`` and ``most`` for sentences."""
     if line is None:
-        return {"place": None, "line": None, "location": None}
-    return {"place": line.place, "line": line.text, "location": line.location}
+        return {"place": None, "line": None, "location": None, "most": None}
+    most = "most" if line.share >= _MOST_SHARE else "a part"
+    return {"place": line.place, "line": line.text, "location": line.location, "most": most}
 
 
 def measure_between(rows: Rows) -> Floats:
