@@ -24,6 +24,7 @@ _TRAINER_TERMS = {
         "Let the gradients be views of the buckets.",
     ),
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
+    "worker_setting": ("dataloader_num_workers", "num_workers"),
     "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
     "prefetch_fix": (

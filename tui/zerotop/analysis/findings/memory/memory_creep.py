@@ -58,8 +58,7 @@ _GRAPH_KIND = _HELD_KIND.with_changes(
 )
 _VIEW_KIND = _HELD_KIND.with_changes(
     details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
-    advice="Keep a copy of the view: {copying} lets the block go.",
-    fix="{cloning}",
+    advice="Add a copy of the view to {holder}: {copying} lets the block go. Or clear {holder} now and then.",
 )
 _LOGITS_KIND = _KIND.with_changes(
     details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
@@ -247,7 +246,6 @@ def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKi
     variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
     is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
     values["copying"] = ".detach().clone()" if holder.keeps_graph else ".clone()"
-    values["cloning"] = f"{variable}[:] = [one{values['copying']} for one in {variable}]" if is_list else ""
     values["clearing"] = f"{variable}.clear()" if is_list else ""
     if not holder.view_of:
         return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values

@@ -21,6 +21,7 @@ _AWAKE_SHARE = 0.5
 
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
+_BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
 _ASLEEP: Advice = (
     "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
@@ -107,7 +108,8 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
             _CORES if count > 1 else _MORE_CORES,
         )
     if used >= _BUSY_SHARE * count:
-        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values))
+        advice = (_BUSY[0], _BUSY[1].replace("{more}", f"{2 * count:.0f}"))
+        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values), advice)
     text = "{count:.0f} {workers} {use} {used:.1f} cores"
     if used + waiting < _AWAKE_SHARE * count:
         return LoaderCause(Text(f"{text}, and hardly {{run}}", values), _ASLEEP)
