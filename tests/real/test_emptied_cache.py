@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -43,4 +44,5 @@ def test_the_line_that_empties_the_cache_is_named(tmp_path: Path, job_environmen
     assert finding.headline == f"The allocator's cache is emptied in each step: emptying.py:{counted['line']}"
     assert finding.step is not None
     assert FIRST <= finding.step <= FIRST + 2
-    assert f"torch.cuda.empty_cache() at emptying.py:{counted['line']} in tidy_up takes 2" in finding.details
+    # Two hundredths of a second, and more on a busy machine.
+    assert re.search(rf"empty_cache\(\) at emptying\.py:{counted['line']} in tidy_up takes [2-9]\d ms", finding.details)
