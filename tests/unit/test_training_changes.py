@@ -192,7 +192,7 @@ def test_a_change_in_a_sentence(name: str, before: str, after: str, text: str, t
 
 
 def test_parameters_changed_when_their_optimizer_was_made(tmp_path: Path) -> None:
-    """The last look was long before."""
+    """A change that the probe sees in a step long after its last look is dated by the line that made it."""
     made: dict[str, Any] = {"name": "optimizer_objects", "before": "", "after": "", "changed_ns": 19 * S}
     trained: dict[str, Any] = {"name": "trained_parameters", "before": "8", "after": "64"}
     for index, changes in enumerate(([made, trained], [trained])):

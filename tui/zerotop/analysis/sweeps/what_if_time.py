@@ -186,7 +186,7 @@ def _find_rates(base: Baseline) -> _Rates:
 
 
 def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[float, float]:
-    """Return those of the forward and of the backward of one micro-batch.
+    """Return the FLOPs of the forward and of the backward of one micro-batch.
 
     A token of a sequence of s takes 2 s h more in each layer's attention (Korthikanti et al., arXiv:2205.05198,
     appendix A, where half of 4 s h is masked).

@@ -205,10 +205,10 @@ def _is_jump(before: Floats, after: Floats) -> bool:
     level = before[-_MOST_BEFORE:]
     if np.median(after) < _FACTOR * np.median(level[-_LEAST_BEFORE:]):
         return False
-    return stands_out(_level(np.log(level)), np.log(after), times=_TIMES, floor=_LEAST_WANDER)
+    return stands_out(_remove_fall(np.log(level)), np.log(after), times=_TIMES, floor=_LEAST_WANDER)
 
 
-def _level(values: Floats) -> Floats:
+def _remove_fall(values: Floats) -> Floats:
     """Return values that fall in a line without their fall, which is no wandering, at the height of the last ones."""
     places = np.arange(len(values)) - (len(values) - 1)
     return values - min(0.0, float(np.polyfit(places, values, 1)[0])) * places

@@ -58,7 +58,7 @@ def is_same(known: PaceShift, other: PaceShift) -> bool:
 
 
 def join_shifts(known: PaceShift, other: PaceShift, known_ns: int) -> PaceShift | None:
-    """Return a change and its near part as one, from the step that parts the levels best; None if it needs no finding."""
+    """Return two near changes as one, from the step that separates the levels best; None if it needs no finding."""
     first, last = sorted((known, other), key=lambda one: one.step)
     steps = known.change.process.steps_until(known_ns)
     early, late = first.step - 1, min(last.step + LEVEL_STEPS // 2, int(steps["step"][-1]))
