@@ -147,6 +147,20 @@ def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     assert drop_repeats([LEAK, larger]) == (LEAK, larger)
 
 
+@pytest.mark.parametrize(
+    ("begin", "change_s", "is_told"),
+    [(66, 0.13, False), (55, 0.13, False), (66, 0.05, True), (66, 0.4, True), (20, 0.13, True)],
+    ids=["it is that wait", "it is seen first", "another phase", "far more than the wait", "long before"],
+)
+def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: int, change_s: float, is_told: bool) -> None:
+    stall = make_finding("data_stall", 60, data_s=0.14)
+    stall = dataclasses.replace(stall, end_ns=stall.begin_ns + 100 * 10**9)
+    grown = max(0.14, change_s)
+    shift = make_finding("iteration_shift", begin, before_s=0.11, after_s=0.11 + grown, data_change_s=change_s)
+    shift = dataclasses.replace(shift, end_ns=shift.begin_ns + 90 * 10**9)
+    assert drop_superseded([stall, shift]) == ((stall, shift) if is_told else (stall,))
+
+
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:
     rise = make_finding("iteration_drift", 29, before_s=0.16, after_s=0.76, data_change_s=0.41)
     rise = dataclasses.replace(rise, end_ns=rise.begin_ns + 48 * 10**9, known_ns=rise.begin_ns + 48 * 10**9)

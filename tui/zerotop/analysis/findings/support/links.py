@@ -207,6 +207,14 @@ def _explains_shift(effect: Finding, cause: Finding) -> bool:
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
 
 
+def _is_that_wait(effect: Finding, cause: Finding) -> bool:
+    """Whether most of what iterations became longer by is the wait for data, which began about then or before."""
+    grown, waited = effect.evidence["after_s"] - effect.evidence["before_s"], effect.evidence.get("data_change_s", 0.0)
+    if effect.step is None or cause.step is None or effect.step < cause.step - NEAR_STEPS:
+        return False
+    return _is_simultaneous(effect, cause) and 0 < grown / 2 <= waited <= 2 * cause.evidence["data_s"]
+
+
 def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
     """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding."""
     grown, told = effect.evidence["after_s"] - effect.evidence["before_s"], cause.evidence
@@ -357,6 +365,7 @@ _SUPERSEDED = (
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
+    _Link("iteration_shift", "data_stall", _is_that_wait),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
     *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),

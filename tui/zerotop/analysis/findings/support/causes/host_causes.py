@@ -49,6 +49,10 @@ def check_crowding(change: StepChange) -> Cause | None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
+    load = measure_change_loads(change)[1]
+    if load is not None and load.is_disturbed:
+        text += f", as other processes used {load.others:.1f} of {load.cores}"
+        return Cause(text, *_OTHERS, 0.7, finding="cores_taken", is_host=True)
     return Cause(text, *_CORES, 0.7, finding="crowded_cores", is_host=True)
 
 
