@@ -173,7 +173,8 @@ def test_ranks_that_get_fewer_cores_than_before(tmp_path: Path, times: float, is
     ("ranks", "waiting", "after_s", "is_noise"),
     [
         (0.4, 1.9, 0.148, True),
-        (0.4, 1.9, 0.3, False),
+        (0.4, 1.9, 0.3, True),
+        (0.4, 1.9, 0.4, False),
         (1.0, 0.8, 0.148, False),
         (1.0, 0.8, 0.08, True),
         (1.0, 0.0, 0.05, False),

@@ -26,6 +26,8 @@ _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 _CORE_CLOCK_SHARE = 0.15
 # If ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
+# A team of threads takes up to this many times as long as its average thread where others use the cores.
+_LAST_THREAD_TIMES = 1.5
 # The time of a few samples of a node's cores (ns), which are taken twice a second.
 _SAMPLED_NS = 1_700_000_000
 # Too few cores make work longer by at most this factor. Work that takes less than these seconds counts as that long.
@@ -93,8 +95,9 @@ def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], lon
         return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
     slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
-    # If ranks get a sixth of the cores that they want, an iteration may take up to six times as long as without others.
-    stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
+    # If ranks get a sixth of the cores that they want, an iteration may take six times as long as without others, and
+    # longer where all threads of a team wait for the last one.
+    stretch = _LAST_THREAD_TIMES * max(load.wanted / max(load.ranks, 1e-6) for load in loads)
     return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
 
