@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.memory.gpu_holders import GpuHolder, read_holder
+from zerotop.analysis.memory.gpu_holders import GpuHolder, find_growth, read_holder
 from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
@@ -71,7 +71,8 @@ def _build_peak_holder(at: At, source: Source, peak: PhasePeak) -> GpuHolder:
         inventory = read_inventory(at, process)
     if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):
         inventory = _add_new_state(inventory, read_inventory(at, process), peak.allocated_bytes)
-    return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory)
+    growth = find_growth(source, peak.unix_ns - 1, inventory)
+    return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory, growth=growth)
 
 
 def _add_new_state(inventory: TensorInventory, later: TensorInventory | None, peak_bytes: int) -> TensorInventory:

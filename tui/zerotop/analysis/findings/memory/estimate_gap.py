@@ -20,6 +20,7 @@ from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_set
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
     CUBLAS,
+    GROWN,
     HELD,
     OTHER_RANKS,
     OTHER_STREAMS,
@@ -53,7 +54,7 @@ _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
 )
 _LEDGER_ROWS = {
     _STATES: _MODEL_STATES,
-    _ACTIVATIONS: (ACTIVATIONS, HELD, UNATTRIBUTED, UNEXPLAINED),
+    _ACTIVATIONS: (ACTIVATIONS, HELD, GROWN, UNATTRIBUTED, UNEXPLAINED),
     _RESERVED: (UNALLOCATED, OTHER_STREAMS, PRIVATE),
     _CONTEXT: (OUTSIDE, OTHER_RANKS, CUBLAS),
 }

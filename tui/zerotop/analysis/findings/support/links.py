@@ -20,6 +20,8 @@ from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
+# The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
+_NOTABLY_LEAKED = 0.1
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
@@ -280,6 +282,14 @@ def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
     return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
 
 
+def _filled_by_leak(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator had to flush its cache because of what a leak had kept by then."""
+    if effect.step is None or cause.step is None:
+        return False
+    leaked = cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step)
+    return leaked >= _NOTABLY_LEAKED * effect.evidence["reserved_peak_bytes"]
+
+
 def _took_down(effect: Finding, cause: Finding) -> bool:
     """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
     return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
@@ -355,6 +365,7 @@ _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("iteration_shift", "iteration_shift", _is_part_of),
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
+    _Link("allocator_retries", "memory_creep", _filled_by_leak),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
