@@ -37,7 +37,7 @@ LABELS = {
     APART: "beyond the device's size",
     FREED: "freed since counted",
 }
-_KEPT = "still alive"
+_KEPT, _INITIAL = "still alive", "other tensors"
 ALLOCATED = (*CATEGORIES, HELD, GROWN, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
@@ -51,11 +51,12 @@ class LedgerRow:
     is_kept: bool = False  # of ACTIVATIONS: no phase runs, these bytes outlived the step
     growth_bytes: int = 0  # of GROWN, or of ACTIVATIONS: by which they grow in each step
     since_step: int | None = None  # of GROWN: after which it was not there
+    is_initial: bool = False  # of ACTIVATIONS: no step has begun
     is_outdated: bool = False  # of a category: memory has changed since it was counted
 
     def describe(self, units: ByteUnits = BINARY) -> str:
         """Return the row's name for readers: ``still alive, +24.0 MiB/step``."""
-        name = _KEPT if self.is_kept else LABELS[self.key]
+        name = _INITIAL if self.is_initial else _KEPT if self.is_kept else LABELS[self.key]
         if not self.growth_bytes:
             return name if self.since_step is None else f"grown since step {self.since_step}"
         name = name.partition(",")[0] if self.since_step is None else "grown"

@@ -96,7 +96,7 @@ def measure_spare_cores(process: Process, begin_ns: int, end_ns: int) -> float |
     if load is None or np.isnan(load.others):
         return None
     ranks = len({source.rank for source in process.recording.at.host_sources("spans", process.host)})
-    spare = (load.cores - load.wanted - load.others) / max(1, ranks)
+    spare = float(load.cores - load.wanted - load.others) / max(1, ranks)
     events = process.recording.events_of(Affinity)
     bound = [event.cpus for event in events if event.process_key == process.key and event.unix_ns <= end_ns]
     rows = process.host_samples.read_window(begin_ns, end_ns).rows
