@@ -223,23 +223,32 @@ def record_two_steps(folder: Path, *later: tuple[Any, ...]) -> PlantedRecording:
     return recording
 
 
-def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Recording:
-    """Record 40 steps that each leave 0.2 GiB more, with a count after the last one."""
+LEAK = tuple(4 + 0.2 * max(0, step - 20) for step in range(40))
+"""GiB after each of 40 steps: from step 21 on each leaves 0.2 more."""
+
+
+def record_leak(
+    folder: Path, *, held: dict[str, Any] | None, sizes: Sequence[float] = LEAK, count: tuple[int, float] = (36, 3.2)
+) -> Recording:
+    """Record steps that leave so many GiB.
+
+    ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
+    """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
     spans, begins, readings = [], [], []
-    for step in range(40):
+    for step, size in enumerate(sizes):
         begin, end = 10 + step, 10.9 + step
         spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
         begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
-        size = 4 + 0.2 * max(0, step - 20)
         readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
     facts: dict[str, Any] = {"held": [held]} if held is not None else {}
-    recording.write_inventory(46.95, "again", {"parameters": 4}, unclaimed=3.2, step=36, pools=pools, **facts)
+    facts |= {"unclaimed": count[1], "step": count[0], "pools": pools}
+    recording.write_inventory(10.95 + count[0], "again", {"parameters": 4}, **facts)
     (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
     return recording.open_recording()

@@ -149,9 +149,9 @@ def test_a_cache_is_not_flushed_for_fragments_where_a_leak_filled_the_device() -
 
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     step = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=2.0 * GIB)
-    assert drop_repeats([LEAK, step]) == (LEAK,)
+    assert drop_superseded([step, LEAK]) == (LEAK,)
     larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
-    assert drop_repeats([LEAK, larger]) == (LEAK, larger)
+    assert drop_superseded([larger, LEAK]) == (larger, LEAK)
 
 
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:

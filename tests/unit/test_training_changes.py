@@ -300,3 +300,14 @@ def test_a_list_with_graphs_is_named_although_its_own_tensors_are_small(tmp_path
 def test_a_holder_of_little_is_not_blamed(held: dict[str, Any] | None, tmp_path: Path) -> None:
     (finding,) = find_named(record_leak(tmp_path, held=held), "memory_creep")
     assert "seen" not in f"{finding.headline} {finding.details}"
+
+
+def test_a_leak_that_slight_falls_interrupt_began_with_its_first_rise(tmp_path: Path) -> None:
+    """Copies of the weights after every fourth step from 16 on; what else is left varies a little until step 32."""
+    sizes = [4 + 0.12 * max(0, step // 4 - 3) - 0.004 * (step < 32 and step % 2) for step in range(90)]
+    held = HELD_LIST | {"bytes": gib_to_bytes(0.12), "view_of": None}
+    recording = record_leak(tmp_path, held=held, sizes=sizes, count=(17, 0.12))
+    (finding,) = find_named(recording, "memory_creep")
+    assert finding.step == 16
+    assert finding.headline.startswith("seen keeps ")
+    assert finding.evidence["grown_bytes"] / finding.evidence["steps"] == pytest.approx(gib_to_bytes(0.03), rel=0.1)

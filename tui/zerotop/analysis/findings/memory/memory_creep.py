@@ -66,6 +66,7 @@ _LOGITS_KIND = _KIND.with_changes(
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
 _LINE_SHARE = 0.5  # the part of the leaked memory that a line must have allocated
+_SAME_PACE = 0.5  # of the growth a step, at least, before a stretch that begins late
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
@@ -97,6 +98,7 @@ class _Reported:
 
     creep: _Creep | None = None
     end_ns: int = 0  # of the last reading that was looked at
+    known_ns: int = -1
 
 
 @in_each_attempt(kinds=None)
@@ -105,9 +107,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    creeps = _find_creeps(window.subject, window.keep(_Reported))
+    last = window.keep(_Reported)
+    creeps = _find_creeps(window.subject, last)
     for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
-        yield _build_finding(creep, found)
+        # What was told while a look was awaited is known with it: newer numbers come later.
+        last.known_ns = max(found.known_ns, last.known_ns + 1)
+        yield _build_finding(creep, found._replace(known_ns=last.known_ns))
 
 
 def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
@@ -116,12 +121,30 @@ def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
         yield from _follow_last(last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
         if not is_same or stretch.begin_ns > last.end_ns:
+            stretch = _extend_back(stretch)
             ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
-            steps = np.concatenate([[stretch.before_step], stretch.rows["step"]])
-            onset = find_growth_onset(steps, stretch.held, stretch.slope)
+            onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
             last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
             yield last.creep
     yield from _follow_last(last, group.lead.recording.cursor_ns)
+
+
+def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
+    """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
+    readings, slope = stretch.process.get_state(MemoryReadings), stretch.slope
+    steps, _, held = readings.select_times(stretch.process, 0)
+    steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
+    # It may begin just before a rise, or just after one.
+    reached = held[-1] + np.diff(stretch.held).max()
+    grows = reached - held >= _SAME_PACE * slope * (steps[-1] - steps)
+    begin = int(np.flatnonzero(~grows)[-1]) + 1 if not grows.all() else 0
+    if begin >= stretch.first:
+        return stretch
+    onset = find_growth_onset(steps[begin:], held[begin:], slope)
+    begin = max(begin, int(np.searchsorted(steps, onset)) - 1)
+    if held[-1] - held[begin] < _SAME_PACE * slope * max(1, int(steps[-1] - steps[begin])):
+        return stretch
+    return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
 
 
 def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
@@ -166,7 +189,7 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
     holder, holder_ns = _find_holder(stretch, deadline_ns)
     if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
         return None
-    return _Found(look.look, max(look.known_ns, holder_ns), holder)
+    return _Found(look.look, max(known_ns, look.known_ns, holder_ns), holder)
 
 
 def _counts_again(process: Process) -> bool:

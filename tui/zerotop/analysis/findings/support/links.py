@@ -356,7 +356,6 @@ _REPEATS = (
     _Link("long_pause", "rank_stopped", _is_simultaneous),
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
-    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
 )
 # Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
@@ -366,6 +365,7 @@ _SUPERSEDED = (
     _Link("iteration_shift", "iteration_shift", _is_part_of),
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("allocator_retries", "memory_creep", _filled_by_leak),
+    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
