@@ -152,6 +152,9 @@ def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     assert drop_superseded([step, LEAK]) == (LEAK,)
     larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
     assert drop_superseded([larger, LEAK]) == (larger, LEAK)
+    at_pauses = make_finding("memory_creep", 20, bytes_per_pause=0.6 * GIB, steps_per_pause=30.0)
+    assert drop_superseded([step, at_pauses]) == (at_pauses,)
+    assert drop_superseded([larger, at_pauses]) == (larger, at_pauses)
 
 
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:

@@ -240,8 +240,14 @@ def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
-    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
-    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step + 1) >= grown / 2
+    grown, told, steps = (
+        effect.evidence["after_bytes"] - effect.evidence["before_bytes"],
+        cause.evidence,
+        effect.step - cause.step,
+    )
+    if "bytes_per_pause" in told:
+        return told["bytes_per_pause"] * (steps // told["steps_per_pause"] + 1) >= grown / 2
+    return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
 
 
 def _grew_at_pauses(effect: Finding, cause: Finding) -> bool:
