@@ -94,3 +94,17 @@ def test_a_leak_grows_in_several_rises(held: list[float], leaked: float | None, 
     (source,) = recording.open_recording().at(BEGIN_NS + 60 * S).sources["allocator"]
     leak = find_leak(source, BEGIN_NS + 60 * S)
     assert (leak and leak.bytes) == (None if leaked is None else gib_to_bytes(leaked))
+
+
+@pytest.mark.parametrize(
+    ("shape", "view_of", "told"),
+    [
+        ([8, 32000], [8, 512, 32000], "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000."),
+        ([32, 32, 16000], [32, 8, 32, 16000], "A view of 32 x 32 x 16,000 keeps a block 8 times as large."),  # [:, -32:]
+        ([512, 10], [512, 3200, 10], "A view of 512 x 10 keeps a block 3,200 times as large."),  # [:, :10]
+        ([4, 1000], [65536], "A view of 4 x 1,000 keeps a block 16 times as large."),
+    ],
+)
+def test_the_block_of_a_view(shape: list[int], view_of: list[int], told: str, tmp_path: Path) -> None:
+    held = HELD_LIST | {"bytes": gib_to_bytes(3.2), "shape": shape, "view_of": view_of}
+    assert told in explain(fail_at_the_end(tmp_path, held=held)).cause

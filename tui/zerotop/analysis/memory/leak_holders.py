@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
@@ -12,6 +13,7 @@ KEEP_NUMBERS = "Keep numbers instead of tensors where losses or outputs are coll
 
 # The part of the leaked memory that a variable must hold, in this many tensors.
 _HELD_SHARE, _LEAST_HELD = 0.5, 3
+_WIDE = 1024  # elements of a last dimension that is hardly a part of another one: a vocabulary, or a model's width
 
 
 class LeakAdvice(NamedTuple):
@@ -42,9 +44,22 @@ def describe_holder(holder: HeldTensors) -> str:
     )
     if not holder.view_of:
         return sentences
-    view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
-    elements = " elements" if len(holder.view_of) == 1 else ""
-    return f"{sentences} A view of {view} keeps a block of {block}{elements}."
+    return f"{sentences} A view of {_format_shape(holder.shape)} keeps a block {_describe_block(holder)}."
+
+
+def _describe_block(holder: HeldTensors) -> str:
+    """Return the shape of a view's block where one index of a dimension was taken, as of the logits' last position.
+
+    Strides show such a dimension, or the first part of a longer one: of that only the size of the block is known.
+    """
+    is_index = holder.view_of[:-2] + holder.view_of[-1:] == holder.shape and holder.shape[-1] >= _WIDE
+    if is_index:
+        return f"of {_format_shape(holder.view_of)}"
+    return f"{prod(holder.view_of) / max(1, prod(holder.shape)):,.0f} times as large"
+
+
+def _format_shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(f"{size:,}" for size in shape)
 
 
 def advise_on_line(place: str) -> LeakAdvice:
