@@ -140,11 +140,21 @@ def test_flushes_of_the_cache_in_the_step_that_fails_are_a_part_of_it() -> None:
         assert drop_superseded([other, failure]) == (other, failure)
 
 
+def test_a_cache_is_not_flushed_for_fragments_where_a_leak_filled_the_device() -> None:
+    flushed = make_finding("allocator_retries", 60, reserved_peak_bytes=20.0 * GIB)
+    assert drop_superseded([LEAK, flushed]) == (LEAK,)
+    early = dataclasses.replace(flushed, step=20)
+    assert drop_superseded([LEAK, early]) == (LEAK, early)
+
+
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     step = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=2.0 * GIB)
-    assert drop_repeats([LEAK, step]) == (LEAK,)
+    assert drop_superseded([step, LEAK]) == (LEAK,)
     larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
-    assert drop_repeats([LEAK, larger]) == (LEAK, larger)
+    assert drop_superseded([larger, LEAK]) == (larger, LEAK)
+    at_pauses = make_finding("memory_creep", 20, bytes_per_pause=0.6 * GIB, steps_per_pause=30.0)
+    assert drop_superseded([step, at_pauses]) == (at_pauses,)
+    assert drop_superseded([larger, at_pauses]) == (larger, at_pauses)
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,16 @@ def _format_difference(difference: Difference | None) -> tuple[str, str]:
 
 def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
     owner, rank = peaks.owning_peak, peaks.process.rank
-    title = f"Peak of rank {rank}: {format_gib(owner.allocated_bytes)} GiB allocated, {owner.place_text}"
+    own = [gpu.allocated_bytes for gpu in report.view.gpus if gpu.ranks == (rank,) and gpu.host == peaks.process.host]
+    # A step that fails has no peak, only the memory at its end.
+    is_passed = any(size > owner.allocated_bytes for size in own)
+    whose = f"rank {rank}{', of finished steps' if is_passed else ''}"
+    title = f"Peak of {whose}: {format_gib(owner.allocated_bytes)} GiB allocated, {owner.place_text}"
     if peaks.peak_before_entry is not None:
         title += f"; {format_gib(peaks.peak_before_entry.allocated_bytes)} {BEFORE}"
     rows = [("  peak per phase", "GiB", "step", "")]
     for peak in peaks.phases:
-        step = str(peak.step) if peak.is_in_step else _UNKNOWN
+        step = peak.steps_text if peak.is_in_step else _UNKNOWN
         rows.append((f"  {peak.phase}", format_gib(peak.allocated_bytes), step, "" if peak.exact else "sampled"))
     lines = [title, *align_columns(rows, "<>><")]
     for at_peak in report.at_peak:

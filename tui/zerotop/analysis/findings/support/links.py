@@ -20,6 +20,8 @@ from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
+# The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
+_NOTABLY_LEAKED = 0.1
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
@@ -246,8 +248,14 @@ def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
-    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
-    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step + 1) >= grown / 2
+    grown, told, steps = (
+        effect.evidence["after_bytes"] - effect.evidence["before_bytes"],
+        cause.evidence,
+        effect.step - cause.step,
+    )
+    if "bytes_per_pause" in told:
+        return told["bytes_per_pause"] * (steps // told["steps_per_pause"] + 1) >= grown / 2
+    return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
 
 
 def _grew_at_pauses(effect: Finding, cause: Finding) -> bool:
@@ -286,6 +294,14 @@ def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
 def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
     """Whether the allocator flushed its cache for the first time in the step that then failed: the last thing it tries."""
     return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
+
+
+def _filled_by_leak(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator had to flush its cache because of what a leak had kept by then."""
+    if effect.step is None or cause.step is None:
+        return False
+    leaked = cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step)
+    return leaked >= _NOTABLY_LEAKED * effect.evidence["reserved_peak_bytes"]
 
 
 def _took_down(effect: Finding, cause: Finding) -> bool:
@@ -354,7 +370,6 @@ _REPEATS = (
     _Link("long_pause", "rank_stopped", _is_simultaneous),
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
-    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
 )
 # Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
@@ -363,6 +378,8 @@ _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("iteration_shift", "iteration_shift", _is_part_of),
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
+    _Link("allocator_retries", "memory_creep", _filled_by_leak),
+    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
     _Link("iteration_shift", "data_stall", _is_that_wait),
