@@ -11,6 +11,7 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.pace import (
+    checkpoint_pause,
     data_bursts,
     data_stall,
     evaluations_often,
@@ -21,6 +22,7 @@ from zerotop.analysis.findings.pace import (
     steps_in_turn,
 )
 from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PROCESSES, SPANS
@@ -34,15 +36,17 @@ def write_parts(
     steps: Sequence[Sequence[float]],
     *,
     evaluated: Sequence[int] = (),
+    saved: Sequence[int] = (),
     tokens: Sequence[int] = (),
     counted_from: int | None = None,
 ) -> list[float]:
     """Write a rank whose steps take these seconds in forward, backward and step, and before these. Return their ends."""
     at, spans, ends = 0.0, [], []
     for step, (*parts, between) in enumerate(steps):
-        if step in evaluated:
-            spans.append(make_span(at, at + 0.2, "eval", step))
-            at += 0.2
+        for phase, chosen in (("eval", evaluated), ("checkpoint_save", saved)):
+            if step in chosen:
+                spans.append(make_span(at, at + 0.2, phase, step))
+                at += 0.2
         at += between
         for phase, length in zip(_PHASES, parts, strict=True):
             size = tokens[step] if tokens and phase == "forward" else -1
@@ -165,6 +169,19 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     (tmp_path / "always").mkdir()
     write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
     assert not find(tmp_path / "always", steps_in_turn.detect)
+
+
+def test_turns_that_also_save_a_checkpoint_count_all_of_it(tmp_path: Path) -> None:
+    """Each fifth step copies what it saves for 50 ms; the checkpoint itself, of 200 ms, is not a part of its iteration."""
+    steps = [[0.004, 0.006, 0.002, 0.054 if step >= 300 and step % 5 == 0 else 0.004] for step in range(500)]
+    write_parts(tmp_path, steps, saved=range(300, 500, 5))
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert (turns.step, turns.evidence["pause_s"]) == (300, pytest.approx(0.25))
+    assert turns.evidence["after_s"] == pytest.approx(0.016 + 0.25 / 5, rel=0.1)
+    assert "200 ms in that one" in turns.details
+    saves = find(tmp_path, checkpoint_pause.detect)
+    assert [one.severity.value for one in saves] == ["warning"]
+    assert drop_superseded([*saves, turns]) == (turns,)
 
 
 @pytest.mark.parametrize(("long_s", "turns", "told"), [(0.1, 6, 1), (0.1, 4, 0), (0.03, 6, 0), (0.03, 13, 1)])
