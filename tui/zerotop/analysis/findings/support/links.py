@@ -182,6 +182,17 @@ def _begins_before(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 
 
+def _is_counted(effect: Finding, cause: Finding) -> bool:
+    """Whether another finding counts these checkpoints, and what else is done with them."""
+    is_often = effect.severity is Severity.WARNING
+    return is_often and _is_simultaneous(effect, cause) and "checkpoint_s" in cause.evidence
+
+
+def _counts_less(effect: Finding, cause: Finding) -> bool:
+    """Whether the iterations with checkpoints are told by these."""
+    return _is_simultaneous(effect, cause) and not (cause.severity is Severity.WARNING and _is_counted(cause, effect))
+
+
 def _begins_together(effect: Finding, cause: Finding) -> bool:
     if effect.step is None or cause.step is None:
         return False
@@ -383,8 +394,11 @@ _SUPERSEDED = (
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
     _Link("iteration_shift", "data_stall", _is_that_wait),
-    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
-    *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
+    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall")),
+    _Link("steps_in_turn", "checkpoint_pause", _counts_less),
+    _Link("checkpoint_pause", "steps_in_turn", _is_counted),
+    _Link("steps_in_turn", "iteration_shift", _begins_together),
+    _Link("steps_in_turn", "evaluations_often", _begins_together),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
     *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
