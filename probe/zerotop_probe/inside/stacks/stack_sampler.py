@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
-from zerotop_probe.inside.interpreter.prompt_lock import wait_promptly
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks.frames import Stack, StackReader
+from zerotop_probe.inside.stacks.frames import UNKNOWN_STACK, Stack, StackReader
+from zerotop_probe.inside.stacks.lock_wait import LockWait
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
@@ -121,6 +121,7 @@ class StackSampler:
         self._spread = 0.0
         self._is_loop_known = False
         self._samples_next = False
+        self._lock_wait = LockWait()
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
@@ -153,8 +154,7 @@ class StackSampler:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait for the next look. If that samples, it comes where the training thread is then, see ``wait_promptly``."""
-        is_prompt = self._samples_next and not self._may_be_busy()
-        return wait_promptly(event, seconds) if is_prompt else event.wait(seconds)
+        return self._lock_wait.wait(event, seconds, is_prompt=self._samples_next and not self._may_be_busy())
 
     def finish(self) -> None:
         """Write the samples that are not written yet. Called when the recording ends."""
@@ -263,7 +263,8 @@ class StackSampler:
         frame = sys._current_frames().get(self._find_thread())
         if frame is None:
             return None
-        stack = self._reader.read_stack(frame)
+        is_misleading, is_late = self._lock_wait.is_misleading, self._lock_wait.is_late
+        stack = UNKNOWN_STACK if is_misleading else self._reader.read_stack(frame, is_late=is_late)
         del frame
         return stack if self._find_place() == place else None
 
