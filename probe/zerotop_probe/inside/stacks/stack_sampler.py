@@ -53,7 +53,7 @@ _LATELY_NS = 1_000_000_000
 _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
 # Of phases fewer at first: they are what later samples are compared with.
 _GROWN = 1.5
-_FIRST_PHASE_SAMPLES, _PHASE_GROWN, _MOST_TIMES_GROWN = 40, 1.2, 6
+_FIRST_PHASE_SAMPLES, _PHASE_GROWN, _MOST_TIMES_GROWN = 40, 1.15, 6
 _MORE_EVERY_NS = 600_000_000_000
 
 # A rank is silent if nothing begins or ends for SILENT_NS, and for this many iterations.
@@ -114,8 +114,8 @@ class StackSampler:
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
         self._samples_left = dict.fromkeys((GAP, DATA, UNSEEN, *COMPUTING), 0)
-        self._sampled_parts = dict.fromkeys((GAP, DATA, *COMPUTING), 0.0)  # their time in an iteration when they were sampled
-        self._times_grown = dict.fromkeys(COMPUTING, 0)
+        self._sampled_parts = dict.fromkeys(self._samples_left, 0.0)  # their time in an iteration when they were sampled
+        self._times_grown = dict.fromkeys(self._samples_left, 0)
         self._slow_ns = 0  # when something was last slow
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
@@ -194,19 +194,21 @@ class StackSampler:
             self._seen_end_ns = fresh[-1].end_ns
         for kind, part_ns in self._usual.notable.items():
             if kind in COMPUTING:
-                self._follow_phase(kind, part_ns)
+                self._follow_growth(kind, part_ns)
             elif part_ns > _GROWN * self._sampled_parts[kind]:
                 self._sampled_parts[kind] = part_ns
                 # In a counted step the stack itself tells whether it is in a phase.
                 self._samples_left[kind] = self._samples_left[UNSEEN] = _SHARE_SAMPLES
+        if self._counted is not None and self._usual.iteration_ns is not None:
+            self._follow_growth(UNSEEN, self._usual.iteration_ns)
 
-    def _follow_phase(self, kind: int, part_ns: float) -> None:
-        """Want samples of a phase at first, and each time when it takes longer than it did then."""
+    def _follow_growth(self, kind: int, part_ns: float) -> None:
+        """Want samples of a phase, or of counted steps, at first, and each time when it takes longer than it did then."""
         known_ns, times = self._sampled_parts[kind], self._times_grown[kind]
         if part_ns > _PHASE_GROWN * known_ns and times < _MOST_TIMES_GROWN:
             self._times_grown[kind], self._sampled_parts[kind] = times + 1, part_ns
             wanted = _SHARE_SAMPLES if times else _FIRST_PHASE_SAMPLES
-            self._samples_left[kind], self._samples_left[UNSEEN] = wanted, max(wanted, self._samples_left[UNSEEN])
+            self._samples_left[kind] = max(wanted, self._samples_left[kind])
         else:
             self._sampled_parts[kind] = min(part_ns, known_ns)
 
@@ -243,7 +245,8 @@ class StackSampler:
 
     def _wants_shares(self) -> bool:
         """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
-        is_wanted = any(self._samples_left[kind] for kind in self._usual.notable)
+        kinds = self._usual.notable if self._recorder.counted.unrecorded_step is None else (UNSEEN,)
+        is_wanted = any(self._samples_left[kind] for kind in kinds)
         return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
 
     def _save_up(self, time_ns: int) -> None:

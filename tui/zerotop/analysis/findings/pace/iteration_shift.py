@@ -397,7 +397,7 @@ def _may_be_warm_up(shift: PaceShift) -> bool:
 
 def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
-    if line is None or (shift.is_uncertain and line.known_call is None):
+    if line is None or (shift.is_uncertain and line.known_call is None and not line.is_new):
         return False
     return is_cause(line, shift.find_delay())
 
