@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class _Counts:
     def __init__(self, sampled: Iterable[Stacks]) -> None:
         self.total = 0
         self.samples: Counter[OwnLine] = Counter()
-        self.seconds: Counter[OwnLine] = Counter()
+        self.seconds: defaultdict[OwnLine, float] = defaultdict(float)
         self.depths: dict[OwnLine, int] = {}
         self.callees: dict[OwnLine, Counter[tuple[str, ...]]] = {}
         for event in sampled:
