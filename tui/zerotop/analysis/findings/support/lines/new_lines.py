@@ -9,11 +9,12 @@ from typing import NamedTuple
 from zerotop.analysis.code_line import find_own, list_own
 from zerotop_probe.recording.events import Stacks
 
-# The fewest samples before and since.
-_FEWEST_BEFORE, _FEWEST_SINCE = 15, 20
+# The fewest samples before and since, and of the line.
+_FEWEST_BEFORE, _FEWEST_SINCE, _FEWEST_OF_LINE = 15, 20, 5
 # What a line took before, as a part of what it takes now, and the part of the added time that it explains, from and to.
+# Lines that give Python's lock away for moments are seen too seldom.
 _OLD_SHARE = 0.1
-_EXPLAINED, _MOST_EXPLAINED = 0.5, 1.6
+_EXPLAINED, _MOST_EXPLAINED = 0.35, 1.6
 
 OwnLine = tuple[str, int, str]
 """File, number and function."""
@@ -64,7 +65,7 @@ def find_new_line(before: Iterable[Stacks], since: Iterable[Stacks], levels: tup
     explains: list[OwnLine] = []
     for line in new.samples:
         then_s, now_s = old.share(line) * before_s, new.share(line) * since_s
-        is_new = then_s <= _OLD_SHARE * now_s
+        is_new = then_s <= _OLD_SHARE * now_s and new.samples[line] >= _FEWEST_OF_LINE
         if is_new and _EXPLAINED <= (now_s - then_s) / (since_s - before_s) <= _MOST_EXPLAINED:
             explains.append(line)
     if not explains:
