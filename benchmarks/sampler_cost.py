@@ -136,7 +136,7 @@ def measure_sampler(sample: Callable[[int], object], seconds: float, hertz: int 
 def make_our_sampler(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
     """Return our sampler of these processes and the host, and a function that closes it."""
     identity = Identity.for_this_process("node")
-    processes = ProcessSampler(folder, identity, lambda *_: None, lambda *_: None)
+    processes = ProcessSampler(folder, identity, lambda *_, **__: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
     members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := ProcessHandle.from_pid(pid))]
 

@@ -40,7 +40,7 @@ class Child:
         process = ProcessHandle.from_pid(self.process.pid)
         assert process is not None
         budget = DescriptorBudget(1000)
-        self.reader = ProcessReader(SampledMember(process, 0), budget, lambda *_: None, lambda *_: None, schedstat=True)
+        self.reader = ProcessReader(SampledMember(process, 0), budget, lambda *_, **__: None, schedstat=True)
 
     def _read_answer(self) -> None:
         assert self.process.stdout is not None

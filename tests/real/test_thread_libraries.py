@@ -31,7 +31,7 @@ def test_the_team_of_openmp_is_found_and_no_other_thread() -> None:
             assert process.stdout is not None
             sleeper = int(process.stdout.readline())
             found: dict[str, str] = {}
-            libraries = ThreadLibraries(process.pid, lambda pid, more: found.update(more))
+            libraries = ThreadLibraries(process.pid, lambda *_, **facts: found.update(facts["libraries"]))
             folder = Path(f"/proc/{process.pid}/task")
             names = {int(tid): (folder / tid / "comm").read_bytes().rstrip(b"\n") for tid in os.listdir(folder)}
 

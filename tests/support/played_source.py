@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from recordings import open_recording
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.recording.reader import Recording
 
 
 class PlayedSource(RecordingSource):
-    """A recording of ``tests/recordings`` that grows: ``now_s`` gives the seconds since its begin."""
+    """A recording that grows: ``now_s`` gives the seconds since its begin. A name is one of ``tests/recordings``."""
 
-    def __init__(self, name: str, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, recording: Recording | str, now_s: Callable[[], float], findings: Sequence[Finding] | None = None
+    ) -> None:
+        """``findings``: instead of its own."""
+        self._told = findings
         self._now_s = now_s
         self._seen_s = -1.0
         self.views = 0  # that were asked for
-        super().__init__(open_recording(name))
+        super().__init__(open_recording(recording) if isinstance(recording, str) else recording)
 
     @property
     def is_live(self) -> bool:
@@ -25,7 +30,7 @@ class PlayedSource(RecordingSource):
 
     @property
     def end_ns(self) -> int:
-        return min(self.begin_ns + int(self._now_s() * 1e9), self._extent.end_ns)
+        return min(self.begin_ns + int(min(self._now_s(), 1e6) * 1e9), self._extent.end_ns)
 
     @property
     def last_step(self) -> int | None:
@@ -37,7 +42,10 @@ class PlayedSource(RecordingSource):
         return end_ns if end_ns is not None and end_ns <= self.end_ns else None
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Finding, ...]:
-        return super().findings_at(self.end_ns if cursor_ns is None else cursor_ns)
+        cursor_ns = self.end_ns if cursor_ns is None else cursor_ns
+        if self._told is None:
+            return super().findings_at(cursor_ns)
+        return tuple(finding for finding in self._told if finding.known_ns <= cursor_ns)
 
     def refresh(self) -> bool:
         seen_s, self._seen_s = self._seen_s, self._now_s()

@@ -1,12 +1,16 @@
-"""For tests of the screens: a job that can be stopped, a clock set by the test, and an app over a story."""
+"""For tests of the screens: a job that can be stopped, a clock set by the test, and an app over a recording."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
+
 from textual.pilot import Pilot
 
-from fake_source import FakeSource, Story
 from played_source import PlayedSource
 from screens import read_rows
+from zerotop.analysis.findings import Finding
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
@@ -59,17 +63,20 @@ class FakeJob:
 
 
 class Watch:
-    """An app over a story whose clock is set by the test."""
+    """An app over a recording whose clock is set by the test. Without seconds the recording is over."""
 
-    def __init__(self, story: Story | str, seconds: float | None, *, glyphs: Glyphs = BLOCKS) -> None:
+    def __init__(
+        self,
+        recording: Recording | str,
+        seconds: float | None,
+        *,
+        glyphs: Glyphs = BLOCKS,
+        findings: Sequence[Finding] | None = None,
+    ) -> None:
         self.seconds = seconds
         self.clock = 1000.0
         self.job = FakeJob()
-        self.source: FakeSource | PlayedSource
-        if isinstance(story, Story):
-            self.source = FakeSource(story, None if seconds is None else self._read_clock)
-        else:
-            self.source = PlayedSource(story, self._read_clock)
+        self.source = PlayedSource(recording, self._read_clock, findings)
         self.app = ZerotopApp(
             self.source,
             None if seconds is None else self.job,
@@ -79,7 +86,7 @@ class Watch:
         )
 
     def _read_clock(self) -> float:
-        return self.seconds or 0.0
+        return inf if self.seconds is None else self.seconds
 
     def text(self) -> str:
         """The screen without its colours."""

@@ -15,9 +15,12 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
 from cell_terminal import CellTerminal
-from fake_source import Story, cpu_story, failed_story, killed_story, many_story, offload_story
+from changed_recordings import open_with_nodes
+from printing import Printing
 from story_app import Watch
 from waiting import wait_until
+from zerotop.analysis.live_view import LiveView
+from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.panels import Transport
@@ -44,18 +47,18 @@ def test_each_tab_is_the_screen_of_that_name() -> None:
 
 
 async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert "15/616" in seen.text()
-        seen.seconds = 90.0
+        assert "13/14" in seen.text()
+        seen.seconds = 66.0
         await seen.wait_for_tick(pilot)
-        assert "21/616" in seen.text()
+        assert "14/14" in seen.text()
         assert "● LIVE" in seen.text()
 
 
 async def test_quiet_recordings_still_get_a_heartbeat() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         seen.app.viewer.source.refresh()
@@ -66,50 +69,50 @@ async def test_quiet_recordings_still_get_a_heartbeat() -> None:
 @pytest.mark.parametrize(
     ("keys", "step", "badge"),
     [
-        (["space"], 14, "▮▮ PAUSED −0:00"),
-        (["left", "space", "space"], 13, "▮▮ PAUSED −0:"),
-        (["left"], 13, "▮▮ PAUSED −0:"),
-        (["left", "left", "right"], 13, "▮▮ PAUSED −0:"),
-        (["shift+left"], 4, "▮▮ PAUSED −0:"),
-        (["shift+left", "shift+right"], 14, "▮▮ PAUSED −0:"),
-        (["comma"], 11, "▮▮ PAUSED −0:10"),
-        (["comma", "comma", "full_stop"], 11, "▮▮ PAUSED −0:10"),
-        (["left", "f"], 14, "● LIVE"),
-        (["left", "end"], 14, "● LIVE"),
+        (["space"], 12, "▮▮ PAUSED −0:00"),
+        (["left", "space", "space"], 11, "▮▮ PAUSED −0:"),
+        (["left"], 11, "▮▮ PAUSED −0:"),
+        (["left", "left", "right"], 11, "▮▮ PAUSED −0:"),
+        (["shift+left"], 2, "▮▮ PAUSED −0:"),
+        (["shift+left", "shift+right"], 12, "▮▮ PAUSED −0:"),
+        (["comma"], 9, "▮▮ PAUSED −0:10"),
+        (["comma", "comma", "full_stop"], 9, "▮▮ PAUSED −0:10"),
+        (["left", "f"], 12, "● LIVE"),
+        (["left", "end"], 12, "● LIVE"),
         (["g", *"7", "enter"], 7, "▮▮ PAUSED −0:"),
-        (["g", *"1:05", "enter"], 11, "▮▮ PAUSED −0:10"),
-        (["left", "space"], 13, "▶ −0:"),
-        (["left", "less_than_sign", "space"], 13, "0.5×"),
-        (["left", "greater_than_sign", "greater_than_sign", "space"], 13, "4×"),
-        (["left", "greater_than_sign", "space"], 13, "2×"),
+        (["g", *"1:00", "enter"], 10, "▮▮ PAUSED −0:04"),
+        (["left", "space"], 11, "▶ −0:"),
+        (["left", "less_than_sign", "space"], 11, "0.5×"),
+        (["left", "greater_than_sign", "greater_than_sign", "space"], 11, "4×"),
+        (["left", "greater_than_sign", "space"], 11, "2×"),
     ],
 )
 async def test_keys_move_through_time(keys: list[str], step: int, badge: str) -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
-        assert f"{step + 1:>3}/616" in seen.text()
+        assert f"{step + 1:>3}/14 " in seen.text()
         assert badge in seen.text()
 
 
 async def test_home_is_the_begin() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.press("home")
         await pilot.pause()
         assert "no step yet" in seen.text()
-        assert "−1:15" in seen.text()
+        assert "−1:04" in seen.text()
 
 
 async def test_the_mouse_scrubs() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert await pilot.mouse_down(Transport, offset=(64, 0))
         await pilot.pause()
         first = seen.app.viewer.make_frame().moment.cursor_s
-        assert first == pytest.approx(75 * (64 - 17) / (120 - 17 - 7 - 1), abs=1.0)
+        assert first == pytest.approx(64 * (64 - 17) / (120 - 17 - 7 - 1), abs=1.0)
         assert await pilot.hover(Transport, offset=(40, 0))
         await pilot.pause()
         assert seen.app.viewer.make_frame().moment.cursor_s < first
@@ -120,40 +123,40 @@ async def test_the_mouse_scrubs() -> None:
 
 
 async def test_a_replay_plays_and_ends() -> None:
-    seen = Watch(cpu_story(), None)
+    seen = Watch("story", None)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         assert "EXIT 0" in seen.text()
         await pilot.press("space")
         await pilot.pause()
         assert "▶ REPLAY 1×" in seen.text()
-        seen.clock += 12
+        seen.clock += 18  # it begins shortly before the first step
         await seen.wait_for_tick(pilot)
-        assert " 9/40" in seen.text()
+        assert " 11/14" in seen.text()
         seen.clock += 60
         await seen.wait_for_tick(pilot)
         assert "EXIT 0" in seen.text()
-        assert "The job ended well after 40 steps." in seen.text()
+        assert "The job ended with exit code 0." in seen.text()
         await pilot.press("q")
     assert seen.app.return_value is Leaving.QUIT
 
 
 async def test_go_to_says_what_it_does_not_understand() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("g", "x", "enter")
         await pilot.pause()
         assert isinstance(seen.app.screen, GoToDialog)
         assert "Enter a step (12), a time (1:30), begin or end." in seen.text()
-        assert "A step (0 to 14) such as 12" in seen.text()
+        assert "A step (0 to 12) such as 12" in seen.text()
         seen.app.screen.query_one(Input).value = "99"
         await pilot.press("enter")
         await pilot.pause()
-        assert "There is no step 99: the last one is 14." in seen.text()
+        assert "There is no step 99: the last one is 12." in seen.text()
         seen.app.screen.query_one(Input).value = "5:00"
         await pilot.press("enter")
         await pilot.pause()
-        assert "There is no 5:00: the recording ends at 1:15." in seen.text()
+        assert "There is no 5:00: the recording ends at 1:04." in seen.text()
         seen.app.screen.query_one(Input).value = ""
         await pilot.press("enter")
         await pilot.pause()
@@ -164,17 +167,19 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
 
 
 async def test_keys_that_arrive_at_once_are_typed_into_the_prompt_that_the_first_opens() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         for key, character in (("g", "g"), ("7", "7"), ("enter", "\r")):  # without waiting for what a key does
             seen.app.post_message(Key(key, character))
-        await wait_until(pilot, lambda: "8/616" in seen.text())
+        await wait_until(pilot, lambda: "8/14" in seen.text())
         assert "PAUSED" in seen.text()
 
 
-async def test_output_scrolls_back() -> None:
-    seen = Watch(cpu_story(output=tuple(f"line {number:03}" for number in range(1000))), 12.0)
+async def test_output_scrolls_back(tmp_path: Path) -> None:
+    job = Printing(tmp_path)
+    job.write_output(b"".join(b"line %03d\n" % number for number in range(1000)))
+    seen = Watch(Recording.open(job.path), None)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert "line 999" in seen.text()
@@ -197,7 +202,7 @@ async def test_output_scrolls_back() -> None:
 
 
 async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 40)) as pilot:
         await pilot.pause()
         await pilot.press(*["pageup"] * 3)
@@ -212,7 +217,7 @@ async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
 
 
 async def test_tab_moves_and_z_zooms() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         assert seen.app.focused is None
@@ -224,7 +229,7 @@ async def test_tab_moves_and_z_zooms() -> None:
         assert order == ["memory", "iteration", "cpu", "gpu", "output"]
         await pilot.press("shift+tab", "shift+tab", "z")
         await pilot.pause()
-        assert "rank 7" in seen.text()
+        assert "rank 3" in seen.text()
         assert "Iteration s" not in seen.text()
         await pilot.press("escape")
         await pilot.pause()
@@ -235,7 +240,7 @@ async def test_tab_moves_and_z_zooms() -> None:
 
 
 async def test_hidden_panels_take_no_focus() -> None:
-    seen = Watch(cpu_story(), 12.0)
+    seen = Watch("cpu-clean", 35.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         order: list[str | None] = []
@@ -246,7 +251,7 @@ async def test_hidden_panels_take_no_focus() -> None:
 
 
 async def test_keys_can_be_clicked() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         row = seen.text().split("\n")[-1]
@@ -259,17 +264,17 @@ async def test_keys_can_be_clicked() -> None:
 
 
 async def test_each_of_two_keys_in_an_entry_can_be_clicked() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.press("home")
-        for key, steps in (("→", "1/616 steps"), ("→", "2/616 steps"), ("←", "1/616 steps")):
+        for key, steps in (("→", "1/14 steps"), ("→", "2/14 steps"), ("←", "1/14 steps")):
             await pilot.click("#keys", offset=(seen.text().split("\n")[-1].index(key), 0))
             await pilot.pause()
             assert f" {steps}" in seen.text()
 
 
 async def test_help_explains_every_key_and_term() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 220)) as pilot:
         await pilot.press("question_mark")
         await pilot.pause()
@@ -286,21 +291,21 @@ async def test_help_explains_every_key_and_term() -> None:
 
 
 async def test_info_has_the_whole_command_and_every_message() -> None:
-    seen = Watch(killed_story(), 60.0)
+    seen = Watch("host-killed", 200.0)
     async with seen.app.run_test(size=(100, 40)) as pilot:
         await pilot.press("i")
         await pilot.pause()
         for part in (
-            "deepspeed finetune.py --model tiny --steps 40",
-            "exit code 137",
-            "more memory.",
+            "stage_host.py --train host-killed",
+            "exit code 1",
+            "OOM killer ended 1 process",
             "No NVIDIA driver",
         ):
             assert part in seen.text()
 
 
 async def test_the_palette_has_every_action() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         titles = {command.title for command in seen.app.get_system_commands(seen.app.screen)}
@@ -317,11 +322,11 @@ async def test_the_palette_has_every_action() -> None:
         assert "Restart sampler" not in titles
         await pilot.press("ctrl+p", *"step back", "enter", "enter")
         await pilot.pause()
-        assert "14/616" in seen.text()
+        assert "12/14" in seen.text()
 
 
 async def test_the_palette_begins_with_what_was_used_most_in_it() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
 
@@ -342,7 +347,7 @@ async def test_the_palette_begins_with_what_was_used_most_in_it() -> None:
 
 
 async def test_themes_switch() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         dark = seen.app.export_screenshot()
         assert seen.app.theme == DARK_NAME
@@ -357,7 +362,7 @@ async def test_themes_switch() -> None:
 
 async def test_a_screenshot_is_saved_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("s")
         await pilot.pause()
@@ -374,7 +379,7 @@ class TestLeaving:
 
     @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
     async def test_every_way_out_asks(self, key: str) -> None:
-        seen = Watch(offload_story(), 75.0)
+        seen = Watch("story", 64.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press(key)
             await pilot.pause()
@@ -386,14 +391,14 @@ class TestLeaving:
 
     @pytest.mark.parametrize("keys", [["d"], ["l"], ["enter"]])
     async def test_detach(self, keys: list[str]) -> None:
-        seen = Watch(offload_story(), 75.0)
+        seen = Watch("story", 64.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", *keys)
         assert seen.app.return_value is Leaving.DETACHED
 
     @pytest.mark.parametrize("keys", [["c"], ["escape"], ["down", "down", "enter"]])
     async def test_cancel(self, keys: list[str]) -> None:
-        seen = Watch(offload_story(), 75.0)
+        seen = Watch("story", 64.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", *keys)
             await pilot.pause()
@@ -402,7 +407,7 @@ class TestLeaving:
         assert seen.job.stops == 0
 
     async def test_stop_shows_its_progress_then_forces_then_ends(self) -> None:
-        seen = Watch(cpu_story(), 12.0)
+        seen = Watch("cpu-clean", 35.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
             await wait_until(pilot, lambda: seen.job.stops == 1)
@@ -423,7 +428,7 @@ class TestLeaving:
         assert seen.app.return_value is Leaving.QUIT
 
     async def test_leaving_after_stopping(self) -> None:
-        seen = Watch(cpu_story(), 12.0)
+        seen = Watch("cpu-clean", 35.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
             seen.seconds = 500.0
@@ -436,7 +441,7 @@ class TestLeaving:
         assert seen.app.return_value is Leaving.STOPPED
 
     async def test_a_job_that_cannot_be_stopped(self) -> None:
-        seen = Watch(offload_story(), 75.0)
+        seen = Watch("story", 64.0)
         seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
@@ -444,7 +449,7 @@ class TestLeaving:
             assert "The job is still running." in seen.text()
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:
-        seen = Watch(offload_story(), 75.0)
+        seen = Watch("story", 64.0)
         seen.job.stop_description = "Stops it gracefully here and on two; again forces it."
         seen.job.not_stopped = "two was not asked to stop: ssh does not reach it."
         async with seen.app.run_test(size=(80, 24)) as pilot:
@@ -455,17 +460,17 @@ class TestLeaving:
             assert "asked to end 0 s ago" in seen.text()
 
     async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
-        seen = Watch(failed_story(), 60.0)
+        seen = Watch("z2-oom", 60.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
             assert "EXIT 1" in seen.text()
-            assert "No module named 'x'" in " ".join(seen.text().split())
+            assert "ran out of GPU memory" in seen.text()
             await pilot.press("q")
         assert seen.app.return_value is Leaving.QUIT
 
 
 async def test_a_dead_sampler_is_said_and_started_again() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("r")
         assert seen.job.restarts == 0  # there is nothing to restart
@@ -482,7 +487,7 @@ async def test_a_dead_sampler_is_said_and_started_again() -> None:
 
 
 async def test_ranks_attached_to_from_outside_are_entered() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40), notifications=True) as pilot:
         await pilot.press("E")
         await pilot.pause()
@@ -502,11 +507,16 @@ NASTY = "[red]x[/red] [link=file:///]y \x1b]0;title\x07\x1b[2J \u202e rtl 损失
 
 
 @pytest.mark.parametrize("glyphs", [None, ASCII], ids=["utf8", "ascii"])
-async def test_what_others_wrote_is_drawn_literally(glyphs: object) -> None:
-    story = offload_story()
-    job = replace(story.job, name=NASTY, command=(NASTY, NASTY), model=NASTY, notices=(NASTY,))
-    story = replace(story, job=job, output=(NASTY,) * 5)
-    seen = Watch(story, 75.0, glyphs=cast(Glyphs, glyphs)) if glyphs else Watch(story, 75.0)
+async def test_what_others_wrote_is_drawn_literally(glyphs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Watch("story", 64.0, glyphs=cast(Glyphs, glyphs)) if glyphs else Watch("story", 64.0)
+    whole = seen.source.view_at
+
+    def view_at(cursor_ns: int | None) -> LiveView:
+        view = whole(cursor_ns)
+        job = replace(view.job, name=NASTY, command=(NASTY, NASTY), model=NASTY, notices=(NASTY,))
+        return replace(view, job=job, output=(NASTY,) * 5)
+
+    monkeypatch.setattr(seen.source, "view_at", view_at)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         for keys in ([], ["i"], ["escape", "q"]):
@@ -522,7 +532,7 @@ async def test_what_others_wrote_is_drawn_literally(glyphs: object) -> None:
 @pytest.mark.parametrize("keys", [[], ["question_mark"], ["q"], ["g"], ["ctrl+p"], ["i"], ["s"]])
 async def test_without_utf8_only_ascii_leaves(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    seen = Watch(offload_story(), 75.0, glyphs=ASCII)
+    seen = Watch("story", 64.0, glyphs=ASCII)
     async with seen.app.run_test(size=(100, 30)) as pilot:
         await pilot.press(*keys)
         await pilot.pause()
@@ -533,9 +543,9 @@ SIZES = [(80, 24), (120, 40), (200, 50), (300, 90), (40, 24), (40, 10), (20, 6),
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("story", "seconds"), [(offload_story(), 75.0), (killed_story(), 60.0)], ids=["offload", "killed"])
-async def test_sizes(story: Story, seconds: float, size: tuple[int, int]) -> None:
-    seen = Watch(story, seconds)
+@pytest.mark.parametrize(("name", "seconds"), [("story", 64.0), ("host-killed", 200.0)])
+async def test_sizes(name: str, seconds: float, size: tuple[int, int]) -> None:
+    seen = Watch(name, seconds)
     async with seen.app.run_test(size=size) as pilot:
         for keys in ([], ["left"], ["q"]):
             await pilot.press(*keys)
@@ -544,8 +554,8 @@ async def test_sizes(story: Story, seconds: float, size: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("glyphs", [ASCII, TEXTURES], ids=lambda glyphs: glyphs.name)
-async def test_sizes_in_other_characters(glyphs: Glyphs) -> None:
-    seen = Watch(many_story(), 75.0, glyphs=glyphs)
+async def test_sizes_in_other_characters(glyphs: Glyphs, tmp_path: Path) -> None:
+    seen = Watch(open_with_nodes("x4-z3", 16, tmp_path), 62.0, glyphs=glyphs)
     async with seen.app.run_test(size=(30, 8)) as pilot:
         for size in SIZES:
             await pilot.resize_terminal(*size)
@@ -556,33 +566,33 @@ async def test_sizes_in_other_characters(glyphs: Glyphs) -> None:
 
 
 async def test_panels_move_when_there_is_more_or_less_to_say() -> None:
-    seen = Watch(cpu_story(), 8.0)
+    seen = Watch("cpu-clean", 33.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         memory = seen.app.screen.query_one("#memory")
         assert memory.region.y == 5  # two sentences, of which one takes two rows
-        seen.seconds = 12.0
+        seen.seconds = 35.0
         await seen.wait_for_tick(pilot)
         assert memory.region.y == 4
         assert seen.text().split("\n")[4].startswith("Host GiB")
         await pilot.press("home")  # before there were any ranks
         await pilot.pause()
-        assert memory.region.y == 5
+        assert memory.region.y == 3
 
 
 async def test_resizing() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(200, 50)) as pilot:
         for size in ((40, 12), (120, 40), (10, 2), (80, 24)):
             await pilot.resize_terminal(*size)
             await pilot.pause()
             assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
         assert "GPU GiB" in seen.text()
-        assert "15/616" in seen.text()
+        assert "13/14" in seen.text()
 
 
 async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         region = seen.app.screen.query_one("#iteration").region

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from textual.widgets import OptionList
 
-from fake_source import BEGIN_NS, FakeSource, offload_story
+from played_source import PlayedSource
 from story_app import Watch
 from waiting import wait_until
 from zerotop.analysis.findings import Finding, Severity
@@ -21,6 +21,8 @@ from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evi
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
+
+BEGIN_NS = PlayedSource("story", float).begin_ns
 
 
 def make_finding(name: str, at_s: float, severity: Severity, **changes: object) -> Finding:
@@ -43,11 +45,11 @@ def choose_ranked(findings: list[Finding], cursor_ns: int) -> Finding | None:
     return choose_finding(rank_findings(findings, np.empty(0, STEP_DTYPE), cursor_ns), cursor_ns)
 
 
-SKIPS = make_finding("steps_skipped", 45.0, Severity.WARNING, step=2)
+SKIPS = make_finding("pinned_overhead", 45.0, Severity.WARNING, step=2)
 REAL = make_finding("first_real_step", 55.0, Severity.INFO)
 SPIKE = make_finding("double_spike", 55.0, Severity.WARNING, step=7)
 FULL = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11)
-STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
+FOUND = (SKIPS, REAL, SPIKE, FULL)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 )
 def test_the_most_serious_finding_is_chosen(at_s: float, told: Finding | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
-    known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
+    known = [one for one in FOUND if one.known_ns <= cursor_ns]
     assert choose_ranked(known, cursor_ns) is told
 
 
@@ -99,7 +101,7 @@ def test_evidence_stands_in_columns() -> None:
 
 
 async def test_keys_go_from_finding_to_finding() -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         viewer = seen.app.viewer
         told = []
@@ -117,7 +119,7 @@ async def test_keys_go_from_finding_to_finding() -> None:
 
 
 async def test_the_line_and_the_marks() -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.press("g", *"1:02", "enter")
         text = seen.text()
@@ -128,7 +130,7 @@ async def test_the_line_and_the_marks() -> None:
 
 
 async def test_a_failure_is_shown_in_full_with_what_to_do() -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         text = " ".join(seen.text().split())
@@ -137,14 +139,14 @@ async def test_a_failure_is_shown_in_full_with_what_to_do() -> None:
 
 
 async def test_the_feed_shows_all_and_goes_there() -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
         await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
-        await wait_until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
-        assert "ranks 0, 1, steps skipped" in seen.text()
+        await wait_until(pilot, lambda: "→ Set what helps with pinned_overhead." in seen.text())
+        assert "ranks 0, 1, pinned overhead" in seen.text()
         await pilot.press("enter")
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
@@ -163,7 +165,7 @@ def test_a_cause_is_shown_before_what_it_explains() -> None:
 
 
 async def test_effects_are_listed_under_their_cause() -> None:
-    seen = Watch(offload_story(findings=(LATE, SKIPS, DATA, LEAK, GONE)), 75.0)
+    seen = Watch("story", 75.0, findings=(LATE, SKIPS, DATA, LEAK, GONE))
     async with seen.app.run_test(size=(100, 30)) as pilot:
         await wait_until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
         await pilot.press("a")
@@ -171,7 +173,7 @@ async def test_effects_are_listed_under_their_cause() -> None:
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         assert [one.finding.name for one in feed.shown_findings] == [
-            *("data_stall", "straggler", "steps_skipped", "memory_creep", "out_of_memory")
+            *("data_stall", "straggler", "pinned_overhead", "memory_creep", "out_of_memory")
         ]
         await pilot.press("up", "up", "up")
         await wait_until(pilot, lambda: "└ Something about straggler was found" in seen.text())
@@ -179,7 +181,7 @@ async def test_effects_are_listed_under_their_cause() -> None:
 
 
 async def test_the_feed_is_searched() -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
         await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
@@ -192,7 +194,7 @@ async def test_the_feed_is_searched() -> None:
         await wait_until(pilot, lambda: "No matches for Double spikex." in seen.text())
         await pilot.press("escape")
         await wait_until(pilot, lambda: len(feed.shown_findings) == 4)
-        await pilot.press("slash", *"steps skipped", "enter", "enter")
+        await pilot.press("slash", *"pinned overhead", "enter", "enter")
         await wait_until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
         await pilot.press("a", "escape")
         await wait_until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
@@ -202,7 +204,7 @@ async def test_the_feed_says_its_order_and_changes_it() -> None:
     """What the header shows stands first by severity and cost; what explains each other stays together."""
     costly = make_finding("data_stall", 56.0, Severity.WARNING, cost=0.6)
     effect = make_finding("straggler", 57.0, Severity.WARNING, evidence={"data_s": 1.0, "late_s": 1.0}, cost=0.7)
-    seen = Watch(offload_story(findings=(SKIPS, REAL, costly, effect, FULL)), 75.0)
+    seen = Watch("story", 75.0, findings=(SKIPS, REAL, costly, effect, FULL))
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
         await wait_until(pilot, lambda: "Findings in order of time" in seen.text())
@@ -219,14 +221,14 @@ async def test_the_feed_says_its_order_and_changes_it() -> None:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 async def test_the_border_of_the_feed_names_keys_in_whole_words(columns: int) -> None:
-    seen = Watch(STORY, 75.0)
+    seen = Watch("story", 75.0, findings=FOUND)
     async with seen.app.run_test(size=(columns, 24)) as pilot:
         await pilot.press("a")
         await wait_until(pilot, lambda: "escape close ─" in seen.text())
 
 
 async def test_an_empty_feed_says_so() -> None:
-    seen = Watch(offload_story(), 75.0)
+    seen = Watch("story", 75.0, findings=())
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
         await pilot.pause()
@@ -237,11 +239,11 @@ async def test_an_empty_feed_says_so() -> None:
 
 
 def test_the_feed_s_picture(snap_compare: Any) -> None:
-    assert snap_compare(Watch(STORY, 75.0).app, terminal_size=(80, 24), press=["p", "p", "a"])
+    assert snap_compare(Watch("story", 75.0, findings=FOUND).app, terminal_size=(80, 24), press=["p", "p", "a"])
 
 
 def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
-    view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
+    view = PlayedSource("story", lambda: 70.0).view_at(None)
     finding = make_finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
     notices = build_notices(view, (), finding)
     assert row_text(draw_notices(notices, 80, 2, BLOCKS)[0]).rstrip() == (
@@ -260,7 +262,7 @@ def test_growth_of_each_step_is_a_size() -> None:
 
 
 def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
-    view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
+    view = PlayedSource("story", lambda: 70.0).view_at(None)
     view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
     finding = make_finding("creep", 60, Severity.WARNING)
     assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 3  # headline and fix

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 
+from changed_recordings import open_with_nodes
 from drawn_rows import read_texts
-from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
+from played_source import PlayedSource
 from zerotop.analysis.live_view import Inferred, JobState, LiveView
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
@@ -31,131 +33,140 @@ from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.ranks.rank_list import draw_ranks
 
 
-def view_at(story: Story, seconds: float) -> LiveView:
-    return FakeSource(story, lambda: seconds).view_at(None)
+@cache
+def view_at(name: str, seconds: float) -> LiveView:
+    """Return what was known of a recorded job after so many seconds."""
+    return PlayedSource(name, lambda: seconds).view_at(None)
+
+
+@pytest.fixture(scope="module")
+def many_ranks(tmp_path_factory: pytest.TempPathFactory) -> LiveView:
+    """64 ranks on 16 nodes."""
+    recording = open_with_nodes("x4-z3", 16, tmp_path_factory.mktemp("nodes"))
+    return PlayedSource(recording, lambda: 62.0).view_at(None)
 
 
 BADGE: Row = ((" LIVE ", "badge-live"),)
 
 
 def test_header() -> None:
-    view = view_at(offload_story(), 75.0)
+    view = view_at("story", 64.0)
     assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
-        " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×8     LIVE  ",
-        "  15/616 steps  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped     ",
+        " story  LlamaForCausalLM 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×4   LIVE  ",
+        " 13/14 steps  1.64 s/it  2.49k tok/s  ETA 2 s  elapsed 1:04  10 skipped         ",
     ]
-    assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == ["  15/616 steps  2.99 s/it         LIVE  "]
+    assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" 13/14 steps  1.64 s/it  ETA 2 s  LIVE  "]
 
 
 def test_progress_is_seen_without_colours_too() -> None:
-    view = view_at(cpu_story(), 12.0)
+    view = view_at("x4-z3", 55.0)
     assert read_texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (
-        "  9/40 steps  ##.......  323 ms/it  3.17k tok/s  ETA 10 s  elapsed 0:12         "
+        "  6/16 steps  ###......  1.05 s/it  7.77k tok/s  ETA 11 s  elapsed 0:55         "
     )
 
 
 def test_header_before_there_is_an_engine() -> None:
-    assert read_texts(draw_header(view_at(offload_story(), 5.0), BADGE, 80, 2, BLOCKS)) == [
-        " zerotop  brisk-otter   deepspeed --num_gpus 8 finetune.py --model…       LIVE  ",
-        " no step yet  elapsed 0:05                                                      ",
+    assert read_texts(draw_header(view_at("story", 20.0), BADGE, 80, 2, BLOCKS)) == [
+        " zerotop  story   python3 -m deepspeed.launcher.runner --num_gpus 4…      LIVE  ",
+        " no step yet  elapsed 0:20                                                      ",
     ]
 
 
 def test_a_time_that_is_inferred_is_said_to_be() -> None:
-    view = replace(view_at(offload_story(), 5.0), inferred=Inferred(2.7512, 0.874, ("cpu", "pcie"), 24.0))
+    view = replace(view_at("story", 20.0), inferred=Inferred(2.7512, 0.874, ("cpu", "pcie"), 24.0))
     assert read_texts(draw_header(view, BADGE, 80, 2, BLOCKS))[1] == (
-        " no step yet  about 2.75 s/it inferred, 87 % sure  elapsed 0:05                 "
+        " no step yet  about 2.75 s/it inferred, 87 % sure  elapsed 0:20                 "
     )
 
 
 def test_gpu_memory() -> None:
-    view = view_at(offload_story(), 75.0)
+    view = view_at("story", 64.0)
     rows = read_texts(draw_memory(view, 56, 10, BLOCKS))
     assert rows[:2] == [
         "GPU memory GiB +2 ───── ■allocated ■reserved ■used total",
-        "GPU 0 ▇▇▇▇▕▇▕▇▇▇▇▇▇▇▇▇▇       23.2      46.4  51.0 139.8",
+        "GPU 0 ▇▇▇▕▕▇▇▇▇▇▇▇▇▇▇▇▇       16.0      38.2  40.9 140.4",
     ]
-    assert rows[-1] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                      593 of 1900"
+    assert rows[5] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                   155.1 of 503.8"
     assert read_texts(draw_memory(view, 39, 3, ASCII)) == [
         "GPU GiB +3 - #allocated =reserved -used",
-        "0 ##||......       23.2      46.4  51.0",
-        ".. 7 more, 49.5 GiB used               ",
+        "0 #=|.......       16.0      38.2  40.9",
+        ".. 3 more, 37.0 to 40.4 GiB used       ",
     ]
 
 
 def test_gpus_of_which_no_rank_reported() -> None:
-    view = view_at(offload_story(), 5.0)
-    assert read_texts(draw_memory(view, 39, 2, ASCII))[1] == ".. 8 more, 5.4 to 6.9 GiB used         "
+    view = view_at("story", 20.0)
+    assert read_texts(draw_memory(view, 39, 2, ASCII))[1] == ".. 4 more, 17.6 GiB used               "
     assert "    –" in read_texts(draw_memory(view, 56, 10, BLOCKS))[1]
 
 
 def test_host_memory_without_gpus() -> None:
-    assert read_texts(draw_memory(view_at(cpu_story(), 12.0), 56, 4, BLOCKS)) == [
+    assert read_texts(draw_memory(view_at("cpu-clean", 35.05), 56, 4, BLOCKS)) == [
         "Host memory GiB ────────────── ■RSS ▕peak ■shared pinned",
-        "  host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                4.9 of 15.6",
-        "rank 0 ▇▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.72  0.78    0.22   0.00",
-        "rank 1 ▇▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.73  0.76    0.21   0.00",
+        "  host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇               20.2 of 23.5",
+        "rank 0 ▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.41  0.41    0.00   0.00",
+        "rank 1 ▕▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  0.41  0.41    0.00   0.00",
     ]
 
 
 def test_room_under_the_bars_shows_the_last_while() -> None:
-    rows = read_texts(draw_memory(view_at(offload_story(), 75.0), 56, 16, ASCII))[10:]
-    assert rows[1].startswith(" 100+ ")
-    assert rows[3] == "  50+==##====##====#====##===##====##===##====##====#==="
+    rows = read_texts(draw_memory(view_at("story", 64.0), 56, 16, ASCII))[6:]
+    assert rows[0].startswith("  60+ ")
+    assert rows[6] == "  20+----/--=########################======###===##===##"
     assert rows[-1] == "    + 26 s ago --------------- GPU 0 --------------- now"
 
 
 def test_the_ranks_on_the_host_are_shown_together() -> None:
-    rows = read_texts(draw_memory(view_at(cpu_story(), 12.0), 56, 11, ASCII))[4:]
+    rows = read_texts(draw_memory(view_at("cpu-clean", 35.05), 56, 11, ASCII))[4:]
     assert rows == [
-        "   2+                                                   ",
-        "    |                                                   ",
-        "    |                               ====================",
-        "   1+                               ####################",
-        "    |                               ####################",
-        "    |                               ####################",
+        " 1.0+                                                   ",
+        "    |                                                  #",
+        "    |                                              #####",
+        " 0.5+###################################################",
+        "    |###################################################",
+        "    |###################################################",
         "    + 26 s ago ------------- all ranks ------------- now",
     ]
 
 
 def test_swap_is_said() -> None:
-    view = view_at(cpu_story(), 12.0)
+    view = view_at("cpu-clean", 35.05)
     host = replace(view.hosts[0], swap_used_bytes=3 * 1024**3)
     row = draw_memory(replace(view, hosts=(host,)), 56, 4, BLOCKS)[1]
     assert ("swap 3.0  ", "warn") in row
 
 
 def test_iterations() -> None:
-    assert read_texts(draw_iteration(view_at(offload_story(), 75.0), 50, 10, BLOCKS)) == [
-        "Iteration s ──────────────────────────────────────",
-        "   4┤▔▔▔▔▔▔▲▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  step 14      2.73",
-        "    │      █                     ■ outside    0.02",
-        "   3┤▔▔▔▔▔▔█▄▅▃▅▄▃▅▄▔▔▔▔▔▔▔▔▔▔▔  ■ step       1.77",
-        "    │      █████████             ■ backward   0.89",
-        "   2┤▔▔▔▔▔▔█████████▔▔▔▔▔▔▔▔▔▔▔  ■ forward    0.05",
-        "    │××××××█████████             ■ data       0.00",
-        "   1┤▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▔▔▔▔▔▔▔▔▔▔▔  × 6 skipped      ",
-        "    │▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁                              ",
+    assert read_texts(draw_iteration(view_at("story", 64.0), 50, 10, BLOCKS)) == [
+        "Iteration s ─── ▁▁▁▁▁▁▁▁▁▁▄█ loss 18.57 at step 12",
+        "    │                            step 12      2.67",
+        "    │                            ■ outside    0.01",
+        "   6┤▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  ■ step       1.84",
+        "    │          ▄                 ■ backward   0.79",
+        "   4┤×▔▔▔▔▔▔▔▔▔█▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  ■ forward    0.03",
+        "    │▂  ×      █▆▅               ■ data       0.00",
+        "   2┤█××▁××××××███▔▔▔▔▔▔▔▔▔▔▔▔▔  × 10 skipped     ",
+        "    │▅▇▇██▇▇▇▇▇▇▇▇                                ",
         "    └0────5────10──────────────                   ",
     ]
 
 
 def test_iterations_in_milliseconds_and_ascii() -> None:
-    assert read_texts(draw_iteration(view_at(cpu_story(), 12.0), 60, 8, ASCII)) == [
+    assert read_texts(draw_iteration(view_at("cpu-clean", 35.05), 60, 8, ASCII)) == [
         "Iteration ms -----------------------------------------------",
-        " 400+                                      step 8        329",
-        "    |SSSSSSSSS                             . outside      10",
-        "    |bbbbbbbbb                             S step         51",
-        " 200+bbbbbbbbb                             b backward    175",
-        "    |bbbbbbbbb                             f forward      91",
-        "    |fffffffff                             : data          2",
-        "    +0----5------------------------------                   ",
+        "  60+^b                                    step 13      31.6",
+        "    |bb    SS                              . outside     0.2",
+        "  40+ffSSSSSSSSSS      SSSS                S step        7.2",
+        "    |ffbbbbbbbbbbbbbbSSbbbbSSSSSS          b backward   18.7",
+        "  20+ffbbbbbbbbbbbbbbbbbbbbbbbbbb          f forward     5.5",
+        "    |ffffffffffffffffffffffffffff          : data        0.1",
+        "    +0---------5---------10--------------                   ",
     ]
 
 
 def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
     panel = Iteration(BLOCKS, id="iteration")
-    frame = Viewer(FakeSource(offload_story(), lambda: 5.0), None, lambda: 0.0).make_frame()
+    frame = Viewer(PlayedSource("story", lambda: 20.0), None, lambda: 0.0).make_frame()
     first = panel.draw_cached(frame, 60, 5)
     assert "no step finished yet" in "".join(read_texts(first))
     assert panel.draw_cached(replace(frame), 60, 5) is first
@@ -164,24 +175,24 @@ def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
 
 
 def test_a_short_run_gets_wide_columns_from_its_first_step_on() -> None:
-    view = view_at(cpu_story(total_steps=10), 9.5)
+    view = view_at("z2-oom", 18.5)
     assert read_texts(draw_iteration(view, 60, 5, BLOCKS))[-1].rstrip() == "    └0" + "─" * 35
-    assert read_texts(draw_iteration(view, 60, 5, BLOCKS))[-2].startswith(" 200┤▄▄▔")
+    assert read_texts(draw_iteration(view, 60, 5, BLOCKS))[-2].startswith("   1┤▄▄▔▄▄▔")
 
 
 def test_phases_nobody_recorded_are_not_drawn() -> None:
-    view = view_at(offload_story(), 75.0)
+    view = view_at("story", 64.0)
     unknown = np.full(len(view.iterations.step), np.nan)
     phases = {"forward": unknown, "backward": unknown, "step": unknown}
     rows = draw_iteration(replace(view, iterations=replace(view.iterations, phase_s=phases)), 50, 10, BLOCKS)
-    assert read_texts(rows)[2].endswith("■ outside    2.73")
+    assert read_texts(rows)[2].endswith("■ outside    2.67")
     assert read_texts(rows)[3].endswith("■ step          –")
     styles = {style for row in rows for _, style in row}
     assert "phase-other" in styles  # the whole iteration is what the phases leave
 
 
 def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
-    view = view_at(offload_story(), 75.0)
+    view = view_at("story", 64.0)
     phases = {**view.iterations.phase_s, "stages": np.full(len(view.iterations.step), 0.5)}
     del phases["other"]
     waiting = replace(view, iterations=replace(view.iterations, phase_s=phases))
@@ -191,16 +202,16 @@ def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
 
 
 def test_cpu() -> None:
-    assert read_texts(draw_cpu(view_at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
-        "CPU 63.0 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
-        "rank 0 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      8.3     207  61.2   24.1",
-        "rank 1 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      7.9     207  61.2   24.1",
-        "… 6 more ranks, 7.9 cores each                                          ",
+    assert read_texts(draw_cpu(view_at("story", 64.0), 72, 4, BLOCKS)) == [
+        "CPU 24.8 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
+        "rank 0 ■ grads→cpu    0.1 s ▇▁▁▇▇▇▃▁   6.1     21.0     210  38.1    0.0",
+        "rank 1 ■ grads→cpu    0.1 s ▇▁▁▇▇▇▂▁   6.4     21.2     207  38.0    0.0",
+        "… 2 more ranks, 5.9 to 6.4 cores each                                   ",
     ]
 
 
-def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
-    view = view_at(many_story(64), 75.0)
+def test_before_a_second_sample_no_figure_of_the_processors_is_known(many_ranks: LiveView) -> None:
+    view = many_ranks
     unknown = replace(
         view,
         hosts=tuple(replace(host, cores_used=math.nan) for host in view.hosts),
@@ -209,31 +220,31 @@ def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
     )
     rows = [*read_texts(draw_cpu(unknown, 76, 5, BLOCKS)), *read_texts(draw_gpu(unknown, 76, 5, BLOCKS))]
     assert not any("nan" in row for row in rows)
-    assert rows[0].startswith("CPU – of 512 cores +1 ─")
+    assert rows[0].startswith("CPU – of 1024 cores +1 ─")
     assert rows[4].strip() == "… 61 more ranks, – cores each"
     assert read_texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks 1-2 of 64  now ─")
 
 
 def test_the_past_has_the_colours_of_its_phases() -> None:
-    row = draw_cpu(view_at(offload_story(), 75.0), 72, 4, BLOCKS)[1]
+    row = draw_cpu(view_at("story", 64.0), 72, 4, BLOCKS)[1]
     strip = [(text[0], style) for text, style in row if set(text) <= set("▁▇")]
-    assert {style for text, style in strip if text == "▇"} == {"phase-step/strip"}
-    assert {style for text, style in strip if text == "▁"} == {"phase-forward/strip", "phase-backward/strip"}
+    assert {style for text, style in strip if text == "▇"} == {"phase-step/strip", "phase-transfer/strip"}
+    assert {style for text, style in strip if text == "▁"} == {"phase-backward/strip"}
 
 
 def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
-    assert read_texts(draw_cpu(view_at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
-        "CPU 2.1 of 2 ── cores runnable threads",
-        "0 ■ backward      1.0      1.4      41",
-        "     pt_main_thread 1.0               ",
-        "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",
-        "                  ████████████████████",
+    assert read_texts(draw_cpu(view_at("cpu-clean", 35.05), 38, 9, BLOCKS))[:5] == [
+        "CPU 1.7 of 2 ── cores runnable threads",
+        "0 ■ forward       0.8      0.9       8",
+        "     main thread 0.7  gloo 0.0        ",
+        "                                 ▃▆▄▅▄",
+        "     ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▄█████",
     ]
-    assert "pt_main_thread 1.0  omp_worker-3 1.0" in read_texts(draw_cpu(view_at(cpu_story(), 12.0), 90, 7, BLOCKS))[1]
+    assert "main thread 0.7  gloo 0.0" in read_texts(draw_cpu(view_at("cpu-clean", 35.05), 90, 7, BLOCKS))[1]
 
 
 def test_what_ended_well_is_not_loud() -> None:
-    view = view_at(cpu_story(), 60.0)
+    view = view_at("cpu-clean", 200.0)
     assert ("ended".ljust(12), "muted") in draw_cpu(view, 60, 3, BLOCKS)[1]
     failed = replace(view, job=replace(view.job, exit_code=1))
     assert ("exited".ljust(12), "alert") in draw_cpu(failed, 60, 3, BLOCKS)[1]
@@ -242,20 +253,20 @@ def test_what_ended_well_is_not_loud() -> None:
 
 
 def test_a_process_that_is_gone_holds_no_memory() -> None:
-    view = view_at(offload_story(), 75.0)
+    view = view_at("story", 64.0)
     gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
     first, second = read_texts(draw_cpu(gone, 76, 10, BLOCKS))[1:3]
     assert first.split()[-2:] == ["–", "–"]
     assert second.split()[-2:] != ["–", "–"]
-    view = view_at(cpu_story(), 10.0)
+    view = view_at("cpu-clean", 35.05)
     gone = replace(view, ranks=(replace(view.ranks[0], alive=False), *view.ranks[1:]))
     first, second = read_texts(draw_memory(gone, 76, 10, BLOCKS))[2:4]
-    assert first.split()[-4:] == ["–", "0.74", "–", "–"]  # its peak stays
-    assert second.split()[-4:] == ["0.71", "0.74", "0.21", "0.00"]
+    assert first.split()[-4:] == ["–", "0.41", "–", "–"]  # its peak stays
+    assert second.split()[-4:] == ["0.41", "0.41", "0.00", "0.00"]
 
 
-def test_dead_and_late_ranks_come_first() -> None:
-    view = view_at(many_story(), 75.0)
+def test_dead_and_late_ranks_come_first(many_ranks: LiveView) -> None:
+    view = many_ranks
     ranks = list(view.ranks)
     ranks[40] = replace(ranks[40], alive=False)
     ranks[50] = replace(ranks[50], step=11)
@@ -267,19 +278,19 @@ def test_dead_and_late_ranks_come_first() -> None:
 
 
 def test_gpus() -> None:
-    assert read_texts(draw_gpu(view_at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
+    assert read_texts(draw_gpu(view_at("story", 64.0), 60, 3, BLOCKS)) == [
         "GPU ─ last 12 s ─────────────── % ── W  °C D2H GB/s H2D GB/s",
-        "GPU 0 ▁▁▇▇  ▁▇▇▁   ▇▇▁▁ ▇▇ ▁▁   3  147  56     23.0     13.2",
-        "… 7 more, 0 to 3 %                                          ",
+        "GPU 0 ▅▃▇▇      ▁▇▅   ▆▇▁  ▃▇  90  177  40      1.6      0.1",
+        "… 3 more, 99 to 100 %                                       ",
     ]
 
 
 def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
-    assert read_texts(draw_gpu(view_at(offload_story(gpus=1, ranks=1), 75.0), 60, 4, BLOCKS)) == [
+    assert read_texts(draw_gpu(view_at("gpu-gpt2", 40.0), 60, 4, BLOCKS)) == [
         "GPU ─────────────────────────── % ── W  °C D2H GB/s H2D GB/s",
-        "GPU 0 NVIDIA H200               3  147  56     23.0     13.2",
-        "           ▆▆    ▆▆   ▇▇    ▇▇   ▆▆    ▆▆   ▇▇    ▇▇   ▆▆   ",
-        "      ▁▁▁▁ ██▁▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁",
+        "GPU 0 NVIDIA H200               5  116  32      3.0      1.5",
+        "                                                            ",
+        "        ▁▁ ▁         ▁▁  ▅▅▆▄▄▆▄▆▅▅▆▄▆▅▅▅▅▅▅▅▅▄▅▅▅▄▆▅▅▅▅▅▅▅▆",
     ]
 
 
@@ -302,18 +313,18 @@ def test_output_is_literal_and_scrolls() -> None:
 
 
 def test_an_alert_is_shown_in_full() -> None:
-    sentences = build_notices(view_at(killed_story(), 60.0))
+    sentences = build_notices(view_at("host-killed", 200.0))
     rows = draw_notices(sentences, 80, 4, BLOCKS)
-    assert " ".join(row_text(row)[3:].strip() for row in rows[:3]) == sentences[0][1]
-    assert {style for row in rows[:3] for text, style in row if text.strip()} == {"alert"}
-    assert row_text(draw_notices(sentences, 80, 3, BLOCKS)[-1]).endswith("+1 more: i ")
+    assert " ".join(row_text(row)[3:].strip() for row in rows[:2]) == sentences[0][1]
+    assert {style for row in rows[:2] for text, style in row if text.strip()} == {"alert"}
+    assert row_text(draw_notices(sentences, 80, 2, BLOCKS)[-1]).endswith("+1 more: i ")
 
 
 def test_calm_sentences_are_not_loud() -> None:
-    assert [notice.style for notice in build_notices(view_at(cpu_story(), 5.0))] == ["text", "muted"]
-    assert [notice.style for notice in build_notices(view_at(cpu_story(), 500.0))] == ["good", "muted"]
-    assert [notice.style for notice in build_notices(view_at(failed_story(), 500.0))] == ["alert", "muted"]
-    assert [notice.style for notice in build_notices(view_at(offload_story(), 75.0), ("dead sampler",))] == ["warn"]
+    assert [notice.style for notice in build_notices(view_at("cpu-clean", 20.0))] == ["text", "muted"]
+    assert [notice.style for notice in build_notices(view_at("cpu-clean", 200.0))] == ["good", "muted"]
+    assert [notice.style for notice in build_notices(view_at("host-killed", 200.0))] == ["alert", "muted"]
+    assert [notice.style for notice in build_notices(view_at("story", 64.0), ("dead sampler",))] == ["warn"]
 
 
 @pytest.mark.parametrize(
@@ -328,13 +339,13 @@ def test_calm_sentences_are_not_loud() -> None:
     ],
 )
 def test_badge(moment: CursorState, seconds: float, badge: str, style: str) -> None:
-    assert draw_badge(view_at(offload_story(), seconds), moment, BLOCKS) == ((badge, style),)
+    assert draw_badge(view_at("story", seconds), moment, BLOCKS) == ((badge, style),)
 
 
 def test_badge_of_an_ended_job() -> None:
     end = CursorState(60, 60, False, True, False, 1.0)
-    assert draw_badge(view_at(cpu_story(), 500.0), end, BLOCKS) == ((" EXIT 0 ", "badge-good"),)
-    assert draw_badge(view_at(killed_story(), 500.0), end, BLOCKS) == ((" KILLED (SIGKILL) ", "badge-bad"),)
+    assert draw_badge(view_at("cpu-clean", 200.0), end, BLOCKS) == ((" EXIT 0 ", "badge-good"),)
+    assert draw_badge(view_at("cpu-dead", 200.0), end, BLOCKS) == ((" KILLED (SIGKILL) ", "badge-bad"),)
 
 
 def test_transport() -> None:
@@ -344,24 +355,24 @@ def test_transport() -> None:
 
 
 def test_status_is_loud_about_losses_only() -> None:
-    cost = view_at(offload_story(), 75.0).cost
-    text = "watching costs 0.002 % "
+    cost = view_at("story", 64.0).cost
+    text = "watching costs 0.26 % "
     assert row_text(draw_status(cost, 80)) == text
     once = row_text(draw_status(replace(cost, one_time_s=1.25), 80))
-    assert once == "watching costs 0.002 %   1.2 s once "
+    assert once == "watching costs 0.26 %   1.2 s once "
     lossy = draw_status(replace(cost, lost_records=1234, errors=1), 100)
     assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe error"]
 
 
 def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> None:
-    cost = view_at(offload_story(), 75.0).cost
+    cost = view_at("story", 64.0).cost
     tabs = [Tab("live", "Live"), Tab("memory", "Memory")]
     row, places = draw_tabs(tabs, "memory", cost, 60, BLOCKS)
     assert [(row_text(row)[begin:end], action) for begin, end, action in places] == [
         ("1 Live", "app.switch('live')"),
         ("2 Memory", "app.switch('memory')"),
     ]
-    assert row_text(row).endswith("watching costs 0.002 % ")
+    assert row_text(row).endswith("watching costs 0.26 % ")
     narrow, _ = draw_tabs(tabs, "memory", cost, 16, BLOCKS)
     assert row_text(narrow) == " 1  2 Memory    "
 
@@ -385,9 +396,9 @@ def test_keys_fit_and_lie_where_they_say() -> None:
 
 
 @pytest.fixture(scope="module")
-def story_views() -> list[LiveView]:
-    told = ((offload_story(), 75.0), (cpu_story(), 1.0), (killed_story(), 60.0), (many_story(), 75.0))
-    return [view_at(story, seconds) for story, seconds in told]
+def story_views(many_ranks: LiveView) -> list[LiveView]:
+    told = (("story", 64.0), ("cpu-clean", 1.0), ("host-killed", 200.0))
+    return [*(view_at(name, seconds) for name, seconds in told), many_ranks]
 
 
 @pytest.mark.parametrize("width", [1, 7, 12, 20, 39, 58, 77, 118, 148, 298])
@@ -403,7 +414,7 @@ def test_every_panel_fills_its_box(story_views: list[LiveView], width: int, heig
 
 
 def test_a_process_that_nobody_numbered_is_the_job() -> None:
-    view = view_at(cpu_story(), 9.5)
+    view = view_at("cpu-clean", 35.05)
     view = replace(view, ranks=(replace(view.ranks[0], rank=-1),))
     for draw in (draw_memory, draw_cpu):
         text = "\n".join(read_texts(draw(view, 80, 8, BLOCKS)))
@@ -412,7 +423,7 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
 
 
 def test_ranks_watched_from_outside_have_no_phase() -> None:
-    view = view_at(offload_story(), 60)
+    view = view_at("story", 64.0)
     unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
     rows = read_texts(draw_cpu(outside, 120, 12, BLOCKS))
@@ -420,7 +431,7 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
     listed = read_texts(draw_ranks(outside, None, {}, 80, 4, BLOCKS))
     assert [row.split()[:2] for row in listed[1:]] == [["0", "–"], ["1", "–"], ["2", "–"]]
     mixed = replace(view, ranks=(*unseen[:1], *view.ranks[1:]))
-    (first, second) = read_texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:3]
+    (first, _, second) = read_texts(draw_cpu(mixed, 120, 12, BLOCKS))[1:4]
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
     assert describe_no_output(outside.job) == "Not captured; see the job's own terminal"
@@ -448,7 +459,7 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
 def test_what_is_not_known_to_be_bad_is_not_red(
     state: JobState, code: int | None, badge: tuple[str, str], style: str, mark: str
 ) -> None:
-    view = view_at(offload_story(), 60)
+    view = view_at("story", 64.0)
     job = replace(view.job, state=state, exit_code=code, exit_text="It is over.")
     assert format_ending(job) == badge
     (told, *_) = build_notices(replace(view, job=job))

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 
-from fake_source import cpu_story, killed_story, many_story, offload_story
+from changed_recordings import open_with_nodes
 from recordings import open_recording
 from story_app import Watch
 from waiting import wait_until
@@ -27,35 +28,35 @@ FOUND = 6  # findings of the story
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_offload(snap_compare: Any, size: tuple[int, int]) -> None:
-    assert snap_compare(Watch(offload_story(), 75.0).app, terminal_size=size)
+    assert snap_compare(Watch("story", 64.0, findings=()).app, terminal_size=size)
 
 
 def test_two_ranks_without_gpus(snap_compare: Any) -> None:
-    assert snap_compare(Watch(cpu_story(), 12.0).app, terminal_size=(100, 30))
+    assert snap_compare(Watch("cpu-clean", 35.05, findings=()).app, terminal_size=(100, 30))
 
 
 def test_post_mortem(snap_compare: Any) -> None:
-    assert snap_compare(Watch(killed_story(), 60.0).app, terminal_size=(80, 24))
+    assert snap_compare(Watch("host-killed", 200.0, findings=()).app, terminal_size=(80, 24))
 
 
-def test_64_ranks(snap_compare: Any) -> None:
-    assert snap_compare(Watch(many_story(), 75.0).app, terminal_size=(120, 40))
+def test_64_ranks(snap_compare: Any, tmp_path: Path) -> None:
+    assert snap_compare(Watch(open_with_nodes("x4-z3", 16, tmp_path), 62.0, findings=()).app, terminal_size=(120, 40))
 
 
 def test_40_columns(snap_compare: Any) -> None:
-    assert snap_compare(Watch(offload_story(), 75.0).app, terminal_size=(40, 24))
+    assert snap_compare(Watch("story", 64.0, findings=()).app, terminal_size=(40, 24))
 
 
 def test_without_utf8(snap_compare: Any) -> None:
-    assert snap_compare(Watch(offload_story(), 75.0, glyphs=ASCII).app, terminal_size=(80, 24))
+    assert snap_compare(Watch("story", 64.0, glyphs=ASCII, findings=()).app, terminal_size=(80, 24))
 
 
 def test_looking_back_in_the_light_theme(snap_compare: Any) -> None:
-    assert snap_compare(Watch(offload_story(), 75.0).app, terminal_size=(120, 40), press=["t", "shift+left"])
+    assert snap_compare(Watch("story", 64.0, findings=()).app, terminal_size=(120, 40), press=["t", "shift+left"])
 
 
 def test_leaving(snap_compare: Any) -> None:
-    assert snap_compare(Watch(offload_story(), 75.0).app, terminal_size=(80, 24), press=["q"])
+    assert snap_compare(Watch("story", 64.0, findings=()).app, terminal_size=(80, 24), press=["q"])
 
 
 # --- every screen, over the recording that is shipped with the demo -------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from textual.events import MouseScrollDown, MouseScrollLeft, MouseScrollRight, MouseScrollUp
 from textual.pilot import Pilot
 
-from fake_source import cpu_story
+from printing import Printing
 from recordings import open_recording
 from screens import read_rows
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
@@ -291,8 +291,8 @@ async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
         assert seen.read_text()
 
 
-async def test_a_recording_of_which_nothing_is_recorded_yet() -> None:
-    seen = Watch(cpu_story(), 3.0)
+async def test_a_recording_of_which_nothing_is_recorded_yet(tmp_path: Path) -> None:
+    seen = Watch(Recording.open(Printing(tmp_path).path), None)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
         await pilot.pause()

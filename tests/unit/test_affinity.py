@@ -52,17 +52,17 @@ def bound_thread() -> Iterator[tuple[int, str]]:
 def test_only_what_is_new_is_reported(bound_thread: tuple[int, str]) -> None:
     tid, core = bound_thread
     pid, told = os.getpid(), []
-    affinity = AffinityWatcher(pid, lambda *facts: told.append(facts))
+    affinity = AffinityWatcher(pid, lambda *_, **facts: told.append(facts))
     affinity.check_threads([pid, tid])
-    assert told == [(pid, read_allowed_cores(pid), {str(tid): core})]
+    assert told == [{"pid": pid, "cpus": read_allowed_cores(pid), "threads": {str(tid): core}}]
     affinity.check_threads([pid, tid])
     assert len(told) == 1
     os.sched_setaffinity(tid, os.sched_getaffinity(pid))
     affinity.check_threads([tid])
-    assert told[1:] == [(pid, read_allowed_cores(pid), {str(tid): read_allowed_cores(pid)})]
+    assert told[1]["threads"] == {str(tid): read_allowed_cores(pid)}
 
 
 def test_a_process_that_is_gone_says_nothing() -> None:
     told: list[object] = []
-    AffinityWatcher(2**22 + 1, lambda *facts: told.append(facts)).check_threads([2**22 + 1])
+    AffinityWatcher(2**22 + 1, lambda *_, **facts: told.append(facts)).check_threads([2**22 + 1])
     assert told == []

@@ -149,6 +149,7 @@ def deaths_are_seen_and_no_others(recorded: Recorded) -> None:
     at_end = recorded.recording.at(recorded.recording.last_written_ns)
     failure = find_known_failure(at_end)
     assert (failure is not None) == (is_dead or recorded.name in STOPPED)
+    assert failure is None or "-1" not in f"{failure.what} {failure.where}"
     if "out_of_memory" not in labels:
         assert (find_post_mortem(at_end) is None) is (recorded.name != "host-killed")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from small_recording import make_record
 from zerotop_probe.outside.sampling.stuck import loader_watcher, py_spy
 from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
+from zerotop_probe.recording.events import LoaderStacks
 from zerotop_probe.recording.tables import PHASE_CODE, PROBE, SPANS
 
 MS = 1_000_000
@@ -80,8 +80,8 @@ class FakePySpy:
         self.asked.append(pid)
         return {"frames": [], "stacks": [{"count": 1}, {"count": 1, "thread": "other"}]} if self._is_allowed else None
 
-    def note(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
-        self.written.append((rank.rank, worker, len(stacks["stacks"])))
+    def note(self, time_ns: int, kind: type[LoaderStacks], **facts: Any) -> None:
+        self.written.append((facts["rank"], facts["worker"], len(facts["stacks"])))
 
     def watch(self, waiting: list[Waiting], seconds: int) -> None:
         watcher = LoaderWatcher(lambda: waiting, self.note)

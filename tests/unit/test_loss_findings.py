@@ -67,6 +67,15 @@ def test_a_nan_after_a_skipped_step(tmp_path: Path) -> None:
     assert f"Before it was {losses[39]:.4g} in step 39; step 39 was skipped because gradients overflowed." in found.details
 
 
+def test_a_loss_that_stays_nan_is_told_after_many_single_ones(tmp_path: Path) -> None:
+    losses = make_decay(120)
+    losses[20:90:2] = [math.nan] * 35
+    losses[100:] = [math.nan] * 20
+    found = find_loss(tmp_path, losses)
+    assert (found[-1].step, found[-1].severity.value) == (100, "error")
+    assert 20 < len(found) < 25  # a constant repetition is no news
+
+
 def test_one_infinite_value_is_told_at_the_step_that_logs_it(tmp_path: Path) -> None:
     losses = make_decay(30)
     losses[20] = math.inf

@@ -13,11 +13,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor,
 
 import recordings
 from zerotop.analysis.findings import detect_findings
-from zerotop.analysis.trace.counters import thin_values
+from zerotop.analysis.trace import counters
 from zerotop.analysis.trace.slices import build_edges
 from zerotop.cli import main
 from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.metrics import PERCENT, Metric
 from zerotop_probe.recording.tables import PHASE_CODE
 
 
@@ -151,11 +152,11 @@ def test_spans_that_overlap_are_cut_so_that_they_nest() -> None:
 def test_long_counters_keep_their_spikes() -> None:
     values = np.random.default_rng(0).integers(0, 100, 300_000).astype(np.float64)
     values[123_456] = 1000
-    thinned = thin_values(values)
+    thinned = counters.thin_values(values)
     assert len(thinned) <= 40_000
     assert 123_456 in thinned
     assert (np.diff(thinned) > 0).all()
-    assert thin_values(np.array([5.0, 5.0, 5.0, 6.0, 6.0])).tolist() == [0, 3]
+    assert counters.thin_values(np.array([5.0, 5.0, 5.0, 6.0, 6.0])).tolist() == [0, 3]
 
 
 def test_wrong_uses_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -163,3 +164,11 @@ def test_wrong_uses_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert main(["export", story, "--format", "perfetto", "--table", "spans", "-o", str(tmp_path / "x")]) == 2
     assert "a trace has everything" in capfd.readouterr().err
     assert main(["export", story, "--format", "perfetto", "-o", str(tmp_path / "missing" / "x")]) == 1
+
+
+def test_a_counter_that_the_recording_is_too_old_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = tables.GPUS._replace(metrics=(*tables.GPUS.metrics, Metric("fan", PERCENT, "fan_percent", trace="fan")))
+    monkeypatch.setattr(counters, "TABLES", {**tables.TABLES, "gpus": newer})
+    names = {counter.name for counter in counters.read_counters(recordings.open_recording("story"))}
+    assert "power" in names
+    assert "fan" not in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
+from zerotop.analysis.ranks import matrix
 from zerotop.analysis.ranks.matrix import RankMatrices, RankMatrix, RankMetric, compute_median
 from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop_probe.recording.metrics import NUMBER, Metric
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, SPANS
 
 NAN = np.nan
@@ -34,6 +37,18 @@ def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     assert np.isnan(matrix.times[RankMetric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
     assert matrix.times[RankMetric.FORWARD][0, 2] == pytest.approx(0.2)
     assert matrix.times[RankMetric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
+
+
+class MoreMetric(Enum):
+    """What somebody may add to RankMetric."""
+
+    TOKENS = Metric("tokens", NUMBER, "tokens", label="tokens")
+
+
+def test_a_count_that_is_unknown_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "_RECORDED_METRICS", (*matrix._RECORDED_METRICS, MoreMetric.TOKENS))
+    write_ranks(tmp_path, 2, 6, sampled=False)
+    assert np.isnan(build_matrix(tmp_path).times[MoreMetric.TOKENS]).all()  # type: ignore[index]
 
 
 def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:

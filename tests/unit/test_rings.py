@@ -57,7 +57,10 @@ from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 shared_memory.MEMORY_ROOT, recording = sys.argv[1:]
 segments.SEGMENT_BYTES = 1
-report = Report(lambda *facts: print("late", *facts, flush=True), lambda *facts: print("error", *facts, flush=True))
+report = Report(
+    lambda *_, rank, seconds, why: print("late", rank, seconds, why, flush=True),
+    lambda *facts: print("error", *facts, flush=True),
+)
 collector = RingCollector(recording, report)
 collector.start()
 print("ready", flush=True)

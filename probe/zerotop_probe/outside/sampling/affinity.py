@@ -5,9 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 
 from zerotop_probe.outside import procfs
+from zerotop_probe.recording import events
 
 _NODES_FOLDER = "/sys/devices/system/node"
 
@@ -43,12 +45,12 @@ def read_allowed_cores(tid: int) -> str:
 
 
 class AffinityWatcher:
-    """Reports changes in the affinity of one process and its threads."""
+    """Records changes in the affinity of one process and its threads."""
 
-    def __init__(self, pid: int, on_change: Callable[[int, str, dict[str, str]], None]) -> None:
-        """``on_change`` receives the pid, the cores of its main thread, and the cores of threads that changed, by tid."""
+    def __init__(self, pid: int, write: Callable[..., object]) -> None:
+        """``write`` takes the time, the class of an event, and its fields."""
         self._pid = pid
-        self._on_change = on_change
+        self._write = write
         self._process_cores = ""
         self._thread_cores: dict[int, str] = {}  # of threads that differ from the process
 
@@ -65,4 +67,4 @@ class AffinityWatcher:
                 changed[str(tid)] = cpus
         if changed or process != self._process_cores:
             self._process_cores = process
-            self._on_change(self._pid, process, changed)
+            self._write(time.monotonic_ns(), events.Affinity, pid=self._pid, cpus=process, threads=changed)

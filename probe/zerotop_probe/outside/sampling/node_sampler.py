@@ -6,8 +6,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.folding.background import BackgroundFolding
@@ -25,12 +24,11 @@ from zerotop_probe.outside.sampling.host_sampler import (
 )
 from zerotop_probe.outside.sampling.nccl_inspector import InspectorReader
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
-from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
+from zerotop_probe.outside.sampling.process_sampler import ProcessSampler
 from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
-from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
-from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart
+from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher
 from zerotop_probe.outside.sampling.stuck.stuck_rank_watcher import StuckRankWatcher
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -106,15 +104,15 @@ class NodeSampler:
             on_lost=self._note_lost,
             on_neighbour=self._note_gpu_process,
         )
-        self._processes = ProcessSampler(recording, identity, self._note_affinity, self._note_stopped, self._note_libraries)
+        self._processes = ProcessSampler(recording, identity, writer.write)
         self._hosts = HostSampler(recording, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
         self._gpu_thread = GuardedThread("gpus", self._gpus, on_error=self.note_error, on_silent=self._faults.note_silent)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(recording, self.note_error)
-        self._rings = RingCollector(recording, Report(self._note_late, self.note_error))
-        self._stuck = StuckRankWatcher(self._rings.list_heard, self.ranks.list_silent, self._note_stacks)
-        self._loaders = LoaderWatcher(self._rings.list_waiting, self._note_loader_stacks)
+        self._rings = RingCollector(recording, Report(writer.write, self.note_error))
+        self._stuck = StuckRankWatcher(self._rings.list_heard, self.ranks.list_silent, writer.write)
+        self._loaders = LoaderWatcher(self._rings.list_waiting, writer.write)
         self._inspector = InspectorReader(recording, self.ranks.list_processes, writer.write)
         try:
             self._rings.start()
@@ -176,29 +174,6 @@ class NodeSampler:
             sampler_pid=self._identity.pid,
             sampler_start=self._identity.start,
         )
-
-    def _note_affinity(self, pid: int, cpus: str, threads: dict[str, str]) -> None:
-        self._writer.write(time.monotonic_ns(), events.Affinity, pid=pid, cpus=cpus, threads=threads)
-
-    def _note_libraries(self, pid: int, libraries: dict[str, str]) -> None:
-        self._writer.write(time.monotonic_ns(), events.ThreadNames, pid=pid, libraries=libraries)
-
-    def _note_stopped(self, member: SampledMember, is_stopped: bool) -> None:
-        now_ns, (pid, start) = time.monotonic_ns(), member.process
-        if is_stopped:
-            self._writer.write(now_ns, events.RankStopped, rank=member.rank, pid=pid, start=start)
-        else:
-            self._writer.write(now_ns, events.RankContinued, rank=member.rank, pid=pid, start=start)
-
-    def _note_stacks(self, found: FoundStart, stacks: Mapping[str, Any]) -> None:
-        self._writer.write(time.monotonic_ns(), events.RankStacks, rank=found.rank, pid=found.pid, **stacks)
-
-    def _note_loader_stacks(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
-        facts = {"rank": rank.rank, "pid": rank.pid, "worker": worker}
-        self._writer.write(time.monotonic_ns(), events.LoaderStacks, **facts, **stacks)
-
-    def _note_late(self, rank: int, seconds: float, why: str) -> None:
-        self._writer.write(time.monotonic_ns(), events.RecordsLate, rank=rank, seconds=seconds, why=why)
 
     def _note_lost(self, sentence: str) -> None:
         self._writer.write(time.monotonic_ns(), events.SamplerError, where="gpus", error=sentence)

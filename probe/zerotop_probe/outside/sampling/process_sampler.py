@@ -15,6 +15,7 @@ from zerotop_probe.outside.sampling.affinity import AffinityWatcher
 from zerotop_probe.outside.sampling.loader_workers import LoaderUse, LoaderWorkers
 from zerotop_probe.outside.sampling.thread_libraries import ThreadLibraries
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS, DescriptorBudget, ProcessThreads, has_schedstat
+from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
@@ -61,14 +62,6 @@ def raise_descriptor_limit() -> int:
     return 1 << 20 if hard == resource.RLIM_INFINITY else hard
 
 
-# Receives a pid, its cores, and the cores of threads with a different affinity: see the event AFFINITY.
-OnAffinity = Callable[[int, str, "dict[str, str]"], None]
-# Receives a pid, and the OpenMP libraries of its threads: see the event THREAD_NAMES.
-OnLibraries = Callable[[int, "dict[str, str]"], None]
-# Receives a process that a signal has stopped, or that goes on.
-OnStopped = Callable[["SampledMember", bool], None]
-
-
 class ProcessReader:
     """One process that is being sampled."""
 
@@ -76,8 +69,7 @@ class ProcessReader:
         self,
         member: SampledMember,
         budget: DescriptorBudget,
-        on_affinity: OnAffinity,
-        on_libraries: OnLibraries,
+        write_event: Callable[..., object],
         *,
         schedstat: bool,
     ) -> None:
@@ -95,8 +87,8 @@ class ProcessReader:
         self._time_ns = time.monotonic_ns()
         self._cpu_ns = self._read_cpu_ns()
         self.threads = ProcessThreads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
-        self._affinity = AffinityWatcher(pid, on_affinity)
-        self._libraries = ThreadLibraries(pid, on_libraries)
+        self._affinity = AffinityWatcher(pid, write_event)
+        self._libraries = ThreadLibraries(pid, write_event)
         self._workers = LoaderWorkers(pid)
         self._major_faults, self._loader_use = UNKNOWN, LoaderUse()
         self.is_stopped = False  # by a signal, at the last sample
@@ -209,18 +201,9 @@ def _parse_number(status: bytes, name: bytes) -> int:
 class ProcessSampler:
     """Writes PROCESSES at every tick that is due, launchers at every fifth tick, and THREADS at every fifth."""
 
-    def __init__(
-        self,
-        recording: str,
-        identity: Identity,
-        on_affinity: OnAffinity,
-        on_stopped: OnStopped,
-        on_libraries: OnLibraries,
-    ) -> None:
-        """``on_affinity`` is called when the affinity of a process or one of its threads is first seen or changes."""
-        self._on_affinity = on_affinity
-        self._on_libraries = on_libraries
-        self._on_stopped = on_stopped
+    def __init__(self, recording: str, identity: Identity, write_event: Callable[..., object]) -> None:
+        """``write_event`` takes the time, the class of an event, and its fields."""
+        self._write_event = write_event
         self._process_writer = RecordWriter(recording, PROCESSES, identity)
         self._thread_writer = RecordWriter(recording, THREADS, identity)
         self._budget = DescriptorBudget(raise_descriptor_limit() - _RESERVED_DESCRIPTORS)
@@ -252,7 +235,14 @@ class ProcessSampler:
                 has_ended = True
                 continue
             if reader.is_stopped != was_stopped:
-                self._on_stopped(reader.member, reader.is_stopped)
+                process, rank = reader.member
+                self._write_event(
+                    time.monotonic_ns(),
+                    events.RankStopped if reader.is_stopped else events.RankContinued,
+                    rank=rank,
+                    pid=process.pid,
+                    start=process.start,
+                )
             self._process_writer.write(*row)
             if tick % _TICKS_PER_THREAD_ROWS == 0:
                 for thread in reader.read_thread_rows(time_ns, tick):
@@ -267,9 +257,7 @@ class ProcessSampler:
             self._readers.pop(process).close()
         for process, member in member_by_process.items():
             if process not in self._readers:
-                self._readers[process] = ProcessReader(
-                    member, self._budget, self._on_affinity, self._on_libraries, schedstat=self._schedstat
-                )
+                self._readers[process] = ProcessReader(member, self._budget, self._write_event, schedstat=self._schedstat)
             # A launcher becomes a rank when an engine reports from it.
             self._readers[process].member = member
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
 from zerotop_probe.outside.sampling.stuck.loader_watcher import Waiting
 from zerotop_probe.outside.sampling.stuck.stuck_rank_watcher import Heard
+from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.ring_drainer import RingDrainer
@@ -32,9 +33,9 @@ _LATE_NS = 2_000_000_000
 
 
 class Report(NamedTuple):
-    """Functions to call when records cannot be written, and when they were written late."""
+    """Functions to call when records were written late, and when they cannot be written."""
 
-    on_late: Callable[[int, float, str], None]  # with the rank, the seconds that its records waited, and the reason
+    write: Callable[..., object]  # with the time, the class of an event, and its fields
     on_error: Callable[[str, BaseException], None]
 
 
@@ -83,7 +84,8 @@ class _CollectedRing:
         waited_ns, self._written_ns = end_ns - self._written_ns, end_ns
         if waited_ns > _LATE_NS and report is not None:
             why = os.strerror(self._error) if self._error else "the recording's file system did not respond"
-            report.on_late(self.rank, waited_ns / 1e9, why)
+            facts = {"rank": self.rank, "seconds": waited_ns / 1e9, "why": why}
+            report.write(time.monotonic_ns(), events.RecordsLate, **facts)
         self._error = 0
         self.is_over = is_last
 

@@ -6,9 +6,11 @@ itself, where others leave that to the C library.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 from zerotop_probe.outside import procfs
+from zerotop_probe.recording import events
 
 _LIBRARIES = (b"libgomp", b"libiomp", b"libomp")
 # A thread that computes cannot be looked at, and one may sleep elsewhere for once. A look costs 5 us.
@@ -18,12 +20,12 @@ _MAX_MAPS_BYTES = 4 << 20
 
 
 class ThreadLibraries:
-    """Reports the OpenMP libraries of threads of one process."""
+    """Records the OpenMP libraries of threads of one process."""
 
-    def __init__(self, pid: int, on_found: Callable[[int, dict[str, str]], None]) -> None:
-        """``on_found`` receives the pid and the libraries of further threads, by tid."""
+    def __init__(self, pid: int, write: Callable[..., object]) -> None:
+        """``write`` takes the time, the class of an event, and its fields."""
         self._pid = pid
-        self._on_found = on_found
+        self._write = write
         self._looks_left: dict[int, int] = {}  # by tid
         self._readings_left = _READINGS_OF_MAPS
         self._ranges: list[tuple[int, int, str]] = []  # begin, end, library
@@ -46,7 +48,8 @@ class ThreadLibraries:
         found = {tid: library for tid, address in addresses.items() if (library := self._find_library(address))}
         self._looks_left.update(dict.fromkeys(found, 0))
         if found:
-            self._on_found(self._pid, {str(tid): library for tid, library in found.items()})
+            libraries = {str(tid): library for tid, library in found.items()}
+            self._write(time.monotonic_ns(), events.ThreadNames, pid=self._pid, libraries=libraries)
 
     def _find_library(self, address: int) -> str:
         """Return the OpenMP library that has the address in its code; empty if none has."""

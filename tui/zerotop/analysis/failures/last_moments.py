@@ -236,7 +236,8 @@ def find_last_scene(at: At, rank: int | None, device: int | None) -> FailureScen
     facts = find_last_batch(at, process) | ({} if device is None else {"device": device})
     if spans:
         inner, outer = find_failed_spans(spans) or (spans[-1], None)
-        facts |= {"step": inner.step, "micro_step": inner.micro_step}
+        known = {"step": inner.step, "micro_step": inner.micro_step}
+        facts |= {name: number for name, number in known.items() if number >= 0}
         if outer is not None:
             return FailureScene(process, at_ns, inner.phase, outer.phase, facts, spans)
     phase = find_outermost(at.at(at_ns), process)

@@ -21,6 +21,7 @@ from zerotop.recording.samples import Ints
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording.metrics import BYTES, CORES, SECONDS, Metric
+from zerotop_probe.recording.tables import UNKNOWN
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are of
@@ -260,7 +261,8 @@ def _build_matrix(
         counted[row, cells] = tail["counted"]
         skipped[cells] |= tail["skipped"]
         for metric in _RECORDED_METRICS:
-            times[metric][row, cells] = tail[metric.value.column]
+            values = tail[metric.value.column]
+            times[metric][row, cells] = values if values.dtype.kind == "f" else np.where(values == UNKNOWN, np.nan, values)
         times[RankMetric.APART][row, cells] = np.nan_to_num(tail["eval_s"] + tail["checkpoint_s"])
     _derive_times(times, meets_in_forward)
     steps = np.arange(first, last + 1)

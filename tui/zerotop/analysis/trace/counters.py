@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.steps.logged_values import NO_VALUES, read_logged
 from zerotop.recording.reader import Recording, Source
-from zerotop.recording.samples import Floats, Ints, Rows
+from zerotop.recording.samples import Floats, Ints, Rows, read_column
 from zerotop_probe.recording.metrics import PERCENT, SHARE, Metric
 from zerotop_probe.recording.tables import LOGGED, TABLES, UNKNOWN
 
@@ -67,7 +67,7 @@ def _split_rows(source: Source, key: str) -> Iterator[tuple[int | None, Rows]]:
 
 
 def _make_counter(source: Source, rows: Rows, owner: Owner, metric: Metric) -> Iterator[Counter]:
-    values = rows[metric.column].astype(np.float64)
+    values = read_column(rows, metric.column)
     known = np.isfinite(values) & (values != UNKNOWN)
     if known.any():
         times = source.unix_times(rows)[known]

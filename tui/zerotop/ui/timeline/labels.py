@@ -63,7 +63,7 @@ def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: in
             label = fit_text(_SHORT.get(label, label).replace("PCIe ", ""), room - len(unit) - bool(style), glyphs)
         value = find_cursor_value(picture, names) * (100 if name == "utilization" else axis.factor)
         text = glyphs.to_plain(format_fixed(value, choose_decimals(value) if is_known(value) else 0, _VALUE_WIDTH))
-        left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label) + unit, "label"),)
+        left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label + unit), "label"),)
         rows.append(align_ends(left, ((text, "value"), (" ", "text")), width, glyphs))
     rows += [fit_row((), width, glyphs)] * (height - len(rows))
     return rows

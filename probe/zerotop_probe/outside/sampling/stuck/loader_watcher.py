@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from zerotop_probe.outside.sampling.loader_workers import list_workers
 from zerotop_probe.outside.sampling.stuck import py_spy
+from zerotop_probe.recording import events
 
 _PERIOD_S = 1.0
 # A rank counts as waiting for data after this many looks in a row at which it waited.
@@ -28,13 +29,11 @@ class Waiting(NamedTuple):
 class LoaderWatcher(threading.Thread):
     """Watches the ranks of this node. Without py-spy the thread ends at once."""
 
-    def __init__(
-        self, list_waiting: Callable[[], Iterable[Waiting]], on_stacks: Callable[[Waiting, int, Mapping[str, Any]], None]
-    ) -> None:
-        """``on_stacks`` gets a rank, the process id of a worker, and the fields of an event."""
+    def __init__(self, list_waiting: Callable[[], Iterable[Waiting]], write: Callable[..., object]) -> None:
+        """``write`` takes the time, the class of an event, and its fields."""
         super().__init__(name="loader workers", daemon=True)
         self._list_waiting = list_waiting
-        self._on_stacks = on_stacks
+        self._write = write
         self._program = py_spy.find_program()
         self._looks: dict[int, int] = {}
         self._read_s: dict[int, float] = {}  # when the workers of a rank were read last
@@ -60,7 +59,8 @@ class LoaderWatcher(threading.Thread):
             stacks = py_spy.dump_stacks(program, pid)
             if stacks is None:
                 break  # it is not allowed, or takes long
-            self._on_stacks(chosen, pid, stacks | {"stacks": stacks["stacks"][:1]})
+            facts = {"rank": chosen.rank, "pid": chosen.pid, "worker": pid, **stacks, "stacks": stacks["stacks"][:1]}
+            self._write(time.monotonic_ns(), events.LoaderStacks, **facts)
         self._next_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 

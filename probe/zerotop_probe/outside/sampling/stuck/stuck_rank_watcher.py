@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import nccl_ras, py_spy
 from zerotop_probe.outside.sampling.stuck.start_watch import FoundStart, StartWatch
+from zerotop_probe.recording import events
 
 _PERIOD_S, _START_PERIOD_S, _ATTACHED_PERIOD_S = 1.0, 5.0, 1.0
 # A rank is quiet after this time, or after this many times its longest recent gap between records, as in long steps.
@@ -62,15 +63,15 @@ class StuckRankWatcher(threading.Thread):
         self,
         list_heard: Callable[[], Iterable[Heard]],
         list_silent: Callable[[], Iterable[FoundStart]],
-        on_stacks: Callable[[FoundStart, Mapping[str, Any]], None],
+        write: Callable[..., object],
     ) -> None:
-        """``list_heard``: ranks that write records; ``list_silent``: those that never did; ``on_stacks`` gets a rank and the
-        fields of an event.
+        """``list_heard``: ranks that write records; ``list_silent``: those that never did; ``write`` takes the time, the
+        class of an event, and its fields.
         """
         super().__init__(name="stuck ranks", daemon=True)
         self._list_heard = list_heard
         self._list_silent = list_silent
-        self._on_stacks = on_stacks
+        self._write = write
         self._starts = StartWatch()
         self._next_s = 0.0
         self._program = py_spy.find_program()
@@ -90,7 +91,7 @@ class StuckRankWatcher(threading.Thread):
                 if stacks is not None:
                     # Its Python does not run, so it cannot report the collectives that it called.
                     launched = nccl_ras.read_launched(self._ranks)
-                    self._on_stacks(FoundStart(heard.rank, heard.pid), stacks | {"launched": launched})
+                    self._write_stacks(heard.rank, heard.pid, stacks | {"launched": launched})
         if time.monotonic() >= self._next_s:
             is_new = self._check_starts(program)
             self._next_s = time.monotonic() + (_START_PERIOD_S if is_new else _ATTACHED_PERIOD_S)
@@ -103,8 +104,11 @@ class StuckRankWatcher(threading.Thread):
             if stacks is not None:
                 launched = [] if due.found.is_new else nccl_ras.read_launched({one.pid for one in found})
                 extra = {"launched": launched} if launched else {}
-                self._on_stacks(due.found, stacks | {"idle_s": round(due.idle_s, 3)} | extra)
+                self._write_stacks(due.found.rank, due.found.pid, stacks | {"idle_s": round(due.idle_s, 3)} | extra)
         return all(one.is_new for one in found)
+
+    def _write_stacks(self, rank: int, pid: int, stacks: Mapping[str, Any]) -> None:
+        self._write(time.monotonic_ns(), events.RankStacks, rank=rank, pid=pid, **stacks)
 
     def _is_running(self, pid: int) -> bool:
         stat = procfs.read_stat(pid)

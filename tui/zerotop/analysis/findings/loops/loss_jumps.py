@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.findings.loops.loss_causes import describe_before
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group
+from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Ints
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.wander import stands_out
 from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps, read_logged
 from zerotop_probe.recording.events import JobEnded
@@ -62,100 +63,88 @@ _TIMES, _LEAST_WANDER = 2.0, 0.1
 _LASTING_VALUES = 3
 
 
-class _State:
-    """The place in the series of values: a level lasts from one jump to the next, however far back that is."""
+class _Jump(NamedTuple):
+    """A jump, as indices of values."""
 
-    def __init__(self) -> None:
-        self.checked = 0  # values
-        self.begin = 0  # of the level: the first value after the last jump
-        self.broken = -1  # index of the first of the last values, all of which are not finite
-        self.has_ended = False
+    begin: int  # of the level before it
+    first: int  # after it
+    last: int  # with which it was seen
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each in the attempts of the job."""
-    logged = read_logged(recording.recording)
+    logged = read_logged(window.recording.recording)
     if "loss" not in logged:
         return
-    series = logged["loss"].until(recording.cursor_ns)
-    begins = [group.lead.source.created_ns for group in recording.groups]
-    job_ends = [event.unix_ns for event in recording.events_of(JobEnded)]
-    ends = [*begins[1:], job_ends[-1] if job_ends else None]
-    for group, begin_ns, next_ns in zip(recording.groups, begins, ends, strict=False):
-        # Of an attempt in progress the values of steps that are over count.
-        steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
-        low, high = np.searchsorted(series.times, (begin_ns, (next_ns or steps_ns) + 1))
-        own = LoggedSeries(series.times[low:high], series.values[low:high])
-        if len(own.times):
-            yield from _LossSearch(recording, group, own, logged, next_ns).find_all()
+    search = _LossSearch(window.recording, window.subject, logged)
+    new = window.steps(search.values)
+    yield from search.find_broken(new)
+    for jump in window.extend(partial(search.find_next_jump, new), 0):
+        yield search.build_jump(jump)
+    for end_ns in window.items([search.end_ns] if search.end_ns is not None else []):
+        yield from search.find_error(end_ns)
 
 
 class _LossSearch:
     """The search in one attempt's values whose steps are known."""
 
-    def __init__(
-        self,
-        recording: Evidence,
-        group: Group,
-        series: LoggedSeries,
-        logged: dict[str, LoggedSeries],
-        end_ns: int | None,
-    ) -> None:
-        """``end_ns``: when the attempt had ended; None while it goes on."""
-        self._recording, self._group, self._series, self._logged = recording, group, series, logged
-        self._end_ns = end_ns
-        self._state = group.get_state(_State)
+    def __init__(self, recording: Evidence, group: Group, logged: dict[str, LoggedSeries]) -> None:
+        self._recording, self._group, self._logged = recording, group, logged
+        later = [other.lead.source.created_ns for other in recording.groups[recording.groups.index(group) + 1 :]]
+        ended = [event.unix_ns for event in recording.events_of(JobEnded)[-1:]]
+        self.end_ns = next(iter(later or ended), None)
+        """When the attempt had ended; None while it goes on."""
+        # Of an attempt in progress the values of steps that are over count.
+        steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
+        series = logged["loss"].until(recording.cursor_ns)
+        own = slice(*np.searchsorted(series.times, (group.lead.source.created_ns, (self.end_ns or steps_ns) + 1)))
+        self._times, self.values = series.times[own], series.values[own]
 
     @cached_property
     def _steps(self) -> list[int | None]:
-        steps = find_steps(self._group.lead.steps, self._series.times)
+        steps = find_steps(self._group.lead.steps, self._times)
         return [step if step >= 0 else None for step in steps.tolist()]
 
-    def find_all(self) -> Iterator[Finding]:
-        """Yield the findings that are new."""
-        state, values = self._state, self._series.values
-        for index in range(state.checked, len(values)):
-            if np.isfinite(values[index]):
-                state.broken = -1
-                yield from self._check_jump(index)
-            else:
-                yield from self._check_broken(index)
-        state.checked = len(values)
-        if self._end_ns is not None and not state.has_ended:
-            state.has_ended = True
-            if state.broken >= 0 and self._is_reported(state.broken, len(values) - 1):
-                ends = find_ends(self._recording.at.at(self._end_ns), [one.source for one in self._group.processes])
-                exception = next((end.traceback for end in ends if end.traceback is not None), None)
-                if exception is not None:
-                    place = f" at {exception.place}" if exception.place else ""
-                    yield self._build_broken(
-                        len(values) - 1, f"Then the script raised {exception.error}{place}.", self._end_ns
-                    )
+    @cached_property
+    def _runs(self) -> Ints:
+        """The first values of the runs of values that are not finite."""
+        broken = ~np.isfinite(self.values)
+        return np.flatnonzero(broken & ~np.concatenate(([False], broken[:-1])))
 
-    def _check_broken(self, index: int) -> Iterator[Finding]:
-        state = self._state
-        if state.broken < 0:
-            state.broken = index
-            if self._is_reported(index, index) and self._group.count_report(_BROKEN.name):
-                yield self._build_broken(index)
-        elif index - state.broken + 1 == _LASTING_VALUES:
-            yield self._build_broken(index)
+    def find_broken(self, new: slice) -> Iterator[Finding]:
+        """Yield the values that are not finite, and again those that last."""
+        for first in self._runs[self._runs > new.start - _LASTING_VALUES].tolist() if new.start < new.stop else []:
+            values = self.values[first : first + _LASTING_VALUES]
+            if self._is_reported(first, first):
+                yield self._build_broken(first, first)
+            if len(values) == _LASTING_VALUES and not np.isfinite(values).any():
+                yield self._build_broken(first, first + _LASTING_VALUES - 1)
+
+    def find_error(self, end_ns: int) -> Iterator[Finding]:
+        """Yield the last values once more, with the error in which the attempt ended, if they are not finite."""
+        last = len(self.values) - 1
+        if last >= 0 and not np.isfinite(self.values[last]) and self._is_reported(first := int(self._runs[-1]), last):
+            ends = find_ends(self._recording.at.at(end_ns), [one.source for one in self._group.processes])
+            exception = next((end.traceback for end in ends if end.traceback is not None), None)
+            if exception is not None:
+                place = f" at {exception.place}" if exception.place else ""
+                yield self._build_broken(first, last, f"Then the script raised {exception.error}{place}.", end_ns)
 
     def _is_reported(self, first: int, last: int) -> bool:
         """Whether this is worth a finding: at the begin some logs have NaN until there is a loss."""
-        return bool(np.isfinite(self._series.values[:first]).any()) or last - first + 1 >= _LASTING_VALUES
+        return bool(np.isfinite(self.values[:first]).any()) or last - first + 1 >= _LASTING_VALUES
 
-    def _build_broken(self, index: int, raised: str | None = None, known_ns: int | None = None) -> Finding:
-        first, values = self._state.broken, self._series.values
-        count = index - first + 1
+    def _build_broken(self, first: int, last: int, raised: str | None = None, known_ns: int | None = None) -> Finding:
+        count = last - first + 1
         kind = _LASTING if count >= _LASTING_VALUES else _BROKEN
-        before = np.flatnonzero(np.isfinite(values[:first]))
-        words = {"NaN" if np.isnan(value) else "infinite" for value in values[first : index + 1].tolist()}
-        evidence = {"values": count, "loss_before": float(values[before[-1]]) if len(before) else None}
+        before = np.flatnonzero(np.isfinite(self.values[:first]))
+        words = {"NaN" if np.isnan(value) else "infinite" for value in self.values[first : last + 1].tolist()}
+        evidence = {"values": count, "loss_before": float(self.values[before[-1]]) if len(before) else None}
         return self._build(
             kind,
             first,
-            known_ns or self._find_known(index),
+            known_ns or self._find_known(last),
             evidence,
             word=words.pop() if len(words) == 1 else "NaN or infinite",
             step_before=self._steps[before[-1]] if len(before) else None,
@@ -163,37 +152,44 @@ class _LossSearch:
             look=_LOOK,
         )
 
-    def _check_jump(self, index: int) -> Iterator[Finding]:
-        """Check whether the last values, up to ``index``, are far above all before them."""
-        state, first = self._state, index + 1 - _AFTER
-        # A loss that falls was high at first. After a jump, what was seen since then is no news.
-        begin = state.begin if state.begin else max(0, first - _MOST_BEFORE)
-        before, after = self._series.values[begin : max(begin, first)], self._series.values[max(0, first) : index + 1]
-        finite = before[np.isfinite(before)]
-        if not _is_jump(finite, after):
-            return
-        state.begin = first
-        if self._group.count_report(_JUMPED.name):
-            evidence = {
-                "loss_before": float(np.median(finite[-_LEAST_BEFORE:])),
-                "loss_after": float(np.median(after)),
-                "highest_before": float(finite.max()),
-                "values_before": len(finite),
-                "values_after": len(after),
-            }
-            look = "Look at the batches of these steps. If the loss stays high, go back to a checkpoint before them."
-            yield self._build(_JUMPED, first, self._find_known(index), evidence, look=look)
+    def find_next_jump(self, new: slice, jump: _Jump | None) -> _Jump | None:
+        """Return the next time that the last values are far above all before them, since the jump before."""
+        for last in range(max(new.start, jump.last + 1 if jump is not None else 0), new.stop):
+            first = last + 1 - _AFTER
+            if np.isfinite(self.values[last]) and first > 0:
+                # A loss that falls was high at first. After a jump, what was seen since then is no news.
+                begin = jump.first if jump is not None else max(0, first - _MOST_BEFORE)
+                if _is_jump(self._find_finite(begin, first), self.values[first : last + 1]):
+                    return _Jump(begin, first, last)
+        return None
+
+    def _find_finite(self, begin: int, end: int) -> Floats:
+        values = self.values[begin : max(begin, end)]
+        return values[np.isfinite(values)]
+
+    def build_jump(self, jump: _Jump) -> Finding:
+        """Return the finding about a jump."""
+        before, after = self._find_finite(jump.begin, jump.first), self.values[jump.first : jump.last + 1]
+        evidence = {
+            "loss_before": float(np.median(before[-_LEAST_BEFORE:])),
+            "loss_after": float(np.median(after)),
+            "highest_before": float(before.max()),
+            "values_before": len(before),
+            "values_after": len(after),
+        }
+        look = "Look at the batches of these steps. If the loss stays high, go back to a checkpoint before them."
+        return self._build(_JUMPED, jump.first, self._find_known(jump.last), evidence, look=look)
 
     def _find_known(self, index: int) -> int:
         """Return when a value and its step were known."""
-        time_ns, ends = int(self._series.times[index]), self._group.lead.steps["end_unix_ns"]
+        time_ns, ends = int(self._times[index]), self._group.lead.steps["end_unix_ns"]
         after = bisect_left(ends, time_ns)
-        return int(ends[after]) if after < len(ends) else self._end_ns or self._recording.cursor_ns
+        return int(ends[after]) if after < len(ends) else self.end_ns or self._recording.cursor_ns
 
     def _build(
         self, kind: FindingKind, first: int, known_ns: int, evidence: Mapping[str, float | None], **values: Any
     ) -> Finding:
-        time_ns, step = int(self._series.times[first]), self._steps[first]
+        time_ns, step = int(self._times[first]), self._steps[first]
         before = describe_before(self._group, step, time_ns, self._logged, known_ns)
         return kind.at(self._group, time_ns, known_ns, evidence, step=step, before=before, **values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import format_ranks, pluralize
 from zerotop.recording.keys import GpuKey
 from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
@@ -52,27 +54,25 @@ class _Other(NamedTuple):
     gpu: int
     used_bytes: int
     total_bytes: int  # of the device; -1 if it is not needed
-    rank: int  # whose GPU it is
+    ranks: list[int]  # whose GPU it is
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_node(None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report what is in use before any rank creates its engine, and each process that comes after the ranks' first step.
 
-    The former once for each attempt and node, after the first step; the latter together if they were seen at one time.
+    The former after the first step; the latter together if they were seen at one time.
     """
-    created = recording.find_first_creations()
-    earlier: set[tuple[str, int]] = set()  # (host, PID) of ranks of earlier attempts
-    for group in recording.groups:
-        if all(len(process.steps) for process in group.processes):
-            begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
-            if _BEFORE.name not in group.reported:
-                group.reported.add(_BEFORE.name)
-                for host in group.hosts:
-                    yield from _check_host(group, host, created[host], begin_ns)
-            found = [other for one in group.processes for other in _find_arrivals(recording, group, one, begin_ns, earlier)]
-            for key in sorted({other[:3] for other in found}):
-                yield _build_arrival(group, [other for other in found if other[:3] == key])
-        earlier |= {process.key for process in group.processes}
+    recording, group, host = window.recording, window.subject, window.host
+    if not all(len(process.steps) for process in group.processes):
+        return
+    begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
+    for known_ns in window.items([begin_ns]):
+        yield from _check_host(group, host, recording.find_first_creations()[host], known_ns)
+    gpus = _list_gpus(group, host).items()
+    found = [other for gpu, ranks in gpus for other in _find_arrivals(window, begin_ns, gpu, ranks)]
+    for key in sorted({other[:3] for other in found}):
+        yield _build_arrival(group, [other for other in found if other[:3] == key])
 
 
 def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _find_earlier(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other 
     host, gpu = gpu_key
     first = process.at.records("gpu_processes", host).read_first()
     pids = _list_holders(process, gpu_key, int(first.times[0]) - 1, int(first.times[0])) if len(first) else set()
-    return _Other(int(samples.times[0]), host, False, sorted(pids), gpu, used, total, process.rank)
+    return _Other(int(samples.times[0]), host, False, sorted(pids), gpu, used, total, [process.rank])
 
 
 def _list_holders(process: Process, gpu_key: GpuKey, begin_ns: int, end_ns: int) -> set[int]:
@@ -125,33 +125,41 @@ def _list_holders(process: Process, gpu_key: GpuKey, begin_ns: int, end_ns: int)
     return set(process.at.records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns).rows["pid"].tolist())
 
 
-def _find_arrivals(
-    recording: Evidence, group: Group, process: Process, begin_ns: int, earlier: set[tuple[str, int]]
-) -> Iterator[_Other]:
-    if process.gpu_key is None:
-        return
-    host, gpu = process.gpu_key
+def _list_gpus(group: Group, host: str) -> dict[int, list[int]]:
+    """Return the ranks that use each GPU of a node."""
+    gpus: dict[int, list[int]] = {}
+    for process in group.processes_on(host):
+        if process.gpu_key is not None:
+            gpus.setdefault(process.gpu_key[1], []).append(process.rank)
+    return gpus
+
+
+def _find_arrivals(window: SearchWindow[Group], begin_ns: int, gpu: int, ranks: list[int]) -> Iterator[_Other]:
+    recording, group, host = window.recording, window.subject, window.host
     records = recording.at.records("gpu_processes", host, "gpu", gpu)
-    samples = records.read_new(process.get_state(dict, _ARRIVED.name)).clip_window(begin_ns, recording.cursor_ns)
+    samples = window.records(records).clip_window(begin_ns, recording.cursor_ns)
     if not len(samples):
         return
     # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
     own = [other.source.pid for other in group.processes_on(host)]
     own += [event.pid for event in recording.events_of(GpuProcess) if event.of_job and event.writer.host == host]
     is_own = np.isin(samples.rows["pid"], own)
-    reported: set[int] = process.get_state(set, _ARRIVED.name)
-    if not is_own.any() and not reported:
+    if window.find_once(lambda: True if is_own.any() else None, gpu) is None:
         return
     first = recording.at.records("gpu_processes", host).read_first()
     before = first.rows["pid"].tolist() if len(first) else []
+    earlier = {process.source.pid for process in _list_earlier(recording, group) if process.host == host}
     large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
     _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)
     for at in large[np.sort(first_of_pid)].tolist():
-        pid, is_left_over = int(samples.rows["pid"][at]), (host, int(samples.rows["pid"][at])) in earlier
-        if pid not in reported and (pid not in before or is_left_over):
-            reported.add(pid)
-            used = int(samples.rows["used_bytes"][at])
-            yield _Other(int(samples.times[at]), host, is_left_over, [pid], gpu, used, -1, process.rank)
+        pid, used = int(samples.rows["pid"][at]), int(samples.rows["used_bytes"][at])
+        if (pid not in before or pid in earlier) and window.is_news(pid, operator.ne, (gpu, pid)):
+            yield _Other(int(samples.times[at]), host, pid in earlier, [pid], gpu, used, -1, ranks)
+
+
+def _list_earlier(recording: Evidence, group: Group) -> list[Process]:
+    """Return the processes of the attempts before this one."""
+    return [process for other in recording.groups[: recording.groups.index(group)] for process in other.processes]
 
 
 def _build_arrival(group: Group, others: list[_Other]) -> Finding:
@@ -179,7 +187,10 @@ def _build_finding(
     noun: str = "process",
     **values: Any,
 ) -> Finding:
-    ranks, pids = sorted({other.rank for other in others}), sorted({pid for other in others for pid in other.pids})
+    ranks, pids = (
+        sorted({rank for other in others for rank in other.ranks}),
+        sorted({pid for other in others for pid in other.pids}),
+    )
     return kind.at(
         group,
         min(other.time_ns for other in others),

@@ -44,6 +44,7 @@ class PaceSearch:
     def __init__(self) -> None:
         self._levels, self._between, self._updates, self._sizes = (ShiftFinder() for _ in range(4))
         self._far_from = SETTLED_STEPS  # steps that were not yet examined for far outliers
+        self._waiting: list[StepChange] = []  # changes that have not cost enough yet
         self.known: list[KnownChange] = []
         """Changes that the iterations themselves show."""
 
@@ -52,7 +53,7 @@ class PaceSearch:
         for change in self._list_far(group):
             yield change, ""
         steps, levels = group.lead.steps, self._list_levels(group)
-        for change, known_ns in await_notable(group, "iteration_shift", steps, levels, _measure_level):
+        for change, known_ns in await_notable(self._waiting, steps, levels, _measure_level):
             if not _is_warm_up(change):
                 yield replace(change, known_ns=known_ns), ""
         yield from self._list_hidden(group)

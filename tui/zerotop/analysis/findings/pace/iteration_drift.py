@@ -13,21 +13,21 @@ from zerotop.analysis.findings.support.causes.causes import find_drift_cause
 from zerotop.analysis.findings.support.causes.host_causes import is_by_others
 from zerotop.analysis.findings.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
 from zerotop.analysis.findings.support.lines.line_findings import (
     PLACES,
-    await_lines,
     is_cause,
     is_wait,
     line_values,
     name_line,
     note_named_line,
 )
-from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.knee import fit_knee, is_gradual
@@ -62,27 +62,36 @@ DRIFT_EVENNESS = 0.2
 _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each rise by DRIFT_SHARE, with newer numbers if it continues for long."""
-    for group in recording.groups:
-        values = group.lead.steps["iteration_s"]
-        rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
-        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
-        costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
-        measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
-        fresh = [drift for drift in measured if _is_drift(drift, values)]
-        for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
-            told = group.get_state(_Told, _KIND.name)
-            if drift.rise.begin > told.end:  # it is another one
-                told.begin, told.low_s = drift.rise.begin + _find_onset(drift), drift.rise.low
-            told.end = drift.rise.end
-            yield _build_finding(drift, found, told)
+    group, steps = window.subject, window.subject.lead.steps
+    rises = window.keep(_new_trend_finder).find_rises(steps["iteration_s"], SETTLED_STEPS, share=DRIFT_SHARE)
+    rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
+    costly = await_notable(window.keep(list[Rise]), steps, rises, partial(_measure_level, group))
+    measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
+    fresh = (drift for drift in measured if _is_drift(drift, steps["iteration_s"]))
+    named = window.await_each(fresh, lambda drift: await_line(drift.find_delay()))
+    for told in window.extend(partial(_follow, named), 0):
+        yield _build_finding(told)
 
 
-class _Told:
-    """The rise that was reported last, as indices of steps."""
+class _Told(NamedTuple):
+    """A rise with the line that takes the time, from the begin of the first rise that it continues."""
 
-    begin, end, low_s = 0, -1, 0.0
+    drift: _Drift
+    found: FoundLine
+    begin: int  # index of the step
+    low_s: float
+
+
+def _follow(drifts: Iterator[tuple[_Drift, FoundLine]], last: _Told | None) -> _Told | None:
+    """Return the next of the rises; ``last`` is the one before it."""
+    for drift, found in drifts:
+        if last is None or drift.rise.begin > last.drift.rise.end:  # it is another one
+            return _Told(drift, found, drift.rise.begin + _find_onset(drift), drift.rise.low)
+        return _Told(drift, found, last.begin, last.low_s)
+    return None
 
 
 def _is_drift(drift: _Drift, values: Floats) -> bool:
@@ -168,9 +177,10 @@ def _find_onset(drift: _Drift) -> int:
     return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
 
 
-def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Finding:
+def _build_finding(told: _Told) -> Finding:
+    drift, found = told.drift, told.found
     rise, _, change, changes, carrier = drift
-    cause, kind, rows = find_drift_cause(change), _KIND, change.group.lead.steps[told.begin : told.end]
+    cause, kind, rows = find_drift_cause(change), _KIND, change.group.lead.steps[told.begin : rise.end]
     # To the middle of the last block; from the onset, or from the middle of the first block.
     first = rise.block_length / 2 if told.begin == rise.begin else 0.0
     slope, growth = (rise.high - told.low_s) / (len(rows) - first - rise.block_length / 2), rise.high / told.low_s - 1

@@ -12,6 +12,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.steps.gaps import Gap, find_end, find_final_gap, find_gaps, find_loss_reason
 from zerotop.recording.steps.missing_steps import find_recorded
 
@@ -25,58 +26,42 @@ _KIND = FindingKind(
     fix="zerotop run --recording DIR",
 )
 # The most gaps of an attempt that are reported: a disk may be full again and again.
-MOST_GAPS = 20
+_MOST_GAPS = 20
 # Ranks lose about the same steps.
-SIMILAR_STEPS = 2
+_SIMILAR_STEPS = 2
 
 
-class _ProcessState:
-    checked_steps = 0
-    has_ended = False
-
-
-class _GroupState:
-    def __init__(self) -> None:
-        self.reported: list[Gap] = []
-
-
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each gap once, for all ranks known to have it."""
-    for group in recording.groups:
-        state = group.get_state(_GroupState)
-        found = [(known_ns, gap, process) for process in group.processes for known_ns, gap in _find_new(recording, process)]
-        for known_ns, gap, process in sorted(found, key=lambda one: one[:2]):
-            if len(state.reported) < MOST_GAPS and not any(_covers_gap(other, gap) for other in state.reported):
-                state.reported.append(gap)
-                yield _build_finding(recording, group, process, gap, known_ns)
+    reported: list[Gap] = []
+    fresh = [one for process in window.subject.processes for one in _find_new(window, process)]
+    for known_ns, gap, process in sorted(window.results(fresh, None), key=lambda one: one[:2]):
+        if len(reported) < _MOST_GAPS and not any(_covers_gap(other, gap) for other in reported):
+            reported.append(gap)
+            yield _build_finding(window.recording, window.subject, process, gap, known_ns)
 
 
-def _find_new(recording: Evidence, process: Process) -> Iterator[tuple[int, Gap]]:
+def _find_new(window: SearchWindow[Group], process: Process) -> Iterator[tuple[int, Gap, Process]]:
     """Find the gaps that became known since the last call, and when."""
-    state = process.get_state(_ProcessState)
-    if state.has_ended:
-        return
-    end = find_end(recording.at, process.source)
-    rows = process.aligned_steps[state.checked_steps :]
-    recorded = np.flatnonzero(find_recorded(rows))
+    end = find_end(window.recording.at, process.source)
+    rows, recorded = process.aligned_steps, process.steps["end_unix_ns"]
     if end is None:
-        rows = rows[: recorded[-1] + 1 if len(recorded) else 0]
-    state.checked_steps, state.has_ended = state.checked_steps + len(rows), end is not None
-    if len(recorded) < len(rows):
-        ends = rows["end_unix_ns"][recorded]
-        for gap in find_gaps(rows):
-            after = bisect_right(ends, gap.end_ns)
-            if after < len(ends):
-                yield int(ends[after]), gap
-            elif end is not None:
-                yield end.unix_ns, gap
-    final = find_final_gap(recording.at, process.rank_steps)
-    if final is not None and end is not None:
-        yield end.unix_ns, final
+        rows = rows[: bisect_right(rows["end_unix_ns"], recorded[-1]) if len(recorded) else 0]
+    for gap in find_gaps(rows[window.steps(rows, of=process)]):
+        after = bisect_right(recorded, gap.end_ns)
+        if after < len(recorded):
+            yield int(recorded[after]), gap, process
+        elif end is not None:
+            yield end.unix_ns, gap, process
+    for event in window.items([end] if end is not None else [], process):
+        final = find_final_gap(window.recording.at, process.rank_steps)
+        if final is not None:
+            yield event.unix_ns, final, process
 
 
 def _covers_gap(reported: Gap, gap: Gap) -> bool:
-    return gap.first_step >= reported.first_step - SIMILAR_STEPS and gap.last_step <= reported.last_step + SIMILAR_STEPS
+    return gap.first_step >= reported.first_step - _SIMILAR_STEPS and gap.last_step <= reported.last_step + _SIMILAR_STEPS
 
 
 def _build_finding(recording: Evidence, group: Group, process: Process, gap: Gap, known_ns: int) -> Finding:

@@ -6,11 +6,11 @@ Attempts that ended before they trained count too. An attempt that failed before
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from zerotop.analysis.failures.attempts import Attempt, read_attempts
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -44,40 +44,25 @@ _LONGEST_TEXT = 120
 _Begin = events.RankFound | events.Hello
 
 
-@dataclass
-class _State:
-    """The attempts told so far: the last one is told when the job ends, however long after the restart that is."""
-
-    events_read: int = 0
-    is_due: bool = False
-    reported_ns: int = 0  # begin of the last attempt that was reported
-    has_ended: bool = False
-
-
-def detect(recording: Evidence) -> Iterator[Finding | None]:
+@in_job(None)
+def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
     """Report each restart, and the outcome when the job has ended."""
-    state = recording.get_state(_State)
-    ended = next(iter(recording.events_of(events.JobEnded)[-1:]), None)
-    found: list[_Begin] = [*recording.events_of(events.RankFound), *recording.events_of(events.Hello)]
-    state.is_due |= len(found) != state.events_read
-    state.events_read = len(found)
-    if state.has_ended or not (state.is_due or ended) or not _has_twice(found):
+    recording = window.recording
+    found, hello = recording.events_of(events.RankFound), recording.events_of(events.Hello)
+    ended: Sequence[events.JobEnded] = recording.events_of(events.JobEnded)[-1:]
+    end_ns = ended[0].unix_ns if ended else recording.cursor_ns
+    begun: list[_Begin] = [*window.items(found, events.RankFound), *window.items(hello, events.Hello)]
+    printed = window.await_each(begun, lambda event: True if event.unix_ns + _PRINTED_NS <= end_ns else None)
+    begins, new_ends = {event.unix_ns for event, _ in printed}, window.items(ended, events.JobEnded)
+    if not (begins or new_ends) or not _has_twice([*found, *hello]):
         return
-    end_ns = recording.cursor_ns if ended is None else ended.unix_ns
     attempts = read_attempts(recording.at.at(end_ns))
-    state.is_due = False
     for attempt in attempts[1:]:
         known_ns = attempt.begin_ns + _PRINTED_NS
-        if known_ns > end_ns:
-            state.is_due = ended is None
-        elif attempt.begin_ns > state.reported_ns:
-            state.reported_ns = attempt.begin_ns
-            if len(until := read_attempts(recording.at.at(known_ns))) > 1:
-                yield _build_finding(recording, until, known_ns, None)
-    if ended is not None:
-        state.has_ended = True
-        if len(attempts) > 1:
-            yield _build_finding(recording, attempts, end_ns, ended)
+        if attempt.begin_ns in begins and len(until := read_attempts(recording.at.at(known_ns))) > 1:
+            yield _build_finding(recording, until, known_ns, None)
+    if new_ends and len(attempts) > 1:
+        yield _build_finding(recording, attempts, end_ns, new_ends[0])
 
 
 def _has_twice(found: Sequence[_Begin]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from zerotop.analysis.findings.support.detector_state import MOST_REPORTS
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind
+from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.recording.moments.records import Records
 from zerotop.recording.reader import Source
 from zerotop.recording.samples import Rows, Samples
@@ -44,7 +44,7 @@ class SearchWindow(Generic[S]):
         self._waiting: dict[Hashable, list[Any]] = {}
         self._findings: set[Hashable] = set()
         self._events: set[Hashable] = set()  # that findings were yielded about
-        self._reports: Counter[str] = Counter()
+        self._reports: Counter[tuple[str, Severity]] = Counter()
 
     def records(self, records: Records, look_back_ns: int = 0, look_back: int = 0) -> Samples:
         """Return new records, and those of a time, or so many, before the first of them; none if there are no new ones."""
@@ -111,7 +111,7 @@ class SearchWindow(Generic[S]):
 
     def count_reports(self, kind: FindingKind) -> int:
         """Return about how many events it had findings of a kind."""
-        return self._reports[kind.name]
+        return sum(count for (name, _), count in self._reports.items() if name == kind.name)
 
     def select_news(self, found: Found) -> Iterator[Finding]:
         """Yield findings that were not found before, and close the window when no more are wanted.
@@ -124,11 +124,11 @@ class SearchWindow(Generic[S]):
                 if key not in self._findings:
                     self._findings.add(key)
                     is_known = finding.event in self._events
-                    self._reports[finding.name] += not is_known
-                    if self._is_news(self._reports[finding.name], is_known=is_known):
+                    self._reports[alike := (finding.name, finding.severity)] += not is_known
+                    if self._is_news(self._reports[alike], is_known=is_known):
                         self._events.add(finding.event)
                         yield finding
-                if len(self._reports) == self._kinds:
+                if len({name for name, _ in self._reports}) == self._kinds:
                     self.is_closed = True
                     return
 

@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.findings.support.detector_state import DetectorState
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE
 from zerotop.recording.samples import Floats, Rows
 
@@ -32,14 +31,14 @@ class Level(NamedTuple):
 
 
 def await_notable(
-    state: DetectorState, key: str, steps: Rows, fresh: Iterable[T], find_level: Callable[[T], Level]
+    waiting: list[T], steps: Rows, fresh: Iterable[T], find_level: Callable[[T], Level]
 ) -> Iterator[tuple[T, int]]:
     """Yield changes once they have cost, or saved, a notable time, and when they had (unix nanoseconds).
 
     A change is dropped if the next one comes before that. If the next one leads back to the old level, it is dropped too.
-    ``steps``: those of the rank from which the changes are read.
+    ``waiting``: the changes that have not cost enough yet, which are kept there. ``steps``: those of the rank from which
+    the changes are read.
     """
-    waiting: list[T] = state.get_state(list, f"{key} without cost")
     for one in fresh:
         level = find_level(one)
         yield from _take_notable(waiting, steps, find_level, level.last_step)
