@@ -299,7 +299,7 @@ def _list_gpu_faults() -> Iterator[_Link]:
     """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
     for effect in ("dead_rank", "hung_ranks"):
         for shares_ranks in (True, False):
-            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults"):
+            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event"):
                 yield _Link(effect, cause, _broke_before, shares_ranks)
     for effect in ("slow_gpu", "straggler"):
         for cause in ("nvlink_faults", "pcie_link"):
