@@ -13,7 +13,7 @@ import recordings
 from zerotop import cli
 from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, order_by_cause
 from zerotop.analysis.findings.support.finding import FindingKind
-from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded
+from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, name_relation
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.recording_report import read_recording_report
 from zerotop.report.recording_page import write_recording_page
@@ -111,6 +111,17 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     page = write_recording_page(read_recording_report(recordings.open_recording("cpu-straggler")))
     assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 61 % of each' in page
+
+
+def test_a_cause_is_only_likely_where_no_more_than_the_times_agree() -> None:
+    shift = make_finding("iteration_shift", 15, before_s=1.0, after_s=2.0)
+    assert name_relation(shift, make_finding("throttled", 15)) == "Likely because of"
+    assert name_relation(shift, make_finding("slow_gpu", 16, wait_s=1.0)) == "Because of"
+    assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.9)) == "Because of"
+    assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.2)) == "Likely because of"
+    late = make_finding("straggler", 15, data_s=1.0, late_s=1.5)
+    assert name_relation(late, make_finding("data_stall", 15)) == "Because of"
+    assert name_relation(make_finding("swapping", 15), make_finding("host_growth", 5)) == "Likely because of"
 
 
 def test_a_change_whose_line_was_named_before_is_no_finding() -> None:

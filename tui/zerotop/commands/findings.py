@@ -7,7 +7,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from zerotop.analysis.findings import Finding, LinkedFinding, order_by_cause
+from zerotop.analysis.findings import Finding, LinkedFinding, name_relation, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
@@ -61,7 +61,7 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     head = f"{when}  {finding.name}  ({finding.severity.value})"
     texts = [
         finding.headline,
-        cause and f"Because of: {cause.headline}.",
+        cause and f"{name_relation(finding, cause)}: {cause.headline}.",
         finding.details,
         cost and f"Cost: {cost}.",
         finding.advice and f"-> {finding.advice}",

@@ -107,6 +107,19 @@ def find_causes(findings: Sequence[Finding]) -> dict[int, int]:
     return causes
 
 
+def name_relation(effect: Finding, cause: Finding) -> str:
+    """Return how sure it is that one finding explains another: ``Because of`` where their amounts agree, too."""
+    links = [link for link in _list_links(effect) if link.cause == cause.name and link.agrees(effect, cause)]
+    is_measured = effect.kind is not None and effect.kind.measured_cause == cause.name
+    grown = effect.evidence.get("after_s", 0.0) - effect.evidence.get("before_s", 0.0)
+    has_amount = 0 < grown <= 2 * cause.evidence.get("added_s", 0.0)
+    return (
+        "Because of"
+        if is_measured or has_amount or any(link.agrees not in _OF_TIMES for link in links)
+        else "Likely because of"
+    )
+
+
 def _index_by_name(findings: Sequence[Finding]) -> dict[str, list[int]]:
     by_name: dict[str, list[int]] = {}
     for index, finding in enumerate(findings):
@@ -334,7 +347,7 @@ def _list_gpu_faults() -> Iterator[_Link]:
     """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
     for effect in ("dead_rank", "hung_ranks"):
         for shares_ranks in (True, False):
-            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults"):
+            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event"):
                 yield _Link(effect, cause, _broke_before, shares_ranks)
     for effect in ("slow_gpu", "straggler"):
         for cause in ("nvlink_faults", "pcie_link"):
@@ -376,6 +389,8 @@ _LINKS = (
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
 )
+# Links of which only the times, steps and ranks agree.
+_OF_TIMES = (_is_simultaneous, _explains_shift, _begins_before, _broke_before, _is_held_up, _took_down)
 # Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
     _Link("long_pause", "rank_stopped", _is_simultaneous),

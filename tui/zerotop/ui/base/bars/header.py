@@ -191,7 +191,7 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
         mark = "" if finding.severity is Severity.INFO else "!"
         notices = [Notice(mark, describe_finding(finding), style, step_text=describe_step(finding))]
         if cause is not None and max_rows > 1:
-            notices.append(Notice("", describe_cause(cause), style))
+            notices.append(Notice("", describe_cause(finding, cause), style))
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         elif advice:
@@ -202,7 +202,7 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
     if cause is not None:
-        notices.append(Notice("", describe_cause(cause), style, max_rows=2, needs_all_rows=True))
+        notices.append(Notice("", describe_cause(finding, cause), style, max_rows=2, needs_all_rows=True))
     if advice:
         notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
     return notices
