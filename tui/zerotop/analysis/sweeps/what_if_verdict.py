@@ -126,4 +126,23 @@ def describe_baseline(base: Baseline) -> str:
     """Return a line about what was recorded."""
     size = f", {format_bytes(base.gpu_bytes)} each" if base.gpu_bytes else ""
     gpus = f"{base.nodes} x {base.gpus} {base.gpu or 'GPU'}{'s' if base.gpus > 1 else ''}{size}"
-    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}"
+    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}{describe_steps(base)}"
+
+
+def describe_steps(base: Baseline) -> str:
+    """Return ``, measured in steps 182 to 241, after its pace changed at step 100``."""
+    if base.steps is None:
+        return ""
+    text = f", measured in {_name_steps(base.steps)}"
+    if base.timed_steps is not None and base.timed_steps != base.steps:
+        text = f", memory of {_name_steps(base.steps)}, times of {_name_steps(base.timed_steps)}"
+    if base.pace_change is None:
+        return text
+    return (
+        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} its pace changed at step {base.pace_change:,}"
+    )
+
+
+def _name_steps(steps: tuple[int, int]) -> str:
+    first, last = steps
+    return f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"
