@@ -297,6 +297,38 @@ def test_damaged_times_are_no_figure() -> None:
     assert predict_time(nothing, nothing.setup, work, 1).rows
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("foreach-off", "the GPU waits for the host"),  # no tokens, and launches decide
+        ("gpu-linear", "the time between the phases"),  # 98 % of a step
+        ("gpu-counted-data", "the time between the phases"),
+    ],
+)
+def test_a_batch_whose_time_was_not_measured_has_none(name: str, reason: str) -> None:
+    base = read(name)
+    time = predict_time(base, base.setup, replace(base.work, micro_batch=12 * base.work.micro_batch), 1)
+    assert not time.rows
+    assert reason in time.reason
+
+
+def test_phases_without_times_tell_nothing_of_another_batch() -> None:
+    base = read("z2")
+    assert base.times is not None
+    broken = replace(base, times=replace(base.times, forward=0.0, backward=0.0))
+    assert predict_time(broken, base.setup, base.work, 1).rows
+    reason = predict_time(broken, base.setup, replace(base.work, micro_batch=8), 1).reason
+    assert reason.startswith("The recording has no times of forward and backward")
+
+
+def test_an_interval_is_as_wide_as_errors_of_other_runs_were() -> None:
+    base = read("z2")
+    _, likely, high = predict_time(base, base.setup, replace(base.work, micro_batch=5), 1).seconds
+    assert high >= 1.2 * likely
+    _, likely, high = predict_time(base, change_setup(base.setup, 2, "optimizer"), base.work, 1).seconds
+    assert high >= 1.4 * likely
+
+
 def test_it_needs_no_torch() -> None:
     path: Any = str(FOLDER / "z2.zerotop")
     code = f"import sys; from zerotop.cli import main; main(['what-if', {path!r}]); sys.exit('torch' in sys.modules)"

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import hypot, inf, sqrt
+from math import exp, hypot, inf, sqrt
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
+from zerotop.analysis.sweeps.seen_errors import count_tokens, find_seen_error
 
 COMPUTE, LAUNCHES, COMMUNICATION = "compute", "launches", "communication"
 OPTIMIZER, TRANSFERS, BETWEEN = "optimizer", "transfers", "between phases"
@@ -28,6 +29,10 @@ _FORMULAS = {
     OPTIMIZER: "elements of a rank on the GPU, or of the node on its CPUs",
     TRANSFERS: "bytes of offloaded gradients and parameters over PCIe and host memory",
     BETWEEN: "measured",
+}
+_UNKNOWN = {
+    COMPUTE: "the arithmetic of the GPU, which waits for the host in the recording",
+    BETWEEN: "the time between the phases, of which the recording does not tell whether it grows with the batch",
 }
 
 
@@ -74,6 +79,7 @@ class _Rates:
     moved: float = 9e9
     moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
+    grows: float = 0.0  # share of it that grows with a micro-batch's tokens: loading data does, logging does not
 
 
 _SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
@@ -84,6 +90,7 @@ _RANKS = 1.5  # as many times these, with another number of ranks on a node's co
 _BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
 _MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
 _SHARPNESS = 3.0
+_MOST_WIDE = 4.0  # times the least, which an interval's most is not beyond: else it tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         for spread in (_SPREADS.get(one.name, _SPREAD),)
         for factor in (spread, 1 / spread)
     ]
+    others.append(_Decomposition(base, replace(rates, grows=1.0)).compose(setup, work))
     noise_share = 0.0 if (setup, work) == (base.setup, base.work) else 1.0 if setup.ranks == base.setup.ranks else _RANKS
     noise = {name: noise_share * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
     rows = []
@@ -128,6 +136,12 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         rows.append(TimeRow(name, before[name], ends[0], likely[name], ends[1], formula))
     total = sum(likely.values())
     low, high = _find_ends(total, [sum(other.values()) for other in others], hypot(*noise.values()))
+    seen = find_seen_error((base.setup, base.work), (setup, work))
+    low, high = min(low, total * exp(-seen)), max(high, total * exp(seen))
+    if high > _MOST_WIDE * low:
+        widest = max(rows, key=lambda row: row.high - row.low).name
+        reason = f"It may be {low:.2g} to {high:.2g} s, mostly because of {_UNKNOWN.get(widest, widest)}."
+        return TimePrediction((), (0.0, 0.0, 0.0), reason)
     return TimePrediction(tuple(row for row in rows if row.before or row.likely), (low, total, high))
 
 
@@ -140,8 +154,17 @@ def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[fl
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
     """Return why the time is not known, as a sentence; "" if it is."""
     times = base.times
-    if times is None or not (times.iteration > 0 and min(times.forward, times.backward, times.update) >= 0):
+    phases = () if times is None else (times.forward, times.backward, times.update)
+    if times is None or not (times.iteration > 0 and all(part >= 0 for part in phases)):
         return "The recording has too few steps with the times of their phases: record ten or more."
+    is_scaled = (count_tokens(work), work.checkpointing) != (count_tokens(base.work), base.work.checkpointing)
+    if is_scaled and min(times.forward, times.backward) <= 0:
+        return "The recording has no times of forward and backward, so another batch's is not known."
+    if is_scaled and not work.sequence and not _is_gpu_slower(times):
+        return (
+            "In the recording the GPU waits for the host, so the time that it takes for a row is not known: record a few"
+            " steps with the larger micro-batch."
+        )
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
     gpu = _find_gpu(base)
@@ -155,6 +178,11 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
     if devices[0] != devices[1] and any("nvme" in pair for pair in devices):
         return "The speed of the NVMe drive was not measured: record a few steps with it."
     return _find_zero_obstacle(base, setup, gpu) if zero[0] != zero[1] else ""
+
+
+def _is_gpu_slower(times: PhaseTimes) -> bool:
+    """Return whether the forward's length is that of the GPU's arithmetic, not that of the host's launches."""
+    return times.launches is not None and times.forward >= _BUSY * times.launches[0]
 
 
 def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) -> str:
@@ -361,4 +389,5 @@ class _Decomposition:
             parts[OPTIMIZER if name == _CPU else name] += each
         each_micro = self.between * self.rates.split
         parts[BETWEEN] = self.between + each_micro * (count / self.base.work.accumulation - 1)
+        parts[BETWEEN] *= 1 + self.rates.grows * (count_tokens(work) / count_tokens(self.base.work) - 1)
         return parts
