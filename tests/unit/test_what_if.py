@@ -106,6 +106,14 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "as recorded: all figures are measurements" in text
 
 
+def test_the_amount_of_the_verdict_is_a_row_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ask(capsys, "z2", "--micro-batch", "16").splitlines()
+    amount = lines[0].split("at most ")[1].split(" of ")[0]
+    row = next(line for line in lines if line.startswith("must fit"))
+    assert row.endswith(amount)
+    assert any(line.startswith("Must fit: ") for line in lines)
+
+
 def test_the_recommended_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """What is to be pasted is asked, and answers with the same amount."""
     for name, options in (("z2", ()), ("x2-fsdp2", ("--memory", "24GB")), ("gpu-z3-all", ("--memory", "16GB"))):

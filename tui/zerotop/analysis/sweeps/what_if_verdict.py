@@ -6,17 +6,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.what_if import name_offload
 
 _SUMS = {
     "allocated": "allocated",
-    "reserved": "reserved",
     "context": "outside PyTorch",
+    "needed": "must fit",
+    "reserved": "reserved",
     "device": "NVML, the process",
     "host": "host memory of a rank",
 }
+NEEDED_NOTE = (
+    "Must fit: allocated, outside PyTorch and stuck segments. What else is reserved PyTorch gives back before it fails."
+)
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
 
@@ -34,7 +39,7 @@ class LedgerChange:
 
 
 def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
-    """Yield the rows of the moment that decides, then allocated, reserved, context, device and host memory."""
+    """Yield the rows of the moment that decides, then what must fit and its parts, what PyTorch takes, and host memory."""
     moment = answer.memory.moments[0]
     before = next((one for one in answer.recorded.moments if one.name == moment.name), None)
     old = {row.name: row.bytes for row in before.rows} if before is not None else {}
@@ -45,8 +50,16 @@ def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
         if max(abs(first), abs(then)) >= _SMALLEST:
             yield LedgerChange(name, first, then, then, then, formulas[name])
     for name, title in _SUMS.items():
-        recorded, part = getattr(answer.recorded, name).likely, getattr(answer.memory, name)
-        yield LedgerChange(title, recorded, part.likely, part.low, part.high, part.formula, is_sum=True)
+        recorded, part = (_find_sum(memory, name) for memory in (answer.recorded, answer.memory))
+        yield LedgerChange(title, recorded.likely, part.likely, part.low, part.high, part.formula, is_sum=True)
+
+
+def _find_sum(memory: JobMemory, name: str) -> Interval:
+    if name != "needed":
+        part: Interval = getattr(memory, name)
+        return part
+    both = add_intervals(memory.allocated, memory.context, "allocated + outside PyTorch + stuck segments")
+    return Interval(both.low, both.likely + memory.stuck.bytes, memory.needed, both.formula)
 
 
 def name_setting(setting: Setting) -> str:
