@@ -85,7 +85,7 @@ def test_a_hosts_memory_decides_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_estimate(tmp_path, "--gpus", "1", "--gpu-memory", "40GB", "--host-memory", "32GB") == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert "nvme_optimizer" not in first
-    assert first.startswith("Stage 3 with offload of nvme and optimizer")
+    assert first.startswith("Stage 3 with offload of optimizer to NVMe")
     assert run_estimate(tmp_path, "--gpus", "2", "--gpu-memory", "30GB", "--host-memory", "2GB") == 0
     assert "of a node's memory, which has 2 GB" in capsys.readouterr().out.splitlines()[0]
 
@@ -136,6 +136,7 @@ def test_every_moment_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--seq-length", "0"], "0 is not a positive whole number"),
         (["--micro-batch", "-3"], "-3 is not a positive whole number"),
         (["--seq-length", "1" + 40 * "0"], "is more than any machine trains with"),
+        (["--gpus", "5000"], "is more than any machine trains with"),
     ],
 )
 def test_impossible_settings_are_refused(

@@ -22,7 +22,7 @@ from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, estimate
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
-from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
+from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_zero_mode
 from zerotop.commands.common.errors import USAGE, Problem
@@ -35,7 +35,6 @@ from zerotop.commands.measuring.machine_file import MachineFigures, MachineFileE
 from zerotop.recording import catalog, sweeps
 from zerotop.recording.reader import Recording, RecordingError
 
-_MOST = 10**11  # tokens, rows, GPUs, elements of a bucket
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if the options do not have them
 
 
@@ -253,9 +252,9 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
 
 def _refuse_combinations(options: argparse.Namespace) -> None:
     """Raise Problem for settings that exclude each other, or that no machine has."""
-    for name in ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket"):
-        if (getattr(options, name) or 0) > _MOST:
-            raise Problem(f"--{name.replace('_', '-')} {getattr(options, name)} is more than any machine trains with")
+    names = ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket")
+    if excess := find_excess({name: getattr(options, name) for name in names}):
+        raise Problem(excess)
     if options.quantization and not options.lora_rank:
         raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
     if options.dtype == "bf16_master" and options.framework != "deepspeed":

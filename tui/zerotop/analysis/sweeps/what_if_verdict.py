@@ -9,6 +9,7 @@ from zerotop.analysis.formatting import Text, format_bytes
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
+from zerotop.analysis.sweeps.settings import describe_offload
 from zerotop.analysis.sweeps.what_if import name_offload
 
 _SUMS = {
@@ -69,7 +70,7 @@ def name_setting(setting: Setting) -> str:
     if setup.is_loop:
         return rows
     offload = name_offload(setup)
-    with_offload = f" with offload of {offload.replace('_', ' and ')}" if offload != "none" else ""
+    with_offload = f" with offload of {describe_offload(offload)}" if offload not in ("", "none") else ""
     return f"stage {setup.stage}{with_offload}, {rows}"
 
 

@@ -10,7 +10,7 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.peak_moments import PeakMoment
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate
 from zerotop.analysis.sweeps.ranking import choose_option
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, describe_offload
 from zerotop.analysis.text_tables import align_columns
 
 
@@ -60,7 +60,7 @@ def name_option(row: OptionEstimate, rows: Sequence[OptionEstimate] = ()) -> str
     if row.is_loop:
         name = "FSDP" if row.stage == 3 else "the whole model on each GPU"
     elif row.offload != "none":
-        name += f" with offload of {row.offload.replace('_', ' and ')}"
+        name += f" with offload of {describe_offload(row.offload)}"
     if len({one.gpus for one in rows}) > 1:
         name += f" on {format_count(row.gpus, 'GPU')}"
     if len({one.micro_batch for one in rows}) > 1:
