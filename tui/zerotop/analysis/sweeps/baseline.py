@@ -53,7 +53,7 @@ class MicroStep:
     backward_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # hashed by identity: what follows from one is kept
 class Baseline:
     """A recorded setting, and what was measured at it. Bytes are those of the rank that used the most."""
 

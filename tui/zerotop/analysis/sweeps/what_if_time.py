@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import exp, hypot, inf, sqrt
 
 from zerotop.analysis.memory.expected.peak_moments import Workload
@@ -119,15 +120,9 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
     reason = find_time_obstacle(base, setup, work, nodes)
     if reason:
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
-    rates = _find_rates(base)
-    before, likely = (_Decomposition(base, rates).compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
-    others = [
-        _Decomposition(base, replace(rates, **{one.name: getattr(rates, one.name) * factor})).compose(setup, work)
-        for one in fields(_Rates)
-        for spread in (_SPREADS.get(one.name, _SPREAD),)
-        for factor in (spread, 1 / spread)
-    ]
-    others.append(_Decomposition(base, replace(rates, grows=1.0)).compose(setup, work))
+    usual, *changed = _list_decompositions(base)
+    before, likely = (usual.compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
+    others = [one.compose(setup, work) for one in changed]
     noise_share = 0.0 if (setup, work) == (base.setup, base.work) else 1.0 if setup.ranks == base.setup.ranks else _RANKS
     noise = {name: noise_share * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
     rows = []
@@ -143,6 +138,20 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         reason = f"It may be {low:.2g} to {high:.2g} s, mostly because of {_UNKNOWN.get(widest, widest)}."
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
     return TimePrediction(tuple(row for row in rows if row.before or row.likely), (low, total, high))
+
+
+@lru_cache(2)  # of a base that is asked about many settings
+def _list_decompositions(base: Baseline) -> tuple[_Decomposition, ...]:
+    """Return the parts of the recorded step at the usual rates, then with each rate as far off as its spread."""
+    rates = _find_rates(base)
+    changed = [
+        {one.name: getattr(rates, one.name) * factor}
+        for one in fields(_Rates)
+        for spread in (_SPREADS.get(one.name, _SPREAD),)
+        for factor in (spread, 1 / spread)
+        if getattr(rates, one.name)
+    ]
+    return tuple(_Decomposition(base, replace(rates, **rate)) for rate in ({}, *changed, {"grows": 1.0}))
 
 
 def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[float, float]:
