@@ -147,9 +147,9 @@ def describe_steps(base: Baseline) -> str:
     """Return ``, measured in steps 182 to 241, after its pace changed at step 100``."""
     if base.steps is None:
         return ""
-    text = f", measured in {_name_steps(base.steps)}"
+    text = f", measured in {name_steps(base.steps)}"
     if base.timed_steps is not None and base.timed_steps != base.steps:
-        text = f", memory of {_name_steps(base.steps)}, times of {_name_steps(base.timed_steps)}"
+        text = f", memory of {name_steps(base.steps)}, times of {name_steps(base.timed_steps)}"
     if base.pace_change is None:
         return text
     return (
@@ -157,6 +157,7 @@ def describe_steps(base: Baseline) -> str:
     )
 
 
-def _name_steps(steps: tuple[int, int]) -> str:
+def name_steps(steps: tuple[int, int]) -> str:
+    """Return ``steps 182 to 241``."""
     first, last = steps
     return f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"
