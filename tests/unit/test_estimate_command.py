@@ -137,6 +137,9 @@ def test_every_moment_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--micro-batch", "-3"], "-3 is not a positive whole number"),
         (["--seq-length", "1" + 40 * "0"], "is more than any machine trains with"),
         (["--gpus", "5000"], "is more than any machine trains with"),
+        (["--trained", "9000000000000"], "parameters, fewer than --trained 9,000,000,000,000"),
+        (["--trained", "5", "--lora-rank", "8"], "--lora-rank trains its adapters alone"),
+        (["--expandable-segments", "--all"], "--all does not simulate the allocator"),
     ],
 )
 def test_impossible_settings_are_refused(
@@ -213,3 +216,19 @@ def test_the_answer_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -
         assert main(["estimate", "llama-8b", "--gpus", "8", "--gpu-memory", size]) == 0
         text = capsys.readouterr().out
         assert answer in text.partition("\n\n")[0]
+
+
+def test_frozen_parameters_have_no_gradients_and_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    all_trained = read_options(tmp_path, capsys, "--stage", "2")[2, "none"]
+    some = read_options(tmp_path, capsys, "--stage", "2", "--trained", "1000000000")[2, "none"]
+    frozen = 8_030_261_248 - 10**9
+    assert all_trained["gpu_bytes"] - some["gpu_bytes"] == pytest.approx(14 * frozen, rel=0.02)
+
+
+def test_expandable_segments_reserve_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual, expandable = (
+        read_options(tmp_path, capsys, "--stage", "2", "--gpus", "8", *options)[2, "none"]["memory"]
+        for options in ((), ("--expandable-segments",))
+    )
+    assert expandable["reserved"]["likely"] < 0.9 * usual["reserved"]["likely"]
+    assert expandable["allocated"] == usual["allocated"]

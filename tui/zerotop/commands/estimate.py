@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
@@ -70,7 +71,8 @@ def estimate(options: argparse.Namespace) -> int:
         fixed = options.micro_batch is not None
         rows = rank_model(subject.model, hardware, subject.shape, work, is_batch_fixed=fixed)
     else:
-        rows = estimate_options(subject.model, hardware, subject.shape, work)
+        rules = AllocatorRules(expandable_segments=options.expandable_segments)
+        rows = estimate_options(subject.model, hardware, subject.shape, work, rules)
     rows = _choose_rows(rows, options, training)
     lines = _describe_subject(subject, hardware, training)
     lines.insert(1, _describe_batch(options, work))
@@ -234,6 +236,7 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
     regime = Regime(
         dtype=options.dtype,
         optimizer=options.optimizer,
+        trained=options.trained or 0,
         lora_rank=options.lora_rank or 0,
         lora_targets=options.lora_targets.split(","),
         quantization=options.quantization or "",
@@ -244,6 +247,8 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
         raise Problem(f"{options.model} has {positions:,} positions, fewer than the sequence length, {options.seq_length:,}")
     if regime.lora_rank > shape.hidden:
         raise Problem(f"A rank of {regime.lora_rank:,} is more than the hidden size of {options.model}, {shape.hidden:,}")
+    if regime.trained > parameters:
+        raise Problem(f"{options.model} has {parameters:,} parameters, fewer than --trained {regime.trained:,}")
     model = build_model(shape, parameters, regime)
     if regime.lora_rank and model.trainable == 0:
         raise Problem(f"{options.model} has no layer called {options.lora_targets}, or its layers are not known")
@@ -257,6 +262,10 @@ def _refuse_combinations(options: argparse.Namespace) -> None:
         raise Problem(excess)
     if options.quantization and not options.lora_rank:
         raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
+    if options.trained and options.lora_rank:
+        raise Problem("--lora-rank trains its adapters alone: give it, or --trained")
+    if options.expandable_segments and options.all:
+        raise Problem("--all does not simulate the allocator, whose setting --expandable-segments is: leave one of them")
     if options.dtype == "bf16_master" and options.framework != "deepspeed":
         raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
     if options.dtype == "mixed" and options.framework != "deepspeed":

@@ -119,6 +119,7 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
         cells.append((*first, *sizes, nvme, verdict))
     yield from align_columns(cells, "><><>>>><")
     yield "At most needed: the upper end of allocated and of CUDA's context, and segments that PyTorch cannot give back."
+    yield "It gives the rest of reserved back before it runs out of memory."
 
 
 def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> Iterator[str]:
