@@ -308,6 +308,9 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, training: Training
     ]
     if training.read:
         lines.append(f"from the given arguments: {', '.join(training.read)}")
+    if subject.shape.vision:
+        size = f"{subject.shape.vision / 1e6:,.1f} M of them"
+        lines.append(f"its vision part has {size}: its activations, which depend on the images, are not counted")
     if subject.shape.counted is None:
         rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)"
         lines.append(f"layers of this family are not known: activations by the {rule}")

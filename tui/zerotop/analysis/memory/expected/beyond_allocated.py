@@ -114,7 +114,8 @@ def estimate_memory(
     moments = compute_moments(shape, setup, work)
     peak = moments[0].bytes
     is_step = moments[0].name == STEP
-    is_guessed = shape.counted is None or (setup.trainable < setup.parameters and work.checkpointing == "none")
+    is_partial = setup.trainable < setup.parameters and work.checkpointing == "none"
+    is_guessed = shape.counted is None or shape.vision > 0 or is_partial
     spread = _STATES_SPREAD if is_step else _GUESSED_SPREAD if is_guessed else _ACTIVATIONS_SPREAD
     low, high = spread
     allocated = Interval(low * peak, peak, high * peak, f"the {moments[0].name}: the highest of {len(moments)} moments")
