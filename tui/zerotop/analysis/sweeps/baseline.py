@@ -76,6 +76,7 @@ class Baseline:
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
     rules: AllocatorRules = DEFAULT_RULES
+    model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
     pace_change: int | None = None  # the step at which the pace changed before them, else the next one after them
@@ -115,7 +116,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         raise NoBaselineError(f"{name} does not tell the size of its model before its pace changed")
     if engine.pipeline is not None:
         raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
-    computes_in = str(engine.autocast or engine.dtype or "")
+    computes_in = str(engine.autocast or (engine.sharding and engine.sharding.dtype) or engine.dtype or "")
     # FSDP and adapters may compute in fewer bits than the dtype of what they train.
     is_plain = setup.stage != 3 and setup.trainable == setup.parameters
     setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
@@ -164,6 +165,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
         rules=_read_rules(at),
         threads=_read_threads(at),
+        model=str(engine.model or ""),
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
         timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
         pace_change=chosen.pace_change,

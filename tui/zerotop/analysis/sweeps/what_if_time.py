@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import exp, hypot, inf, sqrt
 
+from zerotop.analysis.hardware.gpu_speeds import GpuSpeeds, find_speeds
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline
@@ -34,28 +35,6 @@ _FORMULAS = {
 _UNKNOWN = {
     COMPUTE: "the arithmetic of the GPU, which waits for the host in the recording",
     BETWEEN: "the time between the phases, of which the recording does not tell whether it grows with the batch",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """A type of GPU: NVIDIA's data sheets, but for the last."""
-
-    peak: float  # dense 16-bit FLOP/s
-    fp32_peak: float  # without TF32
-    memory: float  # B/s
-    # B/s of NCCL's bus among GPUs of a node ("busbw" of nccl-tests); None without NVLink. 277 GB/s measured for the 16 GB
-    # that ZeRO-2 gathers after an update on four H200s; others by the ratio of NVLink.
-    link: float | None
-
-
-_GPUS = {
-    "H100": _Gpu(989e12, 67e12, 3.35e12, 280e9),
-    "H200": _Gpu(989e12, 67e12, 4.8e12, 280e9),
-    "A100": _Gpu(312e12, 19.5e12, 2.0e12, 190e9),
-    "B200": _Gpu(2250e12, 75e12, 8e12, 560e9),
-    "L40S": _Gpu(362e12, 92e12, 0.86e12, None),
-    "V100": _Gpu(125e12, 15.7e12, 0.9e12, 95e9),
 }
 
 
@@ -194,7 +173,7 @@ def _is_gpu_slower(times: PhaseTimes) -> bool:
     return times.launches is not None and times.forward >= _BUSY * times.launches[0]
 
 
-def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) -> str:
+def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: GpuSpeeds | None) -> str:
     """Return why the time at another stage, offload or number of GPUs is not known."""
     if base.nodes > 1:
         return "The connection of the nodes was not measured apart, which another setting of ZeRO needs: record a few steps."
@@ -209,8 +188,8 @@ def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) ->
     return ""
 
 
-def _find_gpu(base: Baseline) -> _Gpu | None:
-    found = next((gpu for name, gpu in _GPUS.items() if name in base.gpu.upper()), None)
+def _find_gpu(base: Baseline) -> GpuSpeeds | None:
+    found = find_speeds(base.gpu)
     if found is None:
         return None
     return replace(found, link=base.machine.get("all_reduce", None if "PCI" in base.gpu.upper() else found.link))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
@@ -115,6 +117,10 @@ def describe_time(answer: WhatIfAnswer) -> str:
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f", {tokens / likely:,.0f} tokens/s"
+        base, setup = answer.base, answer.setting.setup
+        sizes = (setup.parameters, setup.trainable, setup.ranks)
+        mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
+        text += f", MFU {100 * mfu:.1f} %" if isfinite(mfu) else ""
     return f"{text}."
 
 
