@@ -123,7 +123,7 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
     gpus = [gpu.name for gpu in view.gpus]
     mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, engine.short_precision, engine.model)
     if is_known(mfu):
-        items.append((3, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
+        items.append((1, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
