@@ -19,7 +19,8 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import TrainedModel, estimate_job
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.estimated_time import EstimatedTime, estimate_time
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_setup, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
@@ -76,9 +77,19 @@ def estimate(options: argparse.Namespace) -> int:
     rows = _choose_rows(rows, options, training)
     lines = _describe_subject(subject, hardware, training)
     lines.insert(1, _describe_batch(options, work))
-    facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
+    time = _estimate_time(rows, subject, hardware, work)
+    lines.append(_describe_time(time))
+    facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens, "time": asdict(time)}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     return _print_options(options, facts, rows, hardware, work, lines, own)
+
+
+def _estimate_time(rows: Sequence[OptionEstimate], subject: ModelCase, hardware: Hardware, work: Workload) -> EstimatedTime:
+    """Return the time of a step of the recommended option, else of the first."""
+    row = choose_option(rows, hardware) or rows[0]
+    chosen = replace(hardware, gpus=row.gpus)
+    setup = build_setup(subject.model, chosen, row.stage, row.offload)
+    return estimate_time(subject.shape, setup, replace(work, micro_batch=row.micro_batch), hardware.gpu, hardware.nodes)
 
 
 def _estimate_recording(options: argparse.Namespace, path: Path, training: TrainingSettings) -> int:
@@ -297,6 +308,14 @@ def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
     if options.all and options.micro_batch is None:
         return f"rows of {work.sequence:,} tokens" if work.sequence else "rows of any length"
     return f"micro-batch of {work.tokens:,} tokens on each GPU"
+
+
+def _describe_time(time: EstimatedTime) -> str:
+    if time.seconds is None:
+        return f"Time of a step: not known without a run. {time.reason}"
+    low, likely, high = time.seconds
+    rates = f"{time.tokens_per_s:,.0f} tokens/s, MFU {100 * time.mfu:.0f} %"
+    return f"Time of a step: {likely:.3g} s ({low:.3g} to {high:.3g}), {rates}, by the FLOPs and what other trainings reach."
 
 
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
