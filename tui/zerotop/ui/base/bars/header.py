@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import pluralize
+from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
     choose_sentence_style,
@@ -117,6 +118,12 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         items.append((8, (("median ", "band-muted"), *pace) if is_median else pace))
     if is_known(progress.tokens_per_s):
         items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
+    engine = view.job
+    sizes = (engine.parameters, engine.trainable_parameters, engine.ranks)
+    gpus = [gpu.name for gpu in view.gpus]
+    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, engine.short_precision, engine.model)
+    if is_known(mfu):
+        items.append((1, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
