@@ -324,6 +324,7 @@ def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -
 
 
 def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
+    """MPICH may have ended the other node's rank before the order comes there; all that was recorded there comes anyway."""
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         first = job.cluster.nodes[0]
         enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *build_mpich(job))
@@ -341,7 +342,11 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
         wait_for(lambda: "--beside" not in job.list_arguments(), 40)
         assert "loop.py" not in job.list_arguments()
     recording = Recording.open(job.recording)
-    assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"zt_node_1", "zt_node_2"}
+    assert "zt_node_1" in {event.writer.host for event in recording.events_of(events.StopSent)}
+    for kind in (events.RankGone, events.SamplerEnded):
+        assert {event.writer.host for event in recording.events_of(kind)} == {"zt_node_1", "zt_node_2"}
+    for rank in range(2):
+        assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == job.read_steps(rank)[-1]
 
 
 def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:
