@@ -56,12 +56,10 @@ def test_only_what_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path = recordings.unpack_to_folder("story", tmp_path)
     assert cli.main(["findings", str(path), "--fix"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "# GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer",
-        '"offload_optimizer": {"device": "none"}',
-    ]
+    assert lines[0] == "# Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping"
+    place = lines.index("# GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer")
+    assert lines[place + 1] == '"offload_optimizer": {"device": "none"}'
     fixes = [line for line in lines if not line.startswith("# ")]
-    assert '"bf16": {"enabled": true}' in fixes
     assert len(fixes) == len(set(fixes)) == len(lines) - len(fixes)
 
 
