@@ -95,6 +95,7 @@ def test_an_operational_event_names_its_rank_and_step_at_once(tmp_path: Path) ->
     assert finding.headline == "GPU 1 of rank 1 reported a memory integrity error, fatal"
     assert (finding.ranks, finding.step, finding.severity.value) == ((1,), 10, "error")
     assert "GPU-RAS 0x0017" in finding.details
+    assert "another node" in finding.advice
     assert "not your code" in finding.details
 
 

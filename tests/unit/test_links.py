@@ -121,6 +121,9 @@ def test_a_cause_is_only_likely_where_no_more_than_the_times_agree() -> None:
     assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.2)) == "Likely because of"
     late = make_finding("straggler", 15, data_s=1.0, late_s=1.5)
     assert name_relation(late, make_finding("data_stall", 15)) == "Because of"
+    room = make_finding("host_memory_forecast", 6, fallen_bytes=5.8e8)
+    assert name_relation(room, make_finding("host_growth", 6, grown_bytes=4.0e8)) == "Because of"
+    assert name_relation(room, make_finding("host_growth", 6, grown_bytes=2.0e8)) == "Likely because of"
     assert name_relation(make_finding("swapping", 15), make_finding("host_growth", 5)) == "Likely because of"
 
 

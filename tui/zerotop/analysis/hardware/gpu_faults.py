@@ -26,6 +26,7 @@ from zerotop_probe.recording.events import GpuFault
 # later than the end of the process that it ended.
 FOLLOWS_NS, SEEN_LATE_NS = 60 * 10**9, 2 * 10**9
 
+LEAVE = "Restart from the last checkpoint on another node, and have this GPU checked."
 _NOT_CODE = (Origin.HARDWARE, Origin.DRIVER)
 # Kinds of faults after which a GPU cannot go on, beside Xids.
 _FATAL = {
@@ -134,17 +135,16 @@ def _explain(at: At, processes: list[RankProcess], fault: GpuFault, time_ns: int
         why = "it is not your code" if is_hardware else f"its cause is {xid.origin.value}"
         said = f"GPU {fault.gpu}{whose} reported Xid {xid.number} ({xid.name}) {when}: {why}."
         return FaultExplanation(fault, users.ranks, is_hardware, said, xid.action)
-    action = "Restart from the last checkpoint on another node, and have this GPU checked."
     if fault.report is not None and read_severity(fault) >= FATAL:
         is_hardware = is_of_memory(fault.report)
         why = ": it is not your code" if is_hardware else ""
         what = f"{name_category(fault.report)} (fatal, {name_code(fault.report)})"
         said = f"GPU {fault.gpu}{whose} reported {what} {when}{why}."
-        return FaultExplanation(fault, users.ranks, is_hardware, said, action)
+        return FaultExplanation(fault, users.ranks, is_hardware, said, LEAVE)
     if fault.kind not in _FATAL:
         return None
     said = _FATAL[fault.kind].format(gpu=f"{fault.gpu}{whose}")
-    return FaultExplanation(fault, users.ranks, True, f"{said[0].upper()}{said[1:]} {when}: it is not your code.", action)
+    return FaultExplanation(fault, users.ranks, True, f"{said[0].upper()}{said[1:]} {when}: it is not your code.", LEAVE)
 
 
 def find_earlier(

@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support.evidence import Evidence, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
 from zerotop.analysis.findings.support.window import SearchWindow, in_job
-from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, find_earlier, list_gpus
+from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, LEAVE, find_earlier, list_gpus
 from zerotop.analysis.hardware.operational_events import (
     FATAL,
     RECOVERABLE,
@@ -53,7 +53,6 @@ _EVENT = FindingKind(
     fix="nvidia-smi -q -i {gpu}",
 )
 _EVENT_ENDED = "GPU {gpu} reported {called}, {bad}, {apart_s:seconds} before rank {ended} ended"
-_FATAL_EVENT = _EVENT.with_changes(severity=Severity.ERROR, confidence=0.9)
 _MEMORY_EVENT = "The driver's event {code} says so. It is not your code.[ It came in step {step}.]"
 _LOST = FindingKind(
     name="gpu_lost",
@@ -195,8 +194,10 @@ def _build_finding(one: _Reported, end: _End | None) -> Finding:
         values |= {"called": xid.name, "meaning": xid.meaning, "action": xid.action, "origin": xid.origin.value}
         evidence |= {"xid": xid.number}
     elif fault.report is not None:
-        kind = _FATAL_EVENT if read_severity(fault) >= FATAL else _EVENT
-        kind = kind.with_changes(details=_MEMORY_EVENT) if is_of_memory(fault.report) else kind
+        kind = _EVENT.with_changes(details=_MEMORY_EVENT) if is_of_memory(fault.report) else _EVENT
+        if read_severity(fault) >= FATAL:
+            advice = LEAVE if is_of_memory(fault.report) else kind.advice
+            kind = kind.with_changes(severity=Severity.ERROR, confidence=0.9, advice=advice)
         kind = kind.with_changes(headline=_EVENT_ENDED) if end is not None else kind
         values |= {
             "called": name_category(fault.report),

@@ -311,6 +311,12 @@ def _measure_missing(effect: Finding) -> float:
     return requested - free if requested is not None and free is not None and requested > free else float("inf")
 
 
+def _took_half_of_room(effect: Finding, cause: Finding) -> bool:
+    """Whether host memory that grew is at least half of what became less."""
+    grown, fallen = cause.evidence.get("grown_bytes", 0.0), effect.evidence.get("fallen_bytes", float("inf"))
+    return _is_simultaneous(effect, cause) and grown >= fallen / 2
+
+
 def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
     return "oom_kills" in effect.evidence and _begins_before(effect, cause)
 
@@ -378,6 +384,7 @@ _LINKS = (
     _Link("out_of_memory", "others_on_gpu", _others_took_missing),
     _Link("allocator_retries", "fragmentation", _begins_before),
     _Link("host_memory_short", "host_growth", _begins_before),
+    _Link("host_memory_forecast", "host_growth", _took_half_of_room),
     _Link("host_memory_forecast", "host_growth", _is_simultaneous),
     _Link("host_memory_forecast", "loader_growth", _is_simultaneous),
     _Link("host_memory_short", "loader_growth", _begins_before),
