@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from recordings import FOLDER
+from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
@@ -318,6 +319,21 @@ def test_a_batch_whose_time_was_not_measured_has_none(name: str, reason: str) ->
     time = predict_time(base, base.setup, replace(base.work, micro_batch=12 * base.work.micro_batch), 1)
     assert not time.rows
     assert reason in time.reason
+
+
+def test_more_gpus_than_a_node_has_take_no_known_time() -> None:
+    base = read("z2")
+    assert predict_time(base, replace(base.setup, ranks=16), base.work, 1).rows
+    assert "No node has 64" in predict_time(base, replace(base.setup, ranks=64), base.work, 1).reason
+
+
+def test_another_dtype_changes_the_optimizers_state() -> None:
+    base = read("x2-zero3")
+    assert base.setup.state_each == 8
+    asked = choose_setting(base, Changes(dtype="bf16_master")).setup
+    assert (asked.state_each, asked.master_each) == (4, 2)
+    with pytest.raises(NoBaselineError, match="DeepSpeed keeps master weights"):
+        choose_setting(base, Changes(dtype="pure"))
 
 
 def test_phases_without_times_tell_nothing_of_another_batch() -> None:

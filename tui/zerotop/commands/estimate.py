@@ -23,7 +23,7 @@ from zerotop.analysis.sweeps.estimated_time import EstimatedTime, estimate_time
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_setup, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
-from zerotop.analysis.sweeps.regimes import Regime, build_model
+from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_zero_mode
@@ -277,6 +277,8 @@ def _refuse_combinations(options: argparse.Namespace) -> None:
         raise Problem("--lora-rank trains its adapters alone: give it, or --trained")
     if options.expandable_segments and options.all:
         raise Problem("--all does not simulate the allocator, whose setting --expandable-segments is: leave one of them")
+    if options.dtype == "pure" and options.framework == "deepspeed":
+        raise Problem(PURE_DEEPSPEED)
     if options.dtype == "bf16_master" and options.framework != "deepspeed":
         raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
     if options.dtype == "mixed" and options.framework != "deepspeed":

@@ -9,7 +9,7 @@ from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import USABLE_HOST
-from zerotop.analysis.sweeps.regimes import size_states
+from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, size_states
 from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
@@ -128,9 +128,12 @@ def _change_states(base: Baseline, setup: EngineSetup, dtype: str | None, optimi
             f"{base.name} trains without DeepSpeed, or only a part of its parameters: its states are measured, and another"
             " dtype or optimizer has no formula. `zerotop estimate MODEL` takes them"
         )
+    if dtype == "pure":
+        raise NoBaselineError(PURE_DEEPSPEED)
     recorded = "fp32" if setup.bytes_each == 4 else "mixed"
     weight, state, master = size_states(dtype or recorded, optimizer or "adamw")
-    state = state if optimizer is not None or setup.state_each is None else setup.state_each
+    if optimizer is None and setup.state_each is not None:  # of the recorded optimizer, in another dtype
+        state = setup.state_each * state // size_states(recorded, "adamw")[1]
     computes_wide = (dtype or recorded) == "fp32"
     return replace(setup, bytes_each=weight, state_each=state, master_each=master, computes_wide=computes_wide)
 

@@ -70,6 +70,7 @@ _RANKS = 1.5  # as many times these, with another number of ranks on a node's co
 _BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
 _MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
 _SHARPNESS = 3.0
+_MOST_ON_NODE = 16  # GPUs that NVLink connects in NVIDIA's HGX and DGX machines
 _MOST_WIDE = 4.0  # times the least, which an interval's most is not beyond: else it tells nothing
 
 
@@ -183,6 +184,8 @@ def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: GpuSpeeds | Non
         return (
             f"The speeds of {base.gpu or 'this GPU'} are not known, which another setting of ZeRO needs: record a few steps."
         )
+    if setup.ranks > _MOST_ON_NODE:
+        return f"No node has {setup.ranks} of these GPUs, and the connection of several was not measured: give --nodes."
     if setup.ranks > 1 and gpu.link is None:
         return f"The speed of the connection of {base.gpu}s was not measured: `zerotop doctor --measure` does that there."
     return ""
