@@ -1,9 +1,9 @@
 """The parts of a recorded training's step, and those of the same training at another setting.
 
 A phase takes the GPU its arithmetic, communication and transfers, or the host its launches, whichever is longer.
-:class:`Rates` are the speeds of the parts; what a recording measured replaces them, as its phases are decomposed with the same model. So at
-the recorded setting each phase takes what was measured, and a rate has influence only where a setting changes what it
-decides.
+:class:`Rates` are the speeds of the parts; what a recording measured replaces them, as its phases are decomposed with the
+same model. So at the recorded setting each phase takes what was measured, and a rate has influence only where a setting
+changes what it decides.
 """
 
 from __future__ import annotations
