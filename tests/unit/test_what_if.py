@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -334,6 +335,13 @@ def test_another_dtype_changes_the_optimizers_state() -> None:
     assert (asked.state_each, asked.master_each) == (4, 2)
     with pytest.raises(NoBaselineError, match="DeepSpeed keeps master weights"):
         choose_setting(base, Changes(dtype="pure"))
+
+
+def test_the_fastest_is_of_those_whose_speed_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ask(capsys, "gpu-counted-data", "--all").splitlines()[0]
+    found = re.search(r"the fastest of (\d+) whose speed is known, of (\d+) that fit", line)
+    assert found is not None
+    assert 1 < int(found[1]) < int(found[2])
 
 
 def test_phases_without_times_tell_nothing_of_another_batch() -> None:

@@ -70,7 +70,10 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     """Return the last setting of a recording, or its last one before a step. Raises NoBaselineError."""
     at, name = recording.at(), recording.name
     if parse_setup(read_first_engine(at)) is None:
-        raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
+        raise NoBaselineError(
+            f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown. `zerotop estimate MODEL` needs no"
+            " run"
+        )
     table = StepTable(recording)
     table.update()
     # The last process of each rank, as facts are of the last one, too.
