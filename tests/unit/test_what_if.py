@@ -322,6 +322,22 @@ def test_a_batch_whose_time_was_not_measured_has_none(name: str, reason: str) ->
     assert reason in time.reason
 
 
+def test_a_part_of_the_optimizer_on_the_gpu() -> None:
+    base = read("x4-z3")
+    half = choose_setting(base, Changes(offload_ratio=0.5)).setup
+    memory, all_offloaded = (predict_memory(base, setup, base.work) for setup in (half, base.setup))
+    # Half of 12 bytes of states for each parameter of a rank move to the GPU.
+    moved = 6 * base.setup.parameters / 4
+    assert memory.allocated.likely - all_offloaded.allocated.likely >= moved * 0.95
+    assert memory.host.likely < all_offloaded.host.likely
+    assert predict_time(base, half, base.work, 1).seconds[1] < predict_time(base, base.setup, base.work, 1).seconds[1]
+    for changes in (Changes(stage=2, offload_ratio=0.5), Changes(offload="none", offload_ratio=0.5)):
+        with pytest.raises(NoBaselineError, match="in stage 3 alone"):
+            choose_setting(base, changes)
+    # Stage 2 has no part: DeepSpeed refuses one.
+    assert change_setup(half, 2, "optimizer").offloaded_share == 1
+
+
 def test_more_gpus_than_a_node_has_take_no_known_time() -> None:
     base = read("z2")
     assert predict_time(base, replace(base.setup, ranks=16), base.work, 1).rows

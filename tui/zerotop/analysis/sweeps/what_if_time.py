@@ -143,7 +143,9 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
     if kinds[0] != kinds[1]:
         return "Arithmetic in another dtype, or with another optimizer, was not measured: record a few steps with it."
     devices = [(one.offload_optimizer, one.offload_parameters) for one in (setup, base.setup)]
-    zero = [(*pair, one.stage, one.ranks) for pair, one in zip(devices, (setup, base.setup), strict=True)]
+    zero = [
+        (*pair, one.offloaded_share, one.stage, one.ranks) for pair, one in zip(devices, (setup, base.setup), strict=True)
+    ]
     if devices[0] != devices[1] and any("nvme" in pair for pair in devices):
         return "The speed of the NVMe drive was not measured: record a few steps with it."
     return _find_zero_obstacle(base, setup, gpu) if zero[0] != zero[1] else ""

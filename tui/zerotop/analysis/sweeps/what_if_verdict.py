@@ -130,6 +130,7 @@ def describe_changes(answer: WhatIfAnswer) -> str:
     pairs = (
         ("stage", base.setup.stage, setup.stage),
         ("offload", name_offload(base.setup), name_offload(setup)),
+        ("offload ratio", base.setup.offloaded_share, setup.offloaded_share),
         ("GPUs", base.setup.ranks, setup.ranks),
         ("micro-batch", base.work.micro_batch, work.micro_batch),
         ("length", base.work.sequence, work.sequence),
