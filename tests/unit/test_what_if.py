@@ -101,7 +101,7 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].endswith(" to spare.")
     assert " fits: it needs at most " in lines[1]
     assert lines[2].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
-    assert lines[3].startswith("Time of a step: 0.131 s -> ")
+    assert lines[3].startswith("Time of a step: 131 ms -> ")
     assert "micro-batch 4 -> 8" in lines
     text = ask(capsys, "z2", "--memory", "10GB")
     assert text.startswith("Stage 2, 4 x 512 tokens, does not fit: it needs ")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
@@ -315,9 +315,9 @@ def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
 def _describe_time(time: EstimatedTime) -> str:
     if time.seconds is None:
         return f"Time of a step: not known without a run. {time.reason}"
-    low, likely, high = time.seconds
+    low, likely, high = map(format_seconds, time.seconds)
     rates = f"{time.tokens_per_s:,.0f} tokens/s, MFU {100 * time.mfu:.0f} %"
-    return f"Time of a step: {likely:.3g} s ({low:.3g} to {high:.3g}), {rates}, by the FLOPs and what other trainings reach."
+    return f"Time of a step: {likely} ({low} to {high}), {rates}, by the FLOPs and what other trainings reach."
 
 
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import exp, hypot
 
+from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.hardware.gpu_speeds import GpuSpeeds
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
@@ -95,7 +96,8 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
     low, high = min(low, total * exp(-seen)), max(high, total * exp(seen))
     if high > _MOST_WIDE * low:
         widest = max(rows, key=lambda row: row.high - row.low).name
-        reason = f"It may be {low:.2g} to {high:.2g} s, mostly because of {_UNKNOWN.get(widest, widest)}."
+        cause = _UNKNOWN.get(widest, widest)
+        reason = f"It may be {format_seconds(low)} to {format_seconds(high)}, mostly because of {cause}."
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
     return TimePrediction(tuple(row for row in rows if row.before or row.likely), (low, total, high))
 
