@@ -36,9 +36,10 @@ from zerotop.analysis.memory.expected.model_shape import KeptBytes, ModelShape
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected
-from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
+from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for, is_same_job
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
+from zerotop.analysis.sweeps.recorded_moments import MicroStep
 from zerotop.analysis.sweeps.seen_errors import RUNS, count_tokens, list_changes
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time

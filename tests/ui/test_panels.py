@@ -58,6 +58,14 @@ def test_header() -> None:
     assert read_texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == [" 13/14 steps  1.64 s/it  ETA 2 s  LIVE  "]
 
 
+def test_the_share_of_the_peak_is_seen_where_there_is_room() -> None:
+    view = view_at(offload_story(), 75.0)
+    assert "MFU 1.7 %" in read_texts(draw_header(view, BADGE, 160, 2, BLOCKS))[1].replace("   ", " ")
+    # Of groups of ranks that share a replica the recording has parts of the parameters.
+    in_groups = replace(view, job=replace(view.job, replicas=2))
+    assert "MFU" not in read_texts(draw_header(in_groups, BADGE, 160, 2, BLOCKS))[1]
+
+
 def test_progress_is_seen_without_colours_too() -> None:
     view = view_at("x4-z3", 55.0)
     assert read_texts(draw_header(view, BADGE, 80, 2, ASCII))[1] == (

@@ -17,6 +17,7 @@ from recordings import FOLDER, open_recording
 from zerotop import commands
 from zerotop.cli import main
 from zerotop.commands.job.job_list import list_ranks
+from zerotop.recording.catalog import find_default_folder
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -98,6 +99,17 @@ def test_names_of_models_and_tables_are_suggested(
 ) -> None:
     assert main(arguments) != 0
     assert capsys.readouterr().err.endswith(f"{meant}\n")
+
+
+def test_the_name_of_a_recording_is_suggested(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = find_default_folder() / "brisk-otter"
+    folder.mkdir(parents=True)
+    (folder / "session.json").write_text("{}")
+    assert main(["what-if", "brisk-oter"]) == 1
+    assert capsys.readouterr().err.endswith("`zerotop recordings` lists them. Did you mean brisk-otter?\n")
 
 
 def test_a_missing_package_is_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

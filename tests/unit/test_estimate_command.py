@@ -141,6 +141,7 @@ def test_every_moment_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--seq-length", "0"], "0 is not a positive whole number"),
         (["--micro-batch", "-3"], "-3 is not a positive whole number"),
         (["--seq-length", "1" + 40 * "0"], "is more than any machine trains with"),
+        (["--dtype", "pure"], "DeepSpeed keeps master weights beside 16-bit ones"),
         (["--gpus", "5000"], "is more than any machine trains with"),
         (["--trained", "9000000000000"], "parameters, fewer than --trained 9,000,000,000,000"),
         (["--trained", "5", "--lora-rank", "8"], "--lora-rank trains its adapters alone"),

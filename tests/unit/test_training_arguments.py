@@ -170,3 +170,10 @@ def test_what_cannot_be_is_a_sentence(
     path.write_text(json.dumps(config))
     assert main(["estimate", "llama-8b", "--gpu-memory", "80GB", *options.split(), "--config", str(path)]) != 0
     assert sentence in capsys.readouterr().err
+
+
+def test_a_part_offloaded_in_stage_2_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": zero}))
+    assert main(["estimate", "llama-8b", "--config", str(tmp_path / "ds.json"), "--gpus", "4", "--gpu-memory", "80GB"]) == 1
+    assert "it refuses a ratio of 0.3 in stage 2" in capsys.readouterr().err

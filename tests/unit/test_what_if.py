@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from recordings import FOLDER
+from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
@@ -99,7 +101,7 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].endswith(" to spare.")
     assert " fits: it needs at most " in lines[1]
     assert lines[2].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
-    assert lines[3].startswith("Time of a step: 0.131 s -> ")
+    assert lines[3].startswith("Time of a step: 131 ms -> ")
     assert "micro-batch 4 -> 8" in lines
     text = ask(capsys, "z2", "--memory", "10GB")
     assert text.startswith("Stage 2, 4 x 512 tokens, does not fit: it needs ")
@@ -318,6 +320,44 @@ def test_a_batch_whose_time_was_not_measured_has_none(name: str, reason: str) ->
     time = predict_time(base, base.setup, replace(base.work, micro_batch=12 * base.work.micro_batch), 1)
     assert not time.rows
     assert reason in time.reason
+
+
+def test_a_part_of_the_optimizer_on_the_gpu() -> None:
+    base = read("x4-z3")
+    half = choose_setting(base, Changes(offload_ratio=0.5)).setup
+    memory, all_offloaded = (predict_memory(base, setup, base.work) for setup in (half, base.setup))
+    # Half of 12 bytes of states for each parameter of a rank move to the GPU.
+    moved = 6 * base.setup.parameters / 4
+    assert memory.allocated.likely - all_offloaded.allocated.likely >= moved * 0.95
+    assert memory.host.likely < all_offloaded.host.likely
+    assert predict_time(base, half, base.work, 1).seconds[1] < predict_time(base, base.setup, base.work, 1).seconds[1]
+    for changes in (Changes(stage=2, offload_ratio=0.5), Changes(offload="none", offload_ratio=0.5)):
+        with pytest.raises(NoBaselineError, match="in stage 3 alone"):
+            choose_setting(base, changes)
+    # Stage 2 has no part: DeepSpeed refuses one.
+    assert change_setup(half, 2, "optimizer").offloaded_share == 1
+
+
+def test_more_gpus_than_a_node_has_take_no_known_time() -> None:
+    base = read("z2")
+    assert predict_time(base, replace(base.setup, ranks=16), base.work, 1).rows
+    assert "No node has 64" in predict_time(base, replace(base.setup, ranks=64), base.work, 1).reason
+
+
+def test_another_dtype_changes_the_optimizers_state() -> None:
+    base = read("x2-zero3")
+    assert base.setup.state_each == 8
+    asked = choose_setting(base, Changes(dtype="bf16_master")).setup
+    assert (asked.state_each, asked.master_each) == (4, 2)
+    with pytest.raises(NoBaselineError, match="DeepSpeed keeps master weights"):
+        choose_setting(base, Changes(dtype="pure"))
+
+
+def test_the_fastest_is_of_those_whose_speed_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ask(capsys, "gpu-counted-data", "--all").splitlines()[0]
+    found = re.search(r"the fastest of (\d+) whose speed is known, of (\d+) that fit", line)
+    assert found is not None
+    assert 1 < int(found[1]) < int(found[2])
 
 
 def test_phases_without_times_tell_nothing_of_another_batch() -> None:

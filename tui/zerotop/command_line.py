@@ -167,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has printed the error or the help
         return end.code if isinstance(end.code, int) else USAGE
     try:
-        return _run_command(options)
+        code = _run_command(options)
+        sys.stdout.flush()  # here, where a reader that is gone is no error
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

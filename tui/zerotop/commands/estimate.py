@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_seconds
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
@@ -23,7 +23,7 @@ from zerotop.analysis.sweeps.estimated_time import EstimatedTime, estimate_time
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_setup, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
-from zerotop.analysis.sweeps.regimes import Regime, build_model
+from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, Regime, build_model
 from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_zero_mode
@@ -277,6 +277,8 @@ def _refuse_combinations(options: argparse.Namespace) -> None:
         raise Problem("--lora-rank trains its adapters alone: give it, or --trained")
     if options.expandable_segments and options.all:
         raise Problem("--all does not simulate the allocator, whose setting --expandable-segments is: leave one of them")
+    if options.dtype == "pure" and options.framework == "deepspeed":
+        raise Problem(PURE_DEEPSPEED)
     if options.dtype == "bf16_master" and options.framework != "deepspeed":
         raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
     if options.dtype == "mixed" and options.framework != "deepspeed":
@@ -313,9 +315,9 @@ def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
 def _describe_time(time: EstimatedTime) -> str:
     if time.seconds is None:
         return f"Time of a step: not known without a run. {time.reason}"
-    low, likely, high = time.seconds
+    low, likely, high = map(format_seconds, time.seconds)
     rates = f"{time.tokens_per_s:,.0f} tokens/s, MFU {100 * time.mfu:.0f} %"
-    return f"Time of a step: {likely:.3g} s ({low:.3g} to {high:.3g}), {rates}, by the FLOPs and what other trainings reach."
+    return f"Time of a step: {likely} ({low} to {high}), {rates}, by the FLOPs and what other trainings reach."
 
 
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from zerotop.recording.headers import RecordingError
@@ -58,6 +59,8 @@ def find_recording(text: str, root: Path | None = None) -> Path:
     if not matches:
         if "/" in text or path.suffix:
             raise RecordingError(f"There is no recording at {text}: no such file or folder.")
-        raise RecordingError(f"There is no recording {text!r}: `zerotop recordings` lists them.")
+        likely = get_close_matches(text, [one.name for one in recordings], 1)
+        meant = f" Did you mean {likely[0]}?" if likely else ""
+        raise RecordingError(f"There is no recording {text!r}: `zerotop recordings` lists them.{meant}")
     names = ", ".join(match.name for match in matches[:4])
     raise RecordingError(f"{text!r} matches several recordings ({names}): type more of the name.")

@@ -1,1 +1,1 @@
-"""Hardware faults of GPUs: what an Xid means, which ranks use a GPU, and which fault explains an end or a silence."""
+"""GPUs: the speeds of their types, and faults: what an Xid means, which ranks use a GPU, which fault explains an end."""

@@ -9,8 +9,8 @@ from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import USABLE_HOST
-from zerotop.analysis.sweeps.regimes import size_states
-from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_excess, find_obstacle
+from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, size_states
+from zerotop.analysis.sweeps.settings import OFFLOAD, PARTIAL_OFFLOAD, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
 
@@ -21,6 +21,7 @@ class Changes:
 
     stage: int | None = None
     offload: str | None = None  # one of OFFLOAD_DEVICES
+    offload_ratio: float | None = None  # of the optimizer's elements that are offloaded
     micro_batch: int | None = None
     seq_length: int | None = None
     accumulation: int | None = None
@@ -104,6 +105,7 @@ def choose_setting(base: Baseline, changes: Changes) -> Setting:
     setup = replace(base.setup, ranks=gpus * nodes)
     setup = _change_states(base, setup, changes.dtype, changes.optimizer)
     setup = _change_zero(base, setup, changes.stage, changes.offload)
+    setup = _change_share(setup, changes.offload_ratio)
     return Setting(setup, _change_work(base, changes), gpus, nodes)
 
 
@@ -120,6 +122,14 @@ def _change_zero(base: Baseline, setup: EngineSetup, stage: int | None, offload:
     return change_setup(setup, chosen, mode)
 
 
+def _change_share(setup: EngineSetup, ratio: float | None) -> EngineSetup:
+    if ratio is None:
+        return setup
+    if setup.is_loop or setup.stage != 3 or setup.offload_optimizer != "cpu":
+        raise NoBaselineError(f"{PARTIAL_OFFLOAD}: give --stage 3 --offload optimizer, or leave --offload-ratio")
+    return replace(setup, offloaded_share=ratio)
+
+
 def _change_states(base: Baseline, setup: EngineSetup, dtype: str | None, optimizer: str | None) -> EngineSetup:
     if dtype is None and optimizer is None:
         return setup
@@ -128,9 +138,12 @@ def _change_states(base: Baseline, setup: EngineSetup, dtype: str | None, optimi
             f"{base.name} trains without DeepSpeed, or only a part of its parameters: its states are measured, and another"
             " dtype or optimizer has no formula. `zerotop estimate MODEL` takes them"
         )
+    if dtype == "pure":
+        raise NoBaselineError(PURE_DEEPSPEED)
     recorded = "fp32" if setup.bytes_each == 4 else "mixed"
     weight, state, master = size_states(dtype or recorded, optimizer or "adamw")
-    state = state if optimizer is not None or setup.state_each is None else setup.state_each
+    if optimizer is None and setup.state_each is not None:  # of the recorded optimizer, in another dtype
+        state = setup.state_each * state // size_states(recorded, "adamw")[1]
     computes_wide = (dtype or recorded) == "fp32"
     return replace(setup, bytes_each=weight, state_each=state, master_each=master, computes_wide=computes_wide)
 

@@ -7,50 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.caching_allocator import DEFAULT_RULES, MIB, AllocatorRules
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
-from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
-from zerotop.analysis.memory.tensor_inventory import GRADIENTS
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, parse_setup
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
-from zerotop.analysis.sweeps.recorded_steps import ChosenSteps, choose_steps, list_steady_steps
+from zerotop.analysis.sweeps.recorded_moments import MicroStep, find_moments
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
-from zerotop.recording.reader import Recording, Source
-from zerotop.recording.samples import Rows
+from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts, Hello
-from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
-
-_STATES_SHARE = 0.98  # of the states by formula, or of what a backward leaves, that counts as all of it
-_UPDATES = frozenset(
-    PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
-)
 
 
 class NoBaselineError(Exception):
     """A recording does not hold what a prediction starts from; the message says what, and what would be possible."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroStep:
-    """A GPU's allocated bytes around one micro-batch."""
-
-    kept: int  # before the forward
-    forward_end: int
-    forward_peak: int
-    backward_peak: int
-    backward_end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # hashed by identity: what follows from one is kept
@@ -93,7 +70,10 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     """Return the last setting of a recording, or its last one before a step. Raises NoBaselineError."""
     at, name = recording.at(), recording.name
     if parse_setup(read_first_engine(at)) is None:
-        raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
+        raise NoBaselineError(
+            f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown. `zerotop estimate MODEL` needs no"
+            " run"
+        )
     table = StepTable(recording)
     table.update()
     # The last process of each rank, as facts are of the last one, too.
@@ -106,11 +86,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
             f"{name} has no readings of a GPU's allocator, as on a CPU. `zerotop estimate MODEL` needs no run"
         )
     allocators = {identify_process(source): source for source in gpus}
-    # The rank whose pace changed last tells it for all.
-    stretches = max((list_steady_steps(process) for process in ranks), key=lambda one: one[-1].begin)
-    steps_of = {process: choose_steps(process, stretches, until_step) for process in ranks}
-    latest = max(steps_of.values(), key=lambda one: one.stretch.begin if len(one.rows) else -1)
-    engine = _read_engine(recording, latest)
+    engine, found = find_moments(recording, ranks, allocators, until_step)
     setup = parse_setup(engine)
     if setup is None:
         raise NoBaselineError(f"{name} does not tell the size of its model before its pace changed")
@@ -120,28 +96,24 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     # FSDP and adapters may compute in fewer bits than the dtype of what they train.
     is_plain = setup.stage != 3 and setup.trainable == setup.parameters
     setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
-    found = []
-    for process, chosen in steps_of.items():
-        source = allocators.get(identify_process(process.source))
-        if source is None or chosen.stretch != latest.stretch:
-            continue
-        if (moments := _read_moments(source, chosen.rows, setup)) is not None:
-            found.append((process, source, chosen, *moments))
     if not found:
         raise NoBaselineError(
             f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
             " light detail: record with a larger --budget, or for longer"
         )
-    _, source, chosen, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
+    _, source, chosen, first, last, step_peak = max(
+        found, key=lambda one: max(one.first.backward_peak, one.last.backward_peak)
+    )
     key = gpus[source]
-    times = [one_time for one in found if (one_time := measure_times(recording, one[0], one[2].timed)) is not None]
+    measured = (measure_times(recording, one.process, one.chosen.timed) for one in found)
+    times = [each for each in measured if each is not None]
     rows = chosen.rows[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
     devices = [device for device in engine.devices or [] if device.total_bytes]
-    nvml = max((int(one[2].rows["nvml_process_bytes"].max()) for one in found), default=0)
-    host = max(int(one[2].rows["host_rss_bytes"].max()) for one in found)
-    reserved = max(int(one[2].rows["reserved_peak_bytes"].max()) for one in found)
+    nvml = max((int(one.chosen.rows["nvml_process_bytes"].max()) for one in found), default=0)
+    host = max(int(one.chosen.rows["host_rss_bytes"].max()) for one in found)
+    reserved = max(int(one.chosen.rows["reserved_peak_bytes"].max()) for one in found)
     outside = max((int(process.step_rows["allocated_peak_bytes"].max()) for process in ranks), default=0)
     peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
     return Baseline(
@@ -172,12 +144,6 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
     )
 
 
-def _read_engine(recording: Recording, chosen: ChosenSteps) -> EngineFacts:
-    """Return the facts that were known at the steps: a loop's are written again when the training has changed."""
-    is_last = not len(chosen.rows) or chosen.stretch.end == inf
-    return read_first_engine(recording.at(None if is_last else int(chosen.rows["end_unix_ns"][-1])))
-
-
 def _read_rules(at: At) -> AllocatorRules:
     """Return the rules of the allocator of the first rank that has reported."""
     settings = read_settings(next(iter(at.events_of(Hello)), None))
@@ -193,59 +159,6 @@ def _read_threads(at: At) -> int | None:
     hello = next(iter(at.events_of(Hello)), None)
     threads = (hello.environment or {}).get("OMP_NUM_THREADS", "") if hello is not None else ""
     return max(1, int(threads)) if threads.isdecimal() else None
-
-
-def _read_moments(source: Source, steps: Rows, setup: EngineSetup) -> tuple[MicroStep, MicroStep, int] | None:
-    """Return the highest of each moment in the steps that stand for the setting; None if they lack an edge."""
-    if not len(steps):
-        return None
-    readings = source.array[np.isin(source.array["step"], steps["step"])]
-    last = int(steps[-1]["micro_steps"]) - 1
-    micros = [_read_micro_step(readings, number) for number in (0, last)]
-    if micros[0] is None or micros[1] is None:
-        return None
-    first = micros[0]
-    gradients = setup.bytes_each * setup.trainable // (setup.ranks if setup.stage == 3 else 1)
-    states = sum(size for name, size in compute_expected(setup).gpu.items() if name != GRADIENTS)
-    is_with_gradients = (
-        min(first.kept / _STATES_SHARE - first.backward_end, first.kept - gradients - _STATES_SHARE * states) >= 0
-    )
-    if setup.is_loop and last == 0 and is_with_gradients:
-        # The script frees the gradients between the last reading of a step and the next forward.
-        first = replace(first, kept=first.kept - gradients)
-    updates = readings[np.isin(readings["phase"], list(_UPDATES)) & (readings["edge"] != BEGIN)]
-    peak = int(updates["allocated_peak_bytes"].max(initial=0))
-    return first, micros[1] if last else first, peak
-
-
-def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
-    """Return the highest of each moment over the micro-batches of that number; None if they lack an edge."""
-    is_own = readings["micro_step"] == number
-
-    def select(*phases: str, edge: int | None = None) -> NDArray[np.bool_]:
-        selected: NDArray[np.bool_] = is_own & np.isin(readings["phase"], [PHASE_CODE[phase] for phase in phases])
-        selected &= readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN
-        return selected
-
-    forward_ends, backward_ends = select("forward", edge=END), select("backward", edge=END)
-    if not forward_ends.any() or not backward_ends.any():
-        return None
-    kept = readings["allocated_bytes"][select("forward", edge=BEGIN)]
-    if not len(kept):  # an edge soon after another is not read again
-        edges = np.flatnonzero(readings["edge"] != TICK)
-        places = np.searchsorted(edges, np.flatnonzero(forward_ends)) - 1
-        kept = readings["allocated_bytes"][edges[places[places >= 0]]]
-    if not len(kept) and number == 0:  # nor one after a step without readings: it leaves what this one leaves
-        kept = readings["allocated_bytes"][readings["edge"] == END][-1:]
-    if not len(kept):
-        return None
-    return MicroStep(
-        kept=int(np.median(kept)),
-        forward_end=int(readings["allocated_bytes"][forward_ends].max()),
-        forward_peak=int(readings["allocated_peak_bytes"][select("forward")].max()),
-        backward_peak=int(readings["allocated_peak_bytes"][select("backward", "reduce")].max()),
-        backward_end=int(readings["allocated_bytes"][backward_ends].max()),
-    )
 
 
 def _describe_work(engine: EngineFacts, step: Any) -> Workload:

@@ -34,6 +34,12 @@ _LORA_TARGETS = {
 }
 
 
+PURE_DEEPSPEED = (
+    "DeepSpeed keeps master weights beside 16-bit ones: `--dtype bf16_master` has those in 16 bits, and pure is of"
+    " trainings without it"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Regime:
     """What is trained, in which dtypes, by which optimizer."""

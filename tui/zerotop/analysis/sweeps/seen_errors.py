@@ -30,7 +30,8 @@ def list_changes(before: tuple[EngineSetup, Workload], after: tuple[EngineSetup,
         yield GPUS
     if old.stage != new.stage:
         yield STAGE
-    if (old.offload_optimizer, old.offload_parameters) != (new.offload_optimizer, new.offload_parameters):
+    offloads = [(one.offload_optimizer, one.offload_parameters, one.offloaded_share) for one in (old, new)]
+    if offloads[0] != offloads[1]:
         yield OFFLOAD
     if old_work.checkpointing != new_work.checkpointing:
         yield CHECKPOINTING

@@ -54,6 +54,9 @@ def describe_offload(mode: str) -> str:
     return _OFFLOAD_NAMES.get(mode, mode)
 
 
+PARTIAL_OFFLOAD = "DeepSpeed offloads a part of the optimizer, to the CPU, in stage 3 alone"
+
+
 def find_excess(settings: Mapping[str, int | None]) -> str:
     """Return a sentence about a number, by the name of its option, that no machine trains with; "" without one."""
     for name, value in settings.items():

@@ -71,7 +71,7 @@ def change_setup(setup: EngineSetup, stage: int, offload: str) -> EngineSetup:
     """Return the setup with another stage and offload mode, one of ``OFFLOAD_DEVICES``."""
     devices = OFFLOAD_DEVICES[offload]
     if devices == (setup.offload_optimizer, setup.offload_parameters):
-        return replace(setup, stage=stage)  # with the offloaded share
+        return replace(setup, stage=stage, offloaded_share=setup.offloaded_share if stage == 3 else 1.0)
     optimizer, parameters = devices
     return replace(setup, stage=stage, offload_optimizer=optimizer, offload_parameters=parameters, offloaded_share=1.0)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
-from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.formatting import Text, format_bytes, format_seconds
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
@@ -112,8 +112,8 @@ def describe_time(answer: WhatIfAnswer) -> str:
         return f"Time: not known. {answer.time.reason}"
     low, likely, high = answer.time.seconds
     before = sum(row.before for row in answer.time.rows)
-    between = f" ({low:.3g} to {high:.3g})" if high > 1.001 * low else ""
-    text = f"Time of a step: {before:.3g} s -> {likely:.3g} s{between}"
+    between = f" ({format_seconds(low)} to {format_seconds(high)})" if high > 1.001 * low else ""
+    text = f"Time of a step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f", {tokens / likely:,.0f} tokens/s"
@@ -130,6 +130,7 @@ def describe_changes(answer: WhatIfAnswer) -> str:
     pairs = (
         ("stage", base.setup.stage, setup.stage),
         ("offload", name_offload(base.setup), name_offload(setup)),
+        ("offload ratio", base.setup.offloaded_share, setup.offloaded_share),
         ("GPUs", base.setup.ranks, setup.ranks),
         ("micro-batch", base.work.micro_batch, work.micro_batch),
         ("length", base.work.sequence, work.sequence),

@@ -23,11 +23,13 @@ def recommend(rows: Sequence[OptionEstimate], hardware: Hardware, command: str =
     chosen = choose_option(rows, hardware)
     if chosen is None:
         return _advise(rows, hardware)
-    fitting = sum(row.is_usable(hardware) for row in rows)
+    usable = [row for row in rows if row.is_usable(hardware)]
+    fitting, timed = len(usable), sum(row.rate is not None for row in usable)
     spare = format_bytes(hardware.gpu_bytes - chosen.memory.needed)
     name = name_option(chosen, rows)
     host = f", {format_bytes(chosen.host_bytes)} of host memory on each node" if chosen.offload != "none" else ""
-    others = f"the fastest of {fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
+    of_timed = f"{timed} whose speed is known, of " if 0 < timed < fitting else ""
+    others = f"the fastest of {of_timed}{fitting} that fit" if fitting > 1 else "nothing else fits" if len(rows) > 1 else ""
     parts = [
         f"{name[0].upper()}{name[1:]} fits: it needs at most {format_bytes(chosen.memory.needed)} of"
         f" {format_bytes(hardware.gpu_bytes)}, {spare} to spare{host}",

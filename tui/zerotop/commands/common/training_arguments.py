@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.sweeps.settings import PARTIAL_OFFLOAD
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.commands.common.errors import Problem
 
@@ -201,6 +202,8 @@ def _fill_from_config(options: argparse.Namespace, found: TrainingSettings, argu
     share = offload.get("ratio", 1.0) if isinstance(offload, Mapping) else 1.0
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise Problem(f"The ratio of offload_optimizer is {share!r}, which is not between 0 and 1")
+    if share < 1 and zero.get("stage") != 3:
+        raise Problem(f"{PARTIAL_OFFLOAD}: it refuses a ratio of {share:g} in stage {zero.get('stage', 0)}")
     found.offloaded_share = float(share)
 
 

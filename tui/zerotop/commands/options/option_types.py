@@ -63,6 +63,17 @@ def parse_percent(text: str) -> float:
     return percent
 
 
+def parse_share(text: str) -> float:
+    """Return a share of more than 0, up to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share such as 0.5")
+    return share
+
+
 def parse_age(text: str) -> float:
     """Return an age such as ``12h`` or ``30d`` in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text, re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from zerotop.commands.options.common_options import AddCommand
-from zerotop.commands.options.option_types import parse_count, parse_memory, parse_natural, parse_price
+from zerotop.commands.options.option_types import parse_count, parse_memory, parse_natural, parse_price, parse_share
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 
@@ -105,6 +105,7 @@ def _add_what_if(add_command: AddCommand) -> None:
     command.add_argument("recording", metavar="RECORDING", help="name, start of a name, or path")
     command.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help="ZeRO stage")
     command.add_argument("--offload", choices=_OFFLOADS, help="what is offloaded")
+    command.add_argument("--offload-ratio", type=parse_share, metavar="R", help="of the optimizer, in stage 3")
     command.add_argument("--micro-batch", type=parse_count, metavar="N", help="rows per GPU")
     command.add_argument("--seq-length", type=parse_count, metavar="N", help="tokens per row")
     command.add_argument("--accumulation", type=parse_count, metavar="N", help="micro-batches per step")

@@ -118,10 +118,11 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         items.append((8, (("median ", "band-muted"), *pace) if is_median else pace))
     if is_known(progress.tokens_per_s):
         items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
-    engine = view.job
-    sizes = (engine.parameters, engine.trainable_parameters, engine.ranks)
+    # Groups of ranks that share a replica hold parts of the parameters.
+    ranks = job.ranks if job.batch_ranks == job.ranks and not job.stages else None
     gpus = [gpu.name for gpu in view.gpus]
-    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, engine.short_precision, engine.model)
+    sizes = (job.parameters, job.trainable_parameters, ranks)
+    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, job.short_precision, job.model)
     if is_known(mfu):
         items.append((1, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:

@@ -1,0 +1,146 @@
+"""What the ranks of a recorded training measured around the micro-batches and the update of the steps that stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS
+from zerotop.analysis.sweeps.recorded_steps import ChosenSteps, SteadySteps, choose_steps, list_steady_steps
+from zerotop.recording.keys import RankProcess, identify_process
+from zerotop.recording.reader import Recording, Source
+from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_table import RankSteps
+from zerotop_probe.recording.events import EngineFacts
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
+
+_MOST_PACES = 4  # ranks in which a change of pace is searched, which takes 0.1 s for 100,000 steps
+_STATES_SHARE = 0.98  # of the states by formula, or of what a backward leaves, that counts as all of it
+_UPDATES = frozenset(
+    PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroStep:
+    """A GPU's allocated bytes around one micro-batch."""
+
+    kept: int  # before the forward
+    forward_end: int
+    forward_peak: int
+    backward_peak: int
+    backward_end: int
+
+
+class RankMoments(NamedTuple):
+    """What one rank measured in the steps that stand for the setting."""
+
+    process: RankSteps
+    source: Source
+    chosen: ChosenSteps
+    first: MicroStep
+    last: MicroStep
+    step_peak: int
+
+
+def find_moments(
+    recording: Recording,
+    ranks: Sequence[RankSteps],
+    allocators: Mapping[RankProcess, Source],
+    until_step: int | None,
+) -> tuple[EngineFacts, list[RankMoments]]:
+    """Return the facts and what each rank measured, of the latest steady part of the run in which one has all edges."""
+    # The rank whose pace changed last tells it for all; they wait for each other, so a few are enough.
+    parts = max((list_steady_steps(process) for process in ranks[:_MOST_PACES]), key=lambda one: one[-1].begin)
+    for count in range(len(parts), 0, -1):
+        engine, found = _measure_part(recording, ranks, allocators, parts[:count], until_step)
+        if found:
+            break
+    return engine, found
+
+
+def _measure_part(
+    recording: Recording,
+    ranks: Sequence[RankSteps],
+    allocators: Mapping[RankProcess, Source],
+    parts: Sequence[SteadySteps],
+    until_step: int | None,
+) -> tuple[EngineFacts, list[RankMoments]]:
+    steps_of = {process: choose_steps(process, parts, until_step) for process in ranks}
+    latest = max(steps_of.values(), key=lambda one: one.stretch.begin if len(one.rows) else -1)
+    engine = _read_engine(recording, latest)
+    setup = parse_setup(engine)
+    found = []
+    for process, chosen in steps_of.items():
+        source = allocators.get(identify_process(process.source))
+        if source is None or setup is None or chosen.stretch != latest.stretch:
+            continue
+        if (moments := _read_moments(source, chosen.rows, setup)) is not None:
+            found.append(RankMoments(process, source, chosen, *moments))
+    return engine, found
+
+
+def _read_engine(recording: Recording, chosen: ChosenSteps) -> EngineFacts:
+    """Return the facts that were known at the steps: a loop's are written again when the training has changed."""
+    is_last = not len(chosen.rows) or chosen.stretch.end == inf
+    return read_first_engine(recording.at(None if is_last else int(chosen.rows["end_unix_ns"][-1])))
+
+
+def _read_moments(source: Source, steps: Rows, setup: EngineSetup) -> tuple[MicroStep, MicroStep, int] | None:
+    """Return the highest of each moment in the steps that stand for the setting; None if they lack an edge."""
+    if not len(steps):
+        return None
+    readings = source.array[np.isin(source.array["step"], steps["step"])]
+    last = int(steps[-1]["micro_steps"]) - 1
+    micros = [_read_micro_step(readings, number) for number in (0, last)]
+    if micros[0] is None or micros[1] is None:
+        return None
+    first = micros[0]
+    gradients = setup.bytes_each * setup.trainable // (setup.ranks if setup.stage == 3 else 1)
+    states = sum(size for name, size in compute_expected(setup).gpu.items() if name != GRADIENTS)
+    is_with_gradients = (
+        min(first.kept / _STATES_SHARE - first.backward_end, first.kept - gradients - _STATES_SHARE * states) >= 0
+    )
+    if setup.is_loop and last == 0 and is_with_gradients:
+        # The script frees the gradients between the last reading of a step and the next forward.
+        first = replace(first, kept=first.kept - gradients)
+    updates = readings[np.isin(readings["phase"], list(_UPDATES)) & (readings["edge"] != BEGIN)]
+    peak = int(updates["allocated_peak_bytes"].max(initial=0))
+    return first, micros[1] if last else first, peak
+
+
+def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
+    """Return the highest of each moment over the micro-batches of that number; None if they lack an edge."""
+    is_own = readings["micro_step"] == number
+
+    def select(*phases: str, edge: int | None = None) -> NDArray[np.bool_]:
+        selected: NDArray[np.bool_] = is_own & np.isin(readings["phase"], [PHASE_CODE[phase] for phase in phases])
+        selected &= readings["edge"] == edge if edge is not None else readings["edge"] != BEGIN
+        return selected
+
+    forward_ends, backward_ends = select("forward", edge=END), select("backward", edge=END)
+    if not forward_ends.any() or not backward_ends.any():
+        return None
+    kept = readings["allocated_bytes"][select("forward", edge=BEGIN)]
+    if not len(kept):  # an edge soon after another is not read again
+        edges = np.flatnonzero(readings["edge"] != TICK)
+        places = np.searchsorted(edges, np.flatnonzero(forward_ends)) - 1
+        kept = readings["allocated_bytes"][edges[places[places >= 0]]]
+    if not len(kept) and number == 0:  # nor one after a step without readings: it leaves what this one leaves
+        kept = readings["allocated_bytes"][readings["edge"] == END][-1:]
+    if not len(kept):
+        return None
+    return MicroStep(
+        kept=int(np.median(kept)),
+        forward_end=int(readings["allocated_bytes"][forward_ends].max()),
+        forward_peak=int(readings["allocated_peak_bytes"][select("forward")].max()),
+        backward_peak=int(readings["allocated_peak_bytes"][select("backward", "reduce")].max()),
+        backward_end=int(readings["allocated_bytes"][backward_ends].max()),
+    )
