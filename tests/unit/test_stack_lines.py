@@ -471,8 +471,8 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
 @pytest.mark.parametrize(
     ("stack", "computing", "hidden", "expected"),
     [
-        (stack_in(30), 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: report.py:30"]),
-        (SLEEP, 0.0, 0.0, ["4 ms of each 39 ms iteration are lost from step 13 on: train.py:88"]),
+        (stack_in(30), 0.0, 0.0, ["4.0 ms of each 39 ms iteration are lost from step 13 on: report.py:30"]),
+        (SLEEP, 0.0, 0.0, ["4.0 ms of each 39 ms iteration are lost from step 13 on: train.py:88"]),
         (SLEEP, 0.2, 0.0, []),  # all takes longer: others may use the cores
         (SLEEP, 0.0, 0.004, []),  # the forward became shorter by as much
         (ITEM, 0.0, 0.0, []),  # it waits for the GPU

@@ -54,10 +54,12 @@ def format_gib(count: float, *, sign: bool = False) -> str:
 
 
 def format_seconds(duration: float) -> str:
-    """Return ``2.67 s``, ``12 s`` or ``34 ms``."""
+    """Return ``2.67 s``, ``12 s``, ``34 ms``, ``3.4 ms`` or ``0.34 ms``."""
     if duration >= 1:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
-    return f"{duration * 1e3:.0f} ms"
+    milliseconds = max(0.0, duration * 1e3)
+    decimals = 0 if milliseconds >= 9.95 or milliseconds == 0 else 1 if milliseconds >= 0.995 else 2
+    return f"{milliseconds:.{decimals}f} ms"
 
 
 def format_long_time(seconds: float) -> str:
