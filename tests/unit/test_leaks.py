@@ -77,6 +77,16 @@ def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
     assert rows[GROWN].basis == "allocated after step 39 less that counted in step 36"
 
 
+def test_what_steps_have_left_since_the_last_reading_is_told(tmp_path: Path) -> None:
+    record_leak(tmp_path, held=None, unread=2)
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL))
+    (ledger,) = read_ledgers(recording.open_recording().at(BEGIN_NS + int(50.5 * S)))
+    rows = {row.key: row for row in ledger.rows}
+    assert rows[GROWN].basis == "allocated after step 37 less that counted in step 36"
+    assert rows[ACTIVATIONS].basis == "allocated less the other rows, with what steps since 37 have left"
+
+
 @pytest.mark.parametrize(
     ("held", "leaked"),
     [
