@@ -20,6 +20,8 @@ from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, GROWN, HELD
+from zerotop.analysis.reports.memory import read_report
+from zerotop.commands.common.memory_text import format_report
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 
@@ -51,6 +53,13 @@ def test_the_fix_is_that_of_the_leak(tmp_path: Path) -> None:
     assert "The list seen in main() (train.py) kept 20 tensors in step 36; train.py:97 adds to it." in found.cause
     assert (found.setting, found.fix) == ("seen", "seen.clear()")
     assert found.advice.startswith("Add a copy of the view to seen: .clone() lets the block go.")
+
+
+def test_the_command_tells_the_step_of_which_no_micro_step_is_known(tmp_path: Path) -> None:
+    report = read_report(fail_at_the_end(tmp_path, held=None, micro_step=None))
+    assert report is not None
+    (line,) = (line for line in format_report(report) if line.startswith("Out of memory"))
+    assert line == "Out of memory: rank 0, GPU 0, step 40, backward"
 
 
 def test_a_leak_whose_holder_is_unknown_still_comes_before_smaller_batches(tmp_path: Path) -> None:
