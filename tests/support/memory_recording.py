@@ -234,11 +234,12 @@ def record_leak(
     sizes: Sequence[float] = LEAK,
     count: tuple[int, float] = (36, 3.2),
     unread: int = 0,
+    grows_batches: bool = False,
 ) -> Recording:
     """Record steps that leave so many GiB.
 
     ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
-    ``unread``: the last steps after which memory was not read.
+    ``unread``: the last steps after which memory was not read. ``grows_batches``: each has 256 tokens more.
     """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
@@ -246,6 +247,8 @@ def record_leak(
     spans, begins, readings = [], [], []
     for step, size in enumerate(sizes):
         begin, end = 10 + step, 10.9 + step
+        if grows_batches:
+            spans.append(make_span(begin - 0.1, begin - 0.05, "forward", step, tokens=256 * (step + 1)))
         spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
         begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
         readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))

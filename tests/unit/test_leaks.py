@@ -75,6 +75,15 @@ def test_a_leak_without_which_memory_would_have_been_short_too_is_not_blamed(fac
     assert "grew by" not in found.cause
 
 
+@pytest.mark.parametrize("held", [None, HELD_LIST | {"bytes": gib_to_bytes(3.2)}])
+def test_outputs_of_ever_larger_batches_are_no_leak(held: dict[str, Any] | None, tmp_path: Path) -> None:
+    """Unless a variable keeps many of them."""
+    record_leak(tmp_path, held=held, grows_batches=True)
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL))
+    assert ("grew by" in explain(recording.open_recording()).cause) == (held is not None)
+
+
 def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
     recording = fail_at_the_end(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)})
     (ledger,) = read_ledgers(recording.at(BEGIN_NS + int(50.5 * S)))
