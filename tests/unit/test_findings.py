@@ -253,6 +253,14 @@ def test_a_drift_and_host_memory_that_grows(all_findings: Findings) -> None:
         assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
 
 
+def test_the_owner_of_the_peak_tells_in_which_steps_it_was_measured(all_findings: Findings) -> None:
+    """Memory of gpu-leak grows afterwards."""
+    assert (
+        "stay allocated from step to step. Measured in steps 1 to "
+        in find_one(all_findings["gpu-leak"], "peak_owner").details
+    )
+
+
 def test_the_estimate_against_the_peak(all_findings: Findings) -> None:
     """2 + 18 bytes a parameter of 494,032,768 are estimated; backward's peak of 13.58 GB, 4.07 spare and a context were."""
     gap = find_one(all_findings["z2"], "estimate_gap")

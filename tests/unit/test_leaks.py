@@ -20,6 +20,8 @@ from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, GROWN, HELD
+from zerotop.analysis.reports.memory import read_report
+from zerotop.commands.common.memory_text import format_report
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 
@@ -53,6 +55,13 @@ def test_the_fix_is_that_of_the_leak(tmp_path: Path) -> None:
     assert found.advice.startswith("Add a copy of the view to seen: .clone() lets the block go.")
 
 
+def test_the_command_tells_the_step_of_which_no_micro_step_is_known(tmp_path: Path) -> None:
+    report = read_report(fail_at_the_end(tmp_path, held=None, micro_step=None))
+    assert report is not None
+    (line,) = (line for line in format_report(report) if line.startswith("Out of memory"))
+    assert line == "Out of memory: rank 0, GPU 0, step 40, backward"
+
+
 def test_a_leak_whose_holder_is_unknown_still_comes_before_smaller_batches(tmp_path: Path) -> None:
     found = explain(fail_at_the_end(tmp_path, held=None))
     assert "grew by 3.80 GiB between steps 20 and 39." in found.cause
@@ -66,6 +75,15 @@ def test_a_leak_without_which_memory_would_have_been_short_too_is_not_blamed(fac
     assert "grew by" not in found.cause
 
 
+@pytest.mark.parametrize("held", [None, HELD_LIST | {"bytes": gib_to_bytes(3.2)}])
+def test_outputs_of_ever_larger_batches_are_no_leak(held: dict[str, Any] | None, tmp_path: Path) -> None:
+    """Unless a variable keeps many of them."""
+    record_leak(tmp_path, held=held, grows_batches=True)
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL))
+    assert ("grew by" in explain(recording.open_recording()).cause) == (held is not None)
+
+
 def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
     recording = fail_at_the_end(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)})
     (ledger,) = read_ledgers(recording.at(BEGIN_NS + int(50.5 * S)))
@@ -75,6 +93,16 @@ def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
     assert rows[HELD].basis == "tensors counted in step 36, after the update"
     assert rows[GROWN].describe() == "grown since step 36"
     assert rows[GROWN].basis == "allocated after step 39 less that counted in step 36"
+
+
+def test_what_steps_have_left_since_the_last_reading_is_told(tmp_path: Path) -> None:
+    record_leak(tmp_path, held=None, unread=2)
+    recording = PlantedRecording(tmp_path)
+    recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL))
+    (ledger,) = read_ledgers(recording.open_recording().at(BEGIN_NS + int(50.5 * S)))
+    rows = {row.key: row for row in ledger.rows}
+    assert rows[GROWN].basis == "allocated after step 37 less that counted in step 36"
+    assert rows[ACTIVATIONS].basis == "allocated less the other rows, with what steps since 37 have left"
 
 
 @pytest.mark.parametrize(

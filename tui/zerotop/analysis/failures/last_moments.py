@@ -167,6 +167,9 @@ def describe_place(phase: str, outer: str, step: int | None) -> str:
 # --- the rank's micro-batches --------------------------------------------------------------------------------------------
 
 
+_GROWN_BATCH = 1.1  # from this ratio on batches explain outputs that are larger
+
+
 def find_largest_batch(at: At, process: RankProcess) -> dict[str, int]:
     """Return rows, sequence and tokens of the largest training micro-batch that ended before a moment; {} without any."""
     source = at.at(at.cursor_ns - 1).find_table("spans", process)
@@ -183,6 +186,17 @@ def find_largest_batch(at: At, process: RankProcess) -> dict[str, int]:
             largest = place
     known.looked_through, known.place = end, largest
     return {} if largest is None else _read_batch(source.array[largest], 1)
+
+
+def have_batches_grown(at: At, process: RankProcess, since_step: int) -> bool:
+    """Return whether training's micro-batches are notably larger than in a step, as far as their sizes are known."""
+    source = at.find_table("spans", process)
+    if source is None:
+        return False
+    spans = source.until(at.cursor_ns)
+    spans = spans[(spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0)]
+    before, since = (_measure_batches(spans[part]) for part in (spans["step"] <= since_step, spans["step"] > since_step))
+    return bool(len(before) and len(since) and since[-1] > _GROWN_BATCH * before[-1])
 
 
 class _LargestBatch:

@@ -20,6 +20,7 @@ from zerotop.analysis.failures.last_moments import (
     find_last_scene,
     find_outermost,
     has_worked_after,
+    have_batches_grown,
     is_memory_short,
     read_last_seconds,
     read_last_spans,
@@ -280,6 +281,8 @@ def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:
         leaked = min(leak.bytes, searched.allocated_bytes - leak.base_bytes)
         if (holder := choose_holder(searched, leaked)) is not None:
             return LeakEvidence(*leak[:3], f" {describe_holder(holder)}", holder.name, advise_on_holder(holder))
+    if have_batches_grown(at, process, leak.since_step):
+        return None  # outputs that the script still holds grow with them
     look = read_last_look(at, process)
     blocks = look.blocks[0] if look is not None and look.why == CREEP and look.blocks else None
     if look is not None and blocks is not None and blocks.line is not None and 2 * blocks.total_bytes >= look.whole_bytes:

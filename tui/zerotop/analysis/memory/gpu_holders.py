@@ -13,6 +13,9 @@ from zerotop.recording.moments.devices import locate_allocators, read_devices
 from zerotop.recording.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine, Left, OutOfMemory, TrainingChanged
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+
+_TAIL_SPANS = 256  # to look back through for the end of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,7 @@ class GpuHolder:
     kept: KeptMemory | None = None  # None at a peak, which is within a step
     has_changed: bool = False  # memory after a step, or the training itself, since the inventory
     growth: Growth | None = None  # of memory after a step, beyond the inventory
+    unread_since: int | None = None  # the step after which memory was last read, if others have ended since
 
 
 def find_holders(at: At, gpu_keys: Collection[GpuKey] | None = None) -> dict[GpuKey, list[GpuHolder]]:
@@ -63,7 +67,18 @@ def read_holder(at: At, source: Source) -> GpuHolder:
         kept,
         has_changed,
         find_growth(source, time_ns, inventory),
+        _find_unread(at, process, source, time_ns),
     )
+
+
+def _find_unread(at: At, process: RankProcess, source: Source, unix_ns: int) -> int | None:
+    """Return the step after which memory was last read if others, that were only counted, had ended by a moment."""
+    spans, level = at.find_table("spans", process), read_level(source, unix_ns)
+    if spans is None or level is None:
+        return None
+    rows = spans.until(unix_ns)[-_TAIL_SPANS:]
+    ended = rows["step"][(rows["phase"] == PHASE_CODE["step"]) & (rows["flags"] & BOUNDARY != 0)]
+    return level.step if len(ended) and int(ended[-1]) > level.step else None
 
 
 def find_growth(source: Source, unix_ns: int, inventory: TensorInventory | None) -> Growth | None:

@@ -259,9 +259,11 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
     kept, grown = holder.kept, _build_grown_row(holder, left - cublas - held)
     rest = max(0, left - cublas - held - (grown.bytes if grown is not None else 0))
     unexplained = min(inventory.unclaimed_bytes, rest)
-    temporary = LedgerRow(ACTIVATIONS, rest - unexplained, _REST_OF_ALLOCATED)
+    since = holder.unread_since
+    left_since = f", with what steps since {since} have left" if since is not None and grown is not None else ""
+    temporary = LedgerRow(ACTIVATIONS, rest - unexplained, f"{_REST_OF_ALLOCATED}{left_since}")
     if kept is not None and temporary.bytes:
-        is_kept = kept.is_between_steps and temporary.bytes >= _LEAST_KEPT
+        is_kept = kept.is_between_steps and since is None and temporary.bytes >= _LEAST_KEPT
         temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes if grown is None else 0)
     rows.append(temporary)
     if held:

@@ -242,11 +242,10 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
 
 def _sum_workspaces(event: Tensors) -> int:
     """Return the bytes of cuBLAS's workspaces, by their size."""
-    groups = event.unclaimed_groups or [[size, 1] for size in event.unclaimed_largest or ()]
-    counts = {
-        size: min(_MOST_WORKSPACES, sum(group[1] for group in groups if group[0] == size)) for size in _CUBLAS_WORKSPACES
-    }
-    return sum(size * count for size, count in counts.items())
+    groups = [group for group in event.unclaimed_groups or () if len(group) == 2]  # a damaged recording may have others
+    groups = groups or [[size, 1] for size in event.unclaimed_largest or ()]
+    counts = {size: sum(group[1] for group in groups if group[0] == size) for size in _CUBLAS_WORKSPACES}
+    return sum(size * min(_MOST_WORKSPACES, max(0, count)) for size, count in counts.items())
 
 
 def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | None:

@@ -196,7 +196,8 @@ def _format_update(rank: int, times: Mapping[str, float]) -> list[str]:
 def _format_failure(failure: PostMortem) -> list[str]:
     rank = f"rank {failure.rank}" if failure.rank is not None else "unknown rank"
     gpu = f", GPU {failure.device}" if failure.device is not None else ""
-    step = f", step {failure.step}, micro-step {failure.micro_step}" if failure.step is not None else ""
+    step = f", step {failure.step}" if failure.step is not None else ""
+    step += f", micro-step {failure.micro_step}" if step and failure.micro_step is not None else ""
     phase = f", {failure.phase} in {failure.outer_phase}" if failure.phase != failure.outer_phase else f", {failure.phase}"
     outcome = {True: "; the job went on training", False: "; the job ended", None: ""}[failure.survived]
     lines = [f"Out of memory: {rank}{gpu}{step}{phase if failure.phase else ''}{outcome}"]

@@ -46,6 +46,14 @@ TERMS: tuple[tuple[str, str], ...] = (
         "reduce_bucket_size, allgather_bucket_size and similar options set their sizes.",
     ),
     (
+        "kept by the script",
+        "Tensors in variables of the script, such as a list of outputs, when these were last searched, now and then.",
+    ),
+    (
+        "grown since step 9",
+        "What steps have left behind since tensors were counted, or the variables that keep them: a leak, as a rule.",
+    ),
+    (
         "activations, temporaries",
         "All other allocated memory: what forward keeps for backward, and the kernels' workspaces.\n"
         "Gradient checkpointing and smaller micro-batches reduce it.",

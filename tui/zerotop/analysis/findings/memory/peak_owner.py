@@ -26,7 +26,7 @@ _KIND = FindingKind(
     headline="In training, memory peaks{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
         "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
-        " ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
+        " ({share:percent} of the peak) stay allocated from step to step. Measured in steps {step} to {last}.[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
@@ -111,6 +111,7 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
         third=PARTS[third],
         third_peak=peaks[third],
         share=held / peaks[owner],
+        last=int(rows["step"][-1]),
         lines=look.look.describe_lines() if look.look is not None else None,
     )
 
