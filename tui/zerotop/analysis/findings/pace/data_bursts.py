@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
-from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.host_load import count_workers
@@ -42,6 +42,8 @@ class _Bursts:
         self.due = _FEWEST_FAR
         self.line: CodeLine | None = None
         self.first: int | None = None  # the first step, once it was told
+        self.begin_ns = self.known_ns = 0  # of its first step, and when it was told first
+        self.awaits_workers = True
 
 
 @in_each_attempt(kinds=None)
@@ -57,7 +59,15 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
                 finding = _measure_bursts(window.subject, process, bursts, event.unix_ns)
                 if finding is not None:
                     bursts.due = len(bursts.steps) + math.ceil(_MORE * len(bursts.steps))
+                    bursts.begin_ns, bursts.known_ns = finding.begin_ns, bursts.known_ns or event.unix_ns
                     yield finding
+        is_told = bursts.known_ns and bursts.awaits_workers
+        late_ns = find_late_line(process, bursts.begin_ns, bursts.known_ns) if is_told else None
+        if late_ns is not None and late_ns <= process.at.cursor_ns:
+            bursts.awaits_workers = False
+            finding = _measure_bursts(window.subject, process, bursts, late_ns)
+            if finding is not None:
+                yield finding
 
 
 def _is_waiting(event: Stacks, bursts: _Bursts) -> bool:
