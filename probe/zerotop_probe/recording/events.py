@@ -436,8 +436,8 @@ class CollectiveCall(CodePlace):
 
 
 class Stacks(StackEvent):
-    """Python stacks of the training thread, sampled while the rank was slow, in gaps and data loading that take a large share
-    of its iterations, and in phases at first and after they have become longer; of all threads while it was silent.
+    """Python stacks of the training thread, sampled while the rank was slow, in gaps and data loading that take a large
+    share of its iterations, and in phases at first and after they have become longer; of all threads while it was silent.
     """
 
     where: str  # the outermost phase; else as in ``event_values``: between phases, or in a counted step
