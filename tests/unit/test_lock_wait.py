@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dis
 import json
+import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from zerotop_probe.inside.stacks.callees import find_slow_line
+from zerotop_probe.inside.stacks.frames import Stack, StackReader
+from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.interruptions import OWN_FOLDER
 
 # Prints the share of the samples in a line that gives the lock away for a moment, after one that keeps it for long.
 SAMPLED = """
@@ -43,6 +48,23 @@ print(lines.count(work.__code__.co_firstlineno + 2) / len(lines))
 def test_the_line_after_the_one_that_kept_the_lock_is_not_named() -> None:
     done = subprocess.run([sys.executable, "-c", SAMPLED], check=True, capture_output=True, text=True)
     assert float(done.stdout) < 0.6  # all, if each sample counts
+
+
+def test_a_late_sample_in_the_probe_shows_the_line_that_called_it() -> None:
+    """Whatever instruction of the probe lets others in."""
+    stacks: list[Stack] = []
+    reader = StackReader(PathNames(os.path.dirname(__file__), []))
+    hook = "def hook(known, box):\n    found = 1 in known\n    box.get()\n    return found\n"
+    names: dict[str, Any] = {}
+    exec(compile(hook, f"{OWN_FOLDER}made_up.py", "exec"), names)
+
+    class Box:
+        def get(self) -> None:
+            stacks.append(reader.read_stack(sys._getframe(1), is_late=True))
+
+    line = sys._getframe().f_lineno + 1
+    names["hook"]((), Box())
+    assert [(stack.frames[0].file, stack.frames[0].line) for stack in stacks] == [("test_lock_wait.py", line)]
 
 
 def work(known, log, words, tensor):  # type: ignore[no-untyped-def]

@@ -292,8 +292,9 @@ WORKER = [
         ([0, 1, 2, 3, 4], 0.1, "; py-spy shows index.py:9 in Items.lookup (calls flock)."),
         ([0, 2, 3, 4], 0.1, "and hardly run."),  # no line of the job's own: that of the rank says nothing
         ([0, 1, 2, 3, 4], -60.0, "and hardly run."),
+        ([0, 1, 2, 3, 4], 6.0, "; py-spy shows index.py:9 in Items.lookup (calls flock)."),  # after the finding was told
     ],
-    ids=["a line", "a library's", "long before"],
+    ids=["a line", "a library's", "long before", "later"],
 )
 def test_the_line_of_loader_workers(tmp_path: Path, frames: list[int], when_s: float, told: str) -> None:
     planted = Planted("cpu-stall", tmp_path)

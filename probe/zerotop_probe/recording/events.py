@@ -436,13 +436,13 @@ class CollectiveCall(CodePlace):
 
 
 class Stacks(StackEvent):
-    """Python stacks of the training thread, sampled while the rank was slow, or in gaps and data loading that take a large
-    share of its iterations; of all threads while it was silent.
+    """Python stacks of the training thread, sampled while the rank was slow, in gaps and data loading that take a large
+    share of its iterations, and in phases at first and after they have become longer; of all threads while it was silent.
     """
 
     where: str  # the outermost phase; else as in ``event_values``: between phases, or in a counted step
     # slow: it took clearly longer than usual; share: it usually takes a notable share of an iteration; silent: no phase has
-    # begun or ended for long
+    # begun or ended for long. A stack without frames: the sample came too late to show what took the time
     why: str
     step: int | None  # optimizer step of the first sample
     last_step: int | None  # that of the last one, if samples of several iterations are counted together

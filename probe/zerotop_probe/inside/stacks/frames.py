@@ -79,7 +79,7 @@ class StackReader:
     def _find_slow_line(self, frame: FrameType) -> int | None:
         """Return the line of a frame that took long if the lock was passed on late; None if that is unknown."""
         found = self._name_frame(frame)
-        if found is not None and not found.own:  # which line of a library that is does not matter
+        if found is None or not found.own:  # which line of a library, or of the probe, that is does not matter
             caller = self._name_frame(frame.f_back) if frame.f_back is not None else None
             has_begun = frame.f_lineno != frame.f_code.co_firstlineno
             return frame.f_lineno if has_begun or caller is None or not caller.own else None

@@ -9,14 +9,14 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
-from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.host_load import count_workers
 from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.recording.steps.step_dtype import has_phases
+from zerotop.recording.steps.step_dtype import has_phases, sum_training_s
 from zerotop_probe.recording.events import Stacks
 
 _BURSTS = KIND.with_changes(
@@ -48,6 +48,8 @@ class _Bursts:
         self.line: CodeLine | None = None
         self.first: int | None = None  # the first step, once it was told
         self.due = 0  # the number of steps with which it is told again
+        self.begin_ns = self.known_ns = 0  # of its first step, and when it was told first
+        self.awaits_workers = True
 
 
 @in_each_attempt(kinds=None)
@@ -59,6 +61,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
             yield from _tell_again(window.subject, process, bursts, event.unix_ns)
             if _note_step(event, bursts) and bursts.first is None:
                 yield from _tell(window.subject, process, bursts, event.unix_ns)
+        is_told = bursts.known_ns and bursts.awaits_workers
+        late_ns = find_late_line(process, bursts.begin_ns, bursts.known_ns) if is_told else None
+        if late_ns is not None and late_ns <= process.at.cursor_ns:
+            yield from _tell_again(window.subject, process, bursts, late_ns)
+            bursts.awaits_workers = False
+            yield from _tell(window.subject, process, bursts, late_ns)
         yield from _tell_again(window.subject, process, bursts, process.at.cursor_ns)
 
 
@@ -70,6 +78,7 @@ def _tell_again(group: Group, process: Process, bursts: _Bursts, until_ns: int) 
 def _tell(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Iterator[Finding]:
     finding = _measure_bursts(group, process, bursts, known_ns)
     if finding is not None:
+        bursts.begin_ns, bursts.known_ns = finding.begin_ns, bursts.known_ns or known_ns
         yield finding
     steps = process.steps_until(known_ns)["step"]
     if bursts.first is not None:
@@ -108,7 +117,8 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
     waits = np.flatnonzero(waited_s)
     if len(waits) < _FEWEST_FAR:
         return None
-    share = float(waited_s.sum() / np.nansum(rows["iteration_s"]))
+    waited = float(waited_s.sum())
+    share = waited / sum_training_s(rows)
     period = float(np.diff(waits).mean())
     is_enough = len(waits) >= _FEWEST or share >= FAR_SHARE
     has_passed = bursts.first is not None and len(rows) - waits[-1] > 2 * period
@@ -116,7 +126,8 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
         return None
     group.reported.add(KIND.name)
     bursts.first = int(rows["step"][0]) if bursts.first is None else bursts.first
-    evidence = {"pauses": len(waits), "period": period, "share": share, "iteration_s": usual_s}
+    evidence = {"pauses": len(waits), "period": period, "share": share, "pause_s": waited / len(waits)}
+    evidence["iteration_s"] = usual_s
     return _build_finding(group, process, bursts, rows, known_ns, evidence)
 
 
@@ -154,7 +165,6 @@ def _find_begin(waited_s: Floats, begin: int, most_turns: int) -> int:
 def _build_finding(
     group: Group, process: Process, bursts: _Bursts, rows: Rows, known_ns: int, evidence: dict[str, float]
 ) -> Finding:
-    lost = evidence["share"] * float(np.nansum(rows["iteration_s"]))
     loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), known_ns)
     kind = _BURSTS
     if loader is not None and loader.advice is not None:
@@ -163,7 +173,7 @@ def _build_finding(
     return kind.at_steps(
         process if is_one_of_several else group,
         rows,
-        {**evidence, "pause_s": lost / evidence["pauses"]},
+        evidence,
         known_ns=known_ns,
         cost=evidence["share"],
         concerned=(process.rank,) if is_one_of_several else None,

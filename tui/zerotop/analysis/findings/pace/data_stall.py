@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
@@ -70,6 +70,7 @@ class _Told:
     def __init__(self, wait: _Wait, found: FoundLine, finding: Finding) -> None:
         self.wait, self.found, self.finding = wait, found, finding
         self.steps, self.iteration_s = wait.last + 1 - wait.first, _measure(wait)[1]
+        self.awaits_workers = True
 
 
 @in_each_attempt(kinds=None)
@@ -91,7 +92,16 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _follow(group: Group, told: _Told) -> Iterator[Finding]:
-    """Yield a wait with the times of all its steps after each quarter of more ones, if they differ from those shown."""
+    """Yield a wait with the times of all its steps after each quarter of more ones, if they differ from those shown.
+
+    Once more when the line of the workers is known.
+    """
+    begin_ns, known_ns = int(told.wait.rows["begin_unix_ns"][0]), told.found.known_ns
+    late_ns = find_late_line(told.wait.process, begin_ns, known_ns) if told.awaits_workers else None
+    if late_ns is not None and late_ns <= group.lead.at.cursor_ns:
+        told.awaits_workers = False
+        finding = _build_finding(group, told.wait, told.found._replace(known_ns=late_ns), told.finding.ranks)
+        yield replace(finding, begin_ns=told.finding.begin_ns, step=told.finding.step)
     steps = told.wait.process.phased_steps
     while (last := told.wait.first + told.steps + max(SETTLED_STEPS, told.steps // _MORE_STEPS) - 1) < len(steps):
         told.steps = last + 1 - told.wait.first

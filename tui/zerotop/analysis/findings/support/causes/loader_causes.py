@@ -40,6 +40,8 @@ _LOCKED: Advice = ("Let each worker read at {location} without that lock: more w
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _FIRST_WORKERS = 4  # at most, where there are none
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
+# py-spy has read the workers at most so long after a finding (ns).
+_LATE_NS = 60_000_000_000
 
 
 class LoaderCause(NamedTuple):
@@ -61,6 +63,18 @@ def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine |
     # Only one rank of a node is examined each minute.
     lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
+
+
+def find_late_line(process: Process, begin_ns: int, known_ns: int) -> int | None:
+    """Return when the line of a rank's workers became known, if that was only after ``known_ns``; None while it is unknown.
+
+    py-spy reads them while the rank waits, seconds after that has begun.
+    """
+    if find_worker_line(process, begin_ns, known_ns) is not None:
+        return None
+    stacks = process.recording.events_of(LoaderStacks)
+    times = sorted(event.unix_ns for event in stacks if known_ns < event.unix_ns <= known_ns + _LATE_NS)
+    return next((time_ns for time_ns in times if find_worker_line(process, begin_ns, time_ns) is not None), None)
 
 
 def _find_worker_frame(frames: Sequence[SampledFrame], stack: SampledStack) -> OwnFrame | None:
