@@ -58,6 +58,7 @@ def list_private_uses() -> list[str]:
         f"{path.relative_to(_ROOT)}:{node.lineno}: {name}"
         for path in list_modules("tests")
         for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, (ast.expr, ast.ImportFrom))
         for name in _list_names(node)
         if name in private
     ]
