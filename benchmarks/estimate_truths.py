@@ -24,6 +24,7 @@ from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemor
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
+from zerotop.analysis.sweeps.estimated_time import estimate_time
 from zerotop.analysis.sweeps.estimates import Hardware, build_setup
 from zerotop.analysis.sweeps.regimes import Regime, build_model
 
@@ -106,6 +107,11 @@ def list_figures(row: dict[str, Any], memory: JobMemory) -> Iterator[tuple[str, 
         measured = row["measured"].get(name.lower())
         if measured:
             yield name, part, measured
+    seconds, parts = row["measured"].get("step_seconds"), express(row)
+    if seconds and not isinstance(parts, str):
+        time = estimate_time(*parts, row.get("gpu") or "", row.get("nodes") or 1)
+        if time.seconds is not None:
+            yield "time", Interval(*time.seconds, ""), seconds
 
 
 def describe_regime(row: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@
     python benchmarks/what_if.py --write FOLDER...       # keep what packed recordings measured, in what_if_runs.jsonl
 
     python benchmarks/what_if.py --times                 # also step times alone, of estimate_truths.jsonl
+    python benchmarks/what_if.py --calibrate             # errors of tuned step times, of which `seen_errors.py` has the most
 
 All recordings of one model on GPUs of one type make pairs, in both directions. The peer is the answer without this model:
 the states exchanged by ZeRO's formulas, everything else, and the time, scaled by tokens. *needed*: how often the amount of
@@ -17,11 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from itertools import permutations
+from itertools import accumulate, permutations
+from math import log
 from pathlib import Path
+from typing import NamedTuple
 
 from estimate_truths import is_held_out, read_rows
 from what_if_gpu import HELD_OUT
@@ -36,6 +39,7 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_exp
 from zerotop.analysis.sweeps.baseline import Baseline, MicroStep, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for, is_same_job
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
+from zerotop.analysis.sweeps.seen_errors import RUNS, count_tokens, list_changes
 from zerotop.analysis.sweeps.what_if import change_setup, predict_memory
 from zerotop.analysis.sweeps.what_if_time import predict_time
 from zerotop.recording.reader import Recording
@@ -101,21 +105,7 @@ def is_disturbed(*names: str) -> bool:
 
 def name_change(one: Baseline, other: Baseline) -> str:
     """Return what differs, the hardest first; "" if nothing does."""
-    if one.setup.ranks != other.setup.ranks:
-        return "GPUs"
-    if one.setup.stage != other.setup.stage:
-        return "stage"
-    if (one.setup.offload_optimizer, one.setup.offload_parameters) != (
-        other.setup.offload_optimizer,
-        other.setup.offload_parameters,
-    ):
-        return "offload"
-    if one.work.checkpointing != other.work.checkpointing:
-        return "checkpointing"
-    ratio = count_tokens(other) / count_tokens(one)
-    if ratio != 1 or one.work.micro_batch != other.work.micro_batch:
-        return "batch, length" if 0.25 <= ratio <= 4 else "batch, length, beyond 4x"
-    return "accumulation" if one.work.accumulation != other.work.accumulation else ""
+    return next(list_changes((one.setup, one.work), (other.setup, other.work)), "")
 
 
 Key = tuple[object, ...]
@@ -133,7 +123,7 @@ def list_figures(base: Baseline, target: Baseline, is_timed: bool) -> Iterator[t
     setup, work = ask_for(base, target)
     memory = predict_memory(base, setup, work)
     states = [sum(compute_expected(one).gpu.values()) for one in (base.setup, target.setup)]
-    ratio = count_tokens(target) / count_tokens(base)
+    ratio = count_tokens(target.work) / count_tokens(base.work)
     peer = states[1] + (base.peak - states[0]) * ratio
     yield "allocated", memory.allocated, target.peak, peer
     yield "reserved", memory.reserved, target.reserved, base.reserved - base.peak + peer
@@ -151,17 +141,26 @@ def list_figures(base: Baseline, target: Baseline, is_timed: bool) -> Iterator[t
         yield "time", Interval(low, likely, high, ""), target.times.iteration, share * base.times.iteration
 
 
-def count_tokens(base: Baseline) -> int:
-    """Return those of a micro-batch; its rows where tokens are not counted."""
-    return base.work.micro_batch * (base.work.sequence or 1)
+class TimedPair(NamedTuple):
+    """A predicted time beside that of a run."""
+
+    change: str  # "" if nothing differs
+    group: str  # the model, and whether the run is of the recordings or of estimate_truths.jsonl
+    setting: Key  # of both
+    seconds: tuple[float, float, float]
+    truth: float
+
+    @property
+    def error(self) -> float:
+        """The logarithm of the truth by the prediction."""
+        return log(self.truth / self.seconds[1])
 
 
-def grade_times(runs: Sequence[tuple[str, Baseline]], kind: str | None) -> None:
-    """Print the errors of recordings that predict runs of which only settings and the time of a step are known.
+def pair_times(runs: Sequence[tuple[str, Baseline]], kind: str | None) -> Iterator[TimedPair]:
+    """Yield recordings with runs of which only settings and the time of a step are known.
 
-    They ran the same model with DeepSpeed on the same type of GPU; "nothing" changes for the spread between runs.
+    They ran the same model with DeepSpeed on the same type of GPU; if nothing changes, they tell the spread between runs.
     """
-    errors: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for row in read_rows():
         seconds, offload = row["measured"].get("step_seconds"), row.get("offload", "none")
         if not seconds or kind not in (None, "held-out" if is_held_out(row) else "tuned"):
@@ -177,42 +176,78 @@ def grade_times(runs: Sequence[tuple[str, Baseline]], kind: str | None) -> None:
                 "accumulation": row.get("accumulation", 1),
             }
             work = replace(base.work, checkpointing=row.get("checkpointing", "none"), **sizes)
-            time = predict_time(base, setup, work, 1)
-            change = name_change(base, replace(base, setup=setup, work=work)) or "nothing"
+            time, target = predict_time(base, setup, work, 1), replace(base, setup=setup, work=work)
             if time.rows and not is_disturbed(name):
-                errors[change].append((abs(time.seconds[1] / seconds - 1), time.seconds[0] <= seconds <= time.seconds[2]))
+                settings = (*describe_setting(base), row["id"])
+                yield TimedPair(
+                    name_change(base, target), f"{base.setup.parameters}, truths", settings, time.seconds, seconds
+                )
+
+
+def pair_recordings(runs: Sequence[tuple[str, Baseline]]) -> Iterator[TimedPair]:
+    """Yield the times of recordings that predict each other and are not held out."""
+    for (name, base), (target_name, target) in permutations(runs, 2):
+        if {name, target_name} & HELD_OUT or is_disturbed(name, target_name) or not is_same_job(base, target):
+            continue
+        try:
+            time = predict_time(base, *ask_for(base, target), target.nodes)
+        except NoBaselineError:
+            continue
+        if time.rows and target.times is not None and "hang" not in name:
+            settings, group = (*describe_setting(base), *describe_setting(target)), f"{base.setup.parameters}, recordings"
+            yield TimedPair(name_change(base, target), group, settings, time.seconds, target.times.iteration)
+
+
+def find_quantile(pairs: Sequence[TimedPair], share: float = 0.9) -> float:
+    """Return the error that a share of the pairs is below; those of the same two settings count once."""
+    counts = Counter(pair.setting for pair in pairs)
+    weights = sorted((abs(pair.error), 1 / counts[pair.setting]) for pair in pairs)
+    total = sum(weight for _, weight in weights)
+    below = accumulate(weight for _, weight in weights)
+    return next(error for (error, _), sum_ in zip(weights, below, strict=True) if sum_ >= share * total * 0.999)
+
+
+def calibrate(pairs: Sequence[TimedPair]) -> None:
+    """Print how far 90 % of the predictions of each group were off, and how many of a group the others' error would hold."""
+    print("| what changes | groups | pairs | 90 % of errors by group | the most | of a group in that of the others |")
+    print("|---|---|---|---|---|---|")
+    kinds = sorted({pair.change for pair in pairs})
+    for change in kinds:
+        groups: dict[str, list[TimedPair]] = defaultdict(list)
+        for pair in pairs:
+            if pair.change == change:
+                groups[pair.group].append(pair)
+        errors = {name: find_quantile(own) for name, own in groups.items()}
+        held = [
+            abs(pair.error) <= max(RUNS, *(size for other, size in errors.items() if other != name), 0.0)
+            for name, own in groups.items()
+            for pair in own
+        ]
+        sizes = ", ".join(f"{size:.2f}" for size in errors.values())
+        share = f"{statistics.mean(held):.0%}" if len(groups) > 1 and change else ""
+        most = max(errors.values())
+        print(f"| {change or 'nothing'} | {len(groups)} | {len(held)} | {sizes} | {most:.2f} | {share} |")
+
+
+def grade_times(pairs: Sequence[TimedPair]) -> None:
+    """Print the errors, and how often the interval held the truth."""
     print("| what changes | pairs of runs | mean | median | max | in the interval |")
     print("|---|---|---|---|---|---|")
-    for change, found in sorted(errors.items()):
-        sizes = [error for error, _ in found]
+    for change in sorted({pair.change for pair in pairs}):
+        own = [pair for pair in pairs if pair.change == change]
+        sizes = [abs(pair.seconds[1] / pair.truth - 1) for pair in own]
         text = " | ".join(f"{100 * one:.1f} %" for one in (statistics.mean(sizes), statistics.median(sizes), max(sizes)))
-        print(f"| {change} | {len(found)} | {text} | {statistics.mean(inside for _, inside in found):.0%} |")
+        inside = statistics.mean(pair.seconds[0] <= pair.truth <= pair.seconds[2] for pair in own)
+        print(f"| {change or 'nothing'} | {len(own)} | {text} | {inside:.0%} |")
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", nargs="+", type=Path, metavar="FOLDER", help="keep what recordings in folders measured")
-    parser.add_argument("--rows", action="store_true", help="print each pair")
-    parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
-    parser.add_argument("--times", action="store_true", help="grade with the step times of estimate_truths.jsonl alone")
-    parser.add_argument("--kind", choices=("tuned", "held-out"), help="pairs without or with a run that is held out")
-    options = parser.parse_args()
-    if options.write:
-        lines = {json.loads(line)["run"]: line for line in _RUNS.read_text().splitlines()}
-        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)}
-        _RUNS.write_text("\n".join(lines.values()) + "\n")
-        return
-    runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
-    runs = [run for run in runs if options.only in run[0]]
-    if options.times:
-        grade_times(runs, options.kind)
-        return
+def grade_recordings(runs: Sequence[tuple[str, Baseline]], kind: str | None, *, with_rows: bool) -> None:
+    """Print the errors of recordings that predict each other."""
     errors: dict[tuple[str, str], dict[Key, list[tuple[float, float, bool]]]] = defaultdict(lambda: defaultdict(list))
     for (name, base), (target_name, target) in permutations(runs, 2):
         change = name_change(base, target)
-        kind = "held-out" if {name, target_name} & HELD_OUT else "tuned"
-        if not change or not is_same_job(base, target) or options.kind not in (None, kind):
+        own_kind = "held-out" if {name, target_name} & HELD_OUT else "tuned"
+        if not change or not is_same_job(base, target) or kind not in (None, own_kind):
             continue
         try:
             figures = list(list_figures(base, target, not is_disturbed(name, target_name)))
@@ -222,7 +257,7 @@ def main() -> None:
             error, inside = part.likely / truth - 1, part.low * 0.999 <= truth <= part.high * 1.001
             pair = (*describe_setting(base), *describe_setting(target))
             errors[figure, change][pair].append((abs(error), abs(peer / truth - 1), inside))
-            if options.rows:
+            if with_rows:
                 unit = 1 if figure == "time" else 1e9
                 sizes = f"{part.likely / unit:8.2f}{truth / unit:8.2f}{error:+8.1%}{'' if inside else '  outside'}"
                 print(f"{change:22}{name:40}{target_name:40}{figure:10}{sizes}")
@@ -238,6 +273,32 @@ def main() -> None:
         if figure == "needed":  # of interest is only whether it is enough
             text = " | ".join([""] * 4)
         print(f"| {figure} | {change} | {len(sizes)} | {text} | {inside_share:.0%} | {100 * peer_mean:.1f} % |")
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", nargs="+", type=Path, metavar="FOLDER", help="keep what recordings in folders measured")
+    parser.add_argument("--rows", action="store_true", help="print each pair")
+    parser.add_argument("--only", default="", metavar="TEXT", help="runs whose name has it")
+    parser.add_argument("--times", action="store_true", help="grade with the step times of estimate_truths.jsonl alone")
+    parser.add_argument("--calibrate", action="store_true", help="print errors of tuned times, which intervals are made of")
+    parser.add_argument("--kind", choices=("tuned", "held-out"), help="pairs without or with a run that is held out")
+    options = parser.parse_args()
+    if options.write:
+        lines = {json.loads(line)["run"]: line for line in _RUNS.read_text().splitlines()}
+        lines |= {name: json.dumps({"run": name, **asdict(base)}) for name, base in read_baselines(options.write)}
+        _RUNS.write_text("\n".join(lines.values()) + "\n")
+        return
+    runs = [*read_baselines([_RECORDINGS]), *map(parse_run, _RUNS.read_text().splitlines())]
+    runs = [run for run in runs if options.only in run[0]]
+    if options.times:
+        grade_times([*pair_times(runs, options.kind)])
+        return
+    if options.calibrate:
+        calibrate([*pair_recordings(runs), *pair_times(runs, "tuned")])
+        return
+    grade_recordings(runs, options.kind, with_rows=options.rows)
 
 
 if __name__ == "__main__":

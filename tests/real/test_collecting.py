@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import growing_recording
-from nats_servers import SERVER, TOKEN, NatsServer
+from nats_servers import SERVER, TOKEN, NatsServer, make_certificate
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
 from zerotop.commands.common.live_recording import RunningRecording
 from zerotop.commands.common.node_orders import NODES_FILE
-from zerotop.commands.nodes import messages
+from zerotop.commands.nodes import link, messages
 from zerotop.commands.nodes.collector import LOST_S
+from zerotop.commands.nodes.link import LinkError, connect_nats, pin_certificate
+from zerotop.commands.nodes.messages import JobKey
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events
 
@@ -281,6 +288,74 @@ def test_another_token_is_refused(programs: Programs, tmp_path: Path) -> None:
         wrong = programs.start("collect", server.url, *JOB, "--headless", ZEROTOP_TOKEN="another-token-of-tests")
         assert wrong.wait(60) == 1
     assert "refuses our token: give nodes, collector and server the same one" in programs.said
+
+
+def connect(url: str) -> str:
+    """Connect to a server; return the kind of failure and its sentence."""
+
+    async def try_it() -> None:
+        await (await connect_nats(url, JobKey("llama", TOKEN))).close()
+
+    said = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # nats-py does not close what it could not use
+        try:
+            asyncio.run(try_it())
+        except LinkError as error:
+            said = f"{type(error).__name__}: {error}"
+        gc.collect()
+    return said
+
+
+def test_a_certificate_is_checked_against_the_sites_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = make_certificate(tmp_path, "authority")
+    with NatsServer(tmp_path, tls=make_certificate(tmp_path, "server", authority=authority)) as server:
+        refused = f"LinkRefused: {server.url} shows a certificate that cannot be trusted here (unable to get local issuer"
+        assert connect(server.url).startswith(refused)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+        assert connect(server.url) == ""
+        assert "Hostname mismatch" in connect(server.url.replace("127.0.0.1", "localhost"))
+
+
+def test_only_the_certificate_in_the_address_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = make_certificate(tmp_path, "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
+    right, other = (make_certificate(tmp_path, name, authority=authority) for name in ("right", "other"))
+    with NatsServer(tmp_path, tls=right) as server:
+        assert connect(pin_certificate(server.url, right[0].read_text())) == ""
+        said = connect(pin_certificate(server.url, other[0].read_text()))
+    assert said.startswith(f"LinkRefused: {server.url} shows a certificate that cannot be trusted here")
+
+
+@pytest.mark.parametrize("secret", ["", "user:password@", "token-of-tests@"])
+def test_a_token_is_not_sent_where_encryption_was_asked_for_in_vain(secret: str) -> None:
+    """Somebody between us and the server can leave out that it encrypts."""
+    heard: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(b'INFO {"auth_required":true,"max_payload":1048576,"tls_required":false}\r\n')
+            while data := connection.recv(1000):
+                heard.append(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        said = connect(f"tls://{secret}127.0.0.1:{listening.getsockname()[1]}")
+        thread.join(30)
+    assert "does not encrypt: use nats:// only where nobody else reads the network" in said
+    assert heard == []
+
+
+def test_a_server_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_CONNECT_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        said = connect(f"nats://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - begin < 10
+    assert "cannot be reached" in said
+    assert "start nats-server there, or correct the address" in said
 
 
 def test_a_job_has_one_collector(programs: Programs, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ while not os.path.exists(sys.argv[1]):
 # What NVML answers from a moment on, and the finding.
 FAULTS = {
     "gpu_xid": "event 1 8 79",
+    "gpu_event": "operational 1 GPU-RAS 23 2 40 0 1 0",
     "gpu_memory_faults": "1.field.4 1",
     "nvlink_faults": "1.link.3 0",
     "pcie_link": "1.pcie_width 8",

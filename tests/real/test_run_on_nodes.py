@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import pytest
 
 import nodes
 import zerotop_probe
-from nats_servers import SERVER
+from nats_servers import SERVER, make_certificate
 from nodes import Cluster, Node
 from programs import ZEROTOP
 from rank_recordings import Rank
@@ -88,15 +90,22 @@ class NodesJob:
         """Return the command lines of all processes of all nodes."""
         return "\n".join(node.run_command("ps", "-ww", "-eo", "args").stdout for node in self.cluster.nodes)
 
-    def find_token(self) -> str:
-        """Return the secret that the collector has in its environment."""
+    def read_collector_variable(self, name: str) -> str:
+        """Return a variable in the environment of the collector, such as the secret."""
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if b"--beside" in (path / "cmdline").read_bytes():
                     for word in (path / "environ").read_bytes().split(b"\0"):
-                        if word.startswith(b"ZEROTOP_TOKEN="):
+                        if word.startswith(name.encode() + b"="):
                             return word.partition(b"=")[2].decode()
         raise AssertionError("no collector runs")
+
+    def find_token(self) -> str:
+        """Return the secret of the nodes, whose connections are encrypted."""
+        address = self.read_collector_variable("ZEROTOP_COLLECTOR")
+        assert address.startswith("tls://")
+        assert "#" in address, "the certificate that alone is accepted"
+        return self.read_collector_variable("ZEROTOP_TOKEN")
 
 
 @contextmanager
@@ -217,6 +226,30 @@ def build_mpich(job: NodesJob) -> list[str]:
     return ["mpiexec.hydra", "-hosts", hosts, "-ppn", "1", "-n", str(len(job.cluster.nodes)), *write_loop(job.folder)]
 
 
+def test_the_server_shows_the_sites_certificate(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "site")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment |= {"ZEROTOP_TLS_CERT": str(certificate), "ZEROTOP_TLS_KEY": str(key)}
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
+        wait_for(lambda: find_server(job.cluster.nodes[0]), 60)
+        address = job.read_collector_variable("ZEROTOP_COLLECTOR")
+        assert ssl.PEM_cert_to_DER_cert(certificate.read_text()) == base64.urlsafe_b64decode(address.partition("#")[2])
+        check_two_nodes(job, started)
+
+
+def test_a_certificate_that_is_not_fit_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    """Nothing is sent without it: whoever names one wants no open connection."""
+    certificate, _ = make_certificate(tmp_path, "site")
+    _, key = make_certificate(tmp_path, "other")
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment |= {"ZEROTOP_TLS_CERT": str(certificate), "ZEROTOP_TLS_KEY": str(key)}
+        started = job.run(*build_mpich(job), options=("--recording", str(job.recording)))
+        wait_for(lambda: len(job.read_steps(0)) > 20, 60)
+        job.until.touch()
+        assert started.wait(60) == 0, job.output
+    assert f"since {certificate} and {key} are not a certificate and its key without a password" in job.output
+
+
 @pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
 def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
@@ -324,6 +357,7 @@ def test_a_sites_own_server_is_used_by_all_nodes_of_a_launcher(tmp_path: Path) -
 
 
 def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
+    """MPICH may have ended the other node's rank before the order comes there; all that was recorded there comes anyway."""
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         first = job.cluster.nodes[0]
         enter, *zerotop = first.build_command(*ZEROTOP, "run", "--recording", str(job.recording), "--", *build_mpich(job))
@@ -341,7 +375,11 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
         wait_for(lambda: "--beside" not in job.list_arguments(), 40)
         assert "loop.py" not in job.list_arguments()
     recording = Recording.open(job.recording)
-    assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"zt_node_1", "zt_node_2"}
+    assert "zt_node_1" in {event.writer.host for event in recording.events_of(events.StopSent)}
+    for kind in (events.RankGone, events.SamplerEnded):
+        assert {event.writer.host for event in recording.events_of(kind)} == {"zt_node_1", "zt_node_2"}
+    for rank in range(2):
+        assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == job.read_steps(rank)[-1]
 
 
 def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:

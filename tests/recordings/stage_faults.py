@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve()
 # What NVML answers from step 30 on; "end" lets rank 1 raise an error 0.4 s later, "wait" lets it hang.
 FAULTS = {
     "hardware-bus": ("event 1 8 79", "1.lost 1", "end"),
+    "hardware-event": ("operational 1 GPU-RAS 23 2 40 1 7 0", "operational 0 GPU-RAS 24 2 20 0 8 0", "end"),
     "hardware-address": ("event 1 8 31", "event 1 8 43", "end"),
     "hardware-nvlink-hang": ("event 1 8 74", "1.link.7 0", "wait"),
     "hardware-memory": ("1.field.3 900", "1.field.4 1", "1.field.143 1", "1.field.144 1"),

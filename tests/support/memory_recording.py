@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from small_recording import S, make_identity, make_span, read_recording, write_table
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.events import Event
@@ -76,6 +77,27 @@ OOM = {
     "ooms": 1,
 }
 """The facts of a rank's out-of-memory error on the GPU, in its micro-batch of 4 x 512 tokens."""
+
+
+HELD_LIST: dict[str, Any] = {
+    "name": "seen",
+    "scope": "local",
+    "owner": "main",
+    "file": "train.py",
+    "own": True,
+    "levels": 0,
+    "kind": "list",
+    "count": 20,
+    "bytes": gib_to_bytes(4),
+    "keeps_graph": False,
+    "shape": [8, 32000],
+    "block_bytes": gib_to_bytes(0.2),
+    "view_of": [8, 512, 32000],
+    "added_file": "train.py",
+    "added_line": 97,
+    "added_function": "main",
+}
+"""A list with views of logits, as the probe finds it."""
 
 
 class PlantedRecording:
@@ -199,3 +221,34 @@ def record_two_steps(folder: Path, *later: tuple[Any, ...]) -> PlantedRecording:
     recording.write_records(tables.GPU_PROCESSES, recording.node, held)
     recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(at, who.pid, 6) for at in looks])
     return recording
+
+
+LEAK = tuple(4 + 0.2 * max(0, step - 20) for step in range(40))
+"""GiB after each of 40 steps: from step 21 on each leaves 0.2 more."""
+
+
+def record_leak(
+    folder: Path, *, held: dict[str, Any] | None, sizes: Sequence[float] = LEAK, count: tuple[int, float] = (36, 3.2)
+) -> Recording:
+    """Record steps that leave so many GiB.
+
+    ``count``: the step after which tensors are counted, with the holders of the bytes in no category, and these GiB.
+    """
+    recording, who = PlantedRecording(folder), make_identity(0)
+    recording.node_event()
+    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
+    spans, begins, readings = [], [], []
+    for step, size in enumerate(sizes):
+        begin, end = 10 + step, 10.9 + step
+        spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
+        begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
+        readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
+    facts: dict[str, Any] = {"held": [held]} if held is not None else {}
+    facts |= {"unclaimed": count[1], "step": count[0], "pools": pools}
+    recording.write_inventory(10.95 + count[0], "again", {"parameters": 4}, **facts)
+    (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
+    return recording.open_recording()

@@ -17,15 +17,18 @@ _START_S = 20.0
 
 
 class NatsServer:
-    """A server on this machine; with ``token`` empty anybody may connect."""
+    """A server on this machine; with ``token`` empty anybody may connect. ``tls``: its certificate and key."""
 
-    def __init__(self, folder: Path, *, token: str = TOKEN, monitored: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, token: str = TOKEN, monitored: bool = False, tls: tuple[Path, Path] | None = None
+    ) -> None:
         self.port, self.monitor_port = find_free_port(), find_free_port()
         self.address = address = "127.0.0.1"
-        self.url = f"nats://{address}:{self.port}"
+        self.url = f"{'nats' if tls is None else 'tls'}://{address}:{self.port}"
         self._config = folder / f"nats-{self.port}.conf"
         lines = [f"listen: {address}:{self.port}"]
         lines += ["authorization { token: $ZEROTOP_TOKEN }"] if token else []
+        lines += [] if tls is None else [f'tls {{ cert_file: "{tls[0]}", key_file: "{tls[1]}" }}']
         lines += [f"http: {address}:{self.monitor_port}"] if monitored else []
         self._config.write_text("\n".join(lines) + "\n")
         self._environment = os.environ | {"ZEROTOP_TOKEN": token}
@@ -59,3 +62,15 @@ class NatsServer:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+
+
+def make_certificate(folder: Path, name: str, *, authority: tuple[Path, Path] | None = None) -> tuple[Path, Path]:
+    """Return a new certificate for this machine, of an authority or of itself, and its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", f"/CN={name}", "-keyout", str(key), "-out", str(certificate)]
+    if authority is not None:
+        command += ["-CA", str(authority[0]), "-CAkey", str(authority[1]), "-addext", "basicConstraints=critical,CA:FALSE"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key

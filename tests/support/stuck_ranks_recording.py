@@ -37,6 +37,7 @@ class Stand(NamedTuple):
     pending: str = ""  # the one that has not ended, if the stack does not show it
     cores_used: float = 0.0
     waiting_cores: float = 0.0
+    own_cores: float = 0.0  # the part of both that is the probe's
     calls: Sequence[tuple[int, str, int]] = ()  # number, name and line of the last collectives
     seen_s: Sequence[float] = ()  # the seconds at which py-spy saw the same stack
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
@@ -55,6 +56,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
         recording.write_records(tables.BEGINS, who, [], born=1)
     looks = [(second, rank) for second in range(30) for rank in stands]
     recording.write_records(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
+    _write_own_threads(recording, stands)
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
@@ -64,6 +66,23 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
         facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
     return recording.open_recording()
+
+
+def _write_own_threads(recording: PlantedRecording, stands: Mapping[int, Stand | None]) -> None:
+    """Write a thread of the probe for each rank: half of what it wants of a core it gets."""
+    rows = []
+    for rank, stand in stands.items():
+        if stand is not None and stand.own_cores:
+            pid, half_ns = make_identity(rank).pid, int(stand.own_cores * S / 2)
+            recording.write_event(
+                make_identity(rank), 2, events.ThreadNames, pid=pid, python={str(pid + 1): "zerotop-ticker"}
+            )
+            used = {"pid": pid, "tid": pid + 1, "name": b"python"}
+            rows += [
+                make_record(tables.THREADS, second, cpu_ns=second * half_ns, wait_ns=second * half_ns, **used)
+                for second in range(30)
+            ]
+    recording.write_records(tables.THREADS, recording.node, rows)
 
 
 def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]:

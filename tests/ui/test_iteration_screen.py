@@ -94,6 +94,7 @@ async def test_the_story_in_one_sentence() -> None:
         ("z2-oom", "of 485 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's 200 ms cannot resolve when", "value"),
         ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 1.68 of 2 cores busy", "value"),
+        ("hand-rank0", "52 iterations take 328 ms, 47 % of the time: code outside the phases 251 ms longer", "warn"),
         ("cpu-slow", "code outside the phases takes 50.3 ms of 108 ms", "value"),
     ],
 )
@@ -106,6 +107,7 @@ def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:
 def test_what_was_left_out_is_said() -> None:
     assert describe_left_out(fold_of("z2-offload")) == "excluded: 2 with evaluation, 1 outlier"
     assert describe_left_out(fold_of("story")) == ""
+    assert describe_left_out(fold_of("hand-rank0")) == "excluded: 172 only counted, 52 outliers"
 
 
 async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:

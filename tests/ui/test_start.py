@@ -33,6 +33,8 @@ from zerotop_probe.recording import directory
 from zerotop_probe.recording.events import Node
 from zerotop_probe.recording.writer import EventWriter, Identity
 
+SWEEPS = Path(__file__).parents[2] / "docs" / "sweeps"
+
 
 @pytest.fixture
 def recording_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -194,6 +196,31 @@ async def test_export_writes_steps_here_and_says_where(recording_root: Path, tmp
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + 2 * 40
     assert lines[0].startswith("rank,step")
+
+
+async def test_sweeps_are_listed_with_their_answers_and_opened(recording_root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await wait_for_list(start, pilot)
+        await pilot.press("w")
+        await wait_until(pilot, lambda: any("No sweeps yet" in notice for notice in start.notices()))
+        for name in ("fit", "lengths"):
+            shutil.copytree(SWEEPS / name, recording_root.with_name("sweeps") / name)
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "Largest seq-length that fits: 4,608" in start.text())
+        assert start.text().index("lengths  16 of 16 points") < start.text().index("fit  9 of 9 points")
+        await pilot.press("down", "enter")
+        await wait_until(pilot, lambda: is_shown(start, "sweep") and "out of memory" in start.text())
+        await pilot.press("home", *["down"] * 5, "enter")
+        await wait_until(pilot, lambda: isinstance(start.app.screen, MonitorScreen))
+        await pilot.press("q")
+        await wait_until(pilot, lambda: is_shown(start, "sweep"))
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: is_shown(start, "start"))
+        await pilot.press("w")
+        await wait_until(pilot, lambda: "fit  9 of 9 points" in start.text())
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: is_shown(start, "start"))
 
 
 async def test_packing_writes_a_file_here_once(recording_root: Path, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import os
 import pkgutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from recordings import open_recording
+from recordings import FOLDER, open_recording
 from zerotop import commands
 from zerotop.cli import main
 from zerotop.commands.job.job_list import list_ranks
@@ -82,6 +83,39 @@ def test_mistakes_are_told_with_what_was_probably_meant(
 ) -> None:
     assert main(command)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("estimate", "lama-8b"), ". Did you mean llama-8b?"),
+        (("fit", "--model", "qwen0.5b", "--headless"), ". Did you mean qwen-0.5b?"),
+        (("export", str(FOLDER / "cpu-clean.zerotop"), "--table", "stepz"), ". Did you mean steps?"),
+    ],
+)
+def test_names_of_models_and_tables_are_suggested(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], meant: str
+) -> None:
+    assert main(arguments) != 0
+    assert capsys.readouterr().err.endswith(f"{meant}\n")
+
+
+def test_a_missing_package_is_a_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    assert main(["what-if", str(FOLDER / "z2.zerotop")]) == 1
+    sentence = "This needs the Python package polars, which is not installed here: pip install polars"
+    assert capsys.readouterr().err == f"zerotop: {sentence}\n"
+
+
+def test_the_version_is_a_sentence_where_zerotop_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_nothing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", find_nothing)
+    assert main(["--version"]) == 0
+    assert "not installed as a package" in capsys.readouterr().out
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:

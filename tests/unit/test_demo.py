@@ -73,6 +73,14 @@ def test_doctor_names_a_stale_lock(
     assert line.endswith(f"; rm '{lock}'")
 
 
+def test_locks_of_other_folders_are_not_those_of_this_job(tmp_path: Path) -> None:
+    """A job with a TORCH_EXTENSIONS_DIR of its own may have it within the cache."""
+    for folder in ("py311_cpu/cpu_adam", "a job's own/cpu_adam"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "lock").touch()
+    assert build_locks.find_stale_locks(tmp_path) == [tmp_path / "py311_cpu/cpu_adam/lock"]
+
+
 def test_another_machine_may_be_building_on_a_shared_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = lock_in(tmp_path, "cpu_adam")
     lock.touch()

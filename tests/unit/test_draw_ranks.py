@@ -203,8 +203,8 @@ def test_sentences_about_skew() -> None:
         " it spends 1.50 s between the phases, the other one 500 ms."
     )
     few = replace(late, since_step=None, timed_steps=12)
-    assert ", averaged over 12 of the last 44 steps: it spends" in describe_skew(few, 3, 8)[0]
-    assert ", averaged over 12 of the 44 steps since step 20: " in describe_skew(replace(few, since_step=20), 3, 8)[0]
+    assert ", estimated from 12 of the last 44 steps: it spends" in describe_skew(few, 3, 8)[0]
+    assert ", estimated from 12 of the 44 steps since step 20: " in describe_skew(replace(few, since_step=20), 3, 8)[0]
     early = replace(late, delay_s=0.01)  # it makes up for its data in another phase: nobody waits for it
     assert describe_skew(early, 3, 8)[0].startswith(
         "Rank 3 takes 310 ms for its data in each step since step 20, the others"
@@ -271,8 +271,8 @@ def test_sentence_table_and_map_are_of_the_same_steps() -> None:
     assert late in " ".join(read_map(drawn))
     timed, steps = picture.matrix.figured_steps, picture.matrix.recent_count
     assert timed < steps
-    assert f"averaged over {timed} of the last {steps} steps" in " ".join(" ".join(read_map(drawn)).split())
-    assert any(f"means of {timed} of steps" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
+    assert f"estimated from {timed} of the last {steps} steps" in " ".join(" ".join(read_map(drawn)).split())
+    assert any(f"estimated from {timed} of steps" in row_text(row) for row in draw_table(picture, 46, 13, BLOCKS))
     titles = [row for row in read_map(drawn) if "delays others ms" in row]
     assert all(title.endswith("+") for title in titles)  # the pauses are beyond the colours, which would hide all else
 

@@ -10,6 +10,7 @@ from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
 
 def tell_cost(run: RecordedRun, steps: Rows, end_ns: int) -> str:
@@ -21,7 +22,7 @@ def test_the_cost_of_standing_still_is_the_whole_wait() -> None:
     """It was found after 30 s and lasted 45 s; a job that is ended meanwhile has no such step."""
     run = RecordedRun(recordings.open_recording("cpu-hang"), memory=False)
     steps = run.source.job_steps
-    assert tell_cost(run, steps, run.source.end_ns) == "about 45 s in all, 96 % of the training time"
+    assert tell_cost(run, steps, run.source.end_ns) == "about 45 s in all, 97 % of the training time"
     hung = next(finding for finding in run.findings if finding.name == "hung_ranks")
     finished = steps[steps["end_unix_ns"] <= hung.begin_ns]
     trained_s = measure_training_s(finished)
@@ -38,5 +39,17 @@ def test_waiting_for_launches_costs_nothing_after_its_end() -> None:
     waited = steps[(steps["step"] >= 20) & (steps["step"] <= 79)]
     assert cost.seconds is not None
     # The first of them began earlier on the other rank.
-    assert cost.seconds == pytest.approx(cost.finding.evidence["share"] * float(np.nansum(waited["iteration_s"])), rel=0.03)
+    assert cost.seconds == pytest.approx(cost.finding.evidence["share"] * measure_training_s(waited), rel=0.03)
     assert cost.seconds < measure_training_s(steps) / 5
+
+
+def test_ranks_that_wait_in_turn_do_not_lose_more_than_the_time_that_passed() -> None:
+    """Rank 0 pauses in one iteration, and the other rank waits for it in the next one."""
+    steps = np.zeros(40, STEP_DTYPE)
+    steps["steps"], steps["step"] = 1, np.arange(40)
+    steps["iteration_s"] = np.where(steps["step"] % 4 < 2, 1.0, 0.1)  # of the slower rank
+    ends_s = np.cumsum(np.where(steps["step"] % 4 == 0, 1.0, 0.1))
+    steps["end_unix_ns"] = (ends_s * 1e9).astype(np.int64)
+    steps["begin_unix_ns"][1:] = steps["end_unix_ns"][:-1]
+    assert measure_training_s(steps) == pytest.approx(13.0)
+    assert measure_training_s(steps[2:4]) == pytest.approx(0.2)

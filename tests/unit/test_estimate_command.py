@@ -7,12 +7,17 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zerotop.analysis.memory.expected.peak_moments import LOSSES
+from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.peak_moments import LOSSES, Workload
+from zerotop.analysis.memory.expected.zero_model import TrainedModel
+from zerotop.analysis.sweeps.estimated_time import estimate_time
+from zerotop.analysis.sweeps.estimates import Hardware, build_setup
 from zerotop.analysis.sweeps.regimes import DTYPES, FRAMEWORKS, OPTIMIZERS, QUANTIZATIONS
 from zerotop.cli import main
 from zerotop.commands.options.sweep_options import add_regime_options
@@ -85,7 +90,7 @@ def test_a_hosts_memory_decides_too(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_estimate(tmp_path, "--gpus", "1", "--gpu-memory", "40GB", "--host-memory", "32GB") == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert "nvme_optimizer" not in first
-    assert first.startswith("Stage 3 with offload of nvme and optimizer")
+    assert first.startswith("Stage 3 with offload of optimizer to NVMe")
     assert run_estimate(tmp_path, "--gpus", "2", "--gpu-memory", "30GB", "--host-memory", "2GB") == 0
     assert "of a node's memory, which has 2 GB" in capsys.readouterr().out.splitlines()[0]
 
@@ -136,6 +141,10 @@ def test_every_moment_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--seq-length", "0"], "0 is not a positive whole number"),
         (["--micro-batch", "-3"], "-3 is not a positive whole number"),
         (["--seq-length", "1" + 40 * "0"], "is more than any machine trains with"),
+        (["--gpus", "5000"], "is more than any machine trains with"),
+        (["--trained", "9000000000000"], "parameters, fewer than --trained 9,000,000,000,000"),
+        (["--trained", "5", "--lora-rank", "8"], "--lora-rank trains its adapters alone"),
+        (["--expandable-segments", "--all"], "--all does not simulate the allocator"),
     ],
 )
 def test_impossible_settings_are_refused(
@@ -212,3 +221,58 @@ def test_the_answer_comes_before_the_table(capsys: pytest.CaptureFixture[str]) -
         assert main(["estimate", "llama-8b", "--gpus", "8", "--gpu-memory", size]) == 0
         text = capsys.readouterr().out
         assert answer in text.partition("\n\n")[0]
+
+
+def test_frozen_parameters_have_no_gradients_and_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    all_trained = read_options(tmp_path, capsys, "--stage", "2")[2, "none"]
+    some = read_options(tmp_path, capsys, "--stage", "2", "--trained", "1000000000")[2, "none"]
+    frozen = 8_030_261_248 - 10**9
+    assert all_trained["gpu_bytes"] - some["gpu_bytes"] == pytest.approx(14 * frozen, rel=0.02)
+
+
+def test_expandable_segments_reserve_less(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual, expandable = (
+        read_options(tmp_path, capsys, "--stage", "2", "--gpus", "8", *options)[2, "none"]["memory"]
+        for options in ((), ("--expandable-segments",))
+    )
+    assert expandable["reserved"]["likely"] < 0.9 * usual["reserved"]["likely"]
+    assert expandable["allocated"] == usual["allocated"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            ["--gpu", "A100", "--seq-length", "4096", "--stage", "3", "--offload", "none"],
+            " tokens/s, MFU 55 %, by the FLOPs",
+        ),
+        (["--gpu", "A100", "--seq-length", "128", "--stage", "3", "--offload", "none"], "the host's launches may decide"),
+        (["--seq-length", "4096"], "Give --gpu with one of A100"),
+        (["--gpu", "A100", "--seq-length", "4096", "--stage", "2", "--offload", "optimizer"], "decide with offload"),
+        (["--gpu", "A100", "--seq-length", "4096", "--nodes", "2"], "The connection of the nodes was not measured"),
+        (
+            ["--gpu", "A100", "--seq-length", "4096", "--dtype", "fp32", "--stage", "3", "--offload", "none"],
+            "Whether fp32 computes in TF32 is not known",
+        ),
+    ],
+)
+def test_the_time_of_a_step_or_why_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], text: str
+) -> None:
+    assert run_estimate(tmp_path, "--gpus", "8", "--gpu-memory", "80GB", *options) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Time of a step: "))
+    assert text in line
+
+
+def test_recomputation_takes_longer_and_accumulation_as_many_times() -> None:
+    shape = parse_shape(CONFIG)
+    assert shape is not None
+    setup = build_setup(TrainedModel(8 * 10**9, 8 * 10**9, 10**9), Hardware(8), 2, "none")
+    work = Workload(2, 4096)
+    seconds = []
+    for asked in (work, replace(work, checkpointing="full"), replace(work, accumulation=4)):
+        time = estimate_time(shape, setup, asked, "A100", 1)
+        assert time.seconds is not None
+        seconds.append(time.seconds[1])
+    assert seconds[1] == pytest.approx(seconds[0] * 4 / 3)
+    assert seconds[2] == pytest.approx(seconds[0] * 4)

@@ -56,6 +56,7 @@ LINKED = {
     "unseen-late-data",
     "x2-slow-gpu",
     "hardware-bus",
+    "hardware-event",
     "hardware-nvlink-hang",
     "host-killed",
     "gpu-lines-jump",

@@ -36,6 +36,19 @@ def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
     assert find_named(folder, "fragmentation") == []
 
 
+def test_before_the_first_step_nothing_is_an_activation(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+
+    def raise_first_peak(rows: Rows) -> None:
+        rows["allocated_peak_bytes"][0] = rows["reserved_peak_bytes"][0] = 60 * 2**30
+
+    change_table(folder, "allocator-rank0", raise_first_peak)
+    (gap,) = find_named(folder, "estimate_gap")
+    assert "At the peak, during engine initialization: model states" in gap.details
+    assert ", other tensors " in gap.details
+    assert "activations" not in gap.details
+
+
 def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("z2", tmp_path)
 

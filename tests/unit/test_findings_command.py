@@ -52,6 +52,17 @@ def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert rows[-1]["evidence"]["requested_bytes"] == 99_572_776_960
 
 
+def test_only_what_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recordings.unpack_to_folder("story", tmp_path)
+    assert cli.main(["findings", str(path), "--fix"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "# Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping"
+    place = lines.index("# GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer")
+    assert lines[place + 1] == '"offload_optimizer": {"device": "none"}'
+    fixes = [line for line in lines if not line.startswith("# ")]
+    assert len(fixes) == len(set(fixes)) == len(lines) - len(fixes)
+
+
 def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.unpack_to_folder("cpu-clean", tmp_path)
     for table in path.glob("*rank*"):

@@ -12,13 +12,23 @@ from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.failures.diagnosis import find_known_failure
 from zerotop.analysis.findings import Finding, detect_findings, link_findings
+from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.hardware.xids import XIDS, Origin, describe_xid, format_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
-NAMES = ("gpu_xid", "gpu_lost", "gpu_memory_faults", "nvlink_faults", "pcie_link", "gpu_recovery", "nvml_silent")
+NAMES = (
+    "gpu_xid",
+    "gpu_event",
+    "gpu_lost",
+    "gpu_memory_faults",
+    "nvlink_faults",
+    "pcie_link",
+    "gpu_recovery",
+    "nvml_silent",
+)
 # Numbers that NVIDIA's document blames on the application first.
 OF_THE_CODE = (13, 31, 43, 68, 69)
 
@@ -40,6 +50,11 @@ class Job(PlantedRecording):
             samples = [make_gpu_process_sample(at, 100 + gpu, 1, gpu) for at in ticks for gpu in (0, 1)]
             self.write_records(tables.GPU_PROCESSES, self.node, samples)
         self.write_records(tables.GPUS, self.node, [make_gpu_sample(at, 2, index=gpu) for at in (0, 60) for gpu in (0, 1)])
+
+    def report(self, second: float, severity: int, *traits: str, xid: int | None = None, **facts: Any) -> None:
+        """Write a GPU Operational Event."""
+        report = {"module": "GPU-RAS", "code": 23, "category": 2, "severity": severity, "group": 7, "traits": traits} | facts
+        self.fault(second, "operational", xid, report=report)
 
     def fault(self, second: float, kind: str, value: int | None = None, gpu: int = 1, **facts: Any) -> None:
         self.write_event(self.node, second, events.GpuFault, gpu=gpu, gpus=[gpu], kind=kind, value=value, **facts)
@@ -73,6 +88,100 @@ def test_only_xids_of_hardware_and_driver_are_not_the_code(number: int, tmp_path
     assert len(finding.headline) <= 80
 
 
+def test_an_operational_event_names_its_rank_and_step_at_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(10.5, 40)
+    (finding,) = find(job.open_recording(), 10.6)
+    assert finding.headline == "GPU 1 of rank 1 reported a memory integrity error, fatal"
+    assert (finding.ranks, finding.step, finding.severity.value) == ((1,), 10, "error")
+    assert "GPU-RAS 0x0017" in finding.details
+    assert "not your code" in finding.details
+
+
+@pytest.mark.parametrize("category", [*range(12), 999])
+@pytest.mark.parametrize("severity", [30, 35, 40, 60])
+def test_other_categories_blame_nobody(category: int, severity: int, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(19.6, severity, category=category)
+    job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
+    job.write_event(job.node, 21, events.JobEnded, exit_code=1)
+    found = find(job.open_recording(), names=(*NAMES, "dead_rank"))
+    assert [finding.name for finding in found].count("gpu_event") == 1
+    assert ("not your code" in f"{found}") is (category == 2)
+    assert all(len(finding.headline) <= 80 for finding in found)
+
+
+@pytest.mark.parametrize("facts", [{"severity": 20}, {"severity": 10}, {"severity": 0}, {"severity": None}])
+def test_an_operational_event_that_is_no_error_is_only_recorded(facts: dict[str, Any], tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(10.5, **facts)
+    assert find(job.open_recording()) == []
+
+
+@pytest.mark.parametrize("trait", ["simulated", "previous"])
+def test_tests_of_the_driver_and_old_events_are_only_recorded(trait: str, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(19.6, 40, trait, xid=79)
+    job.report(19.7, 40, trait)
+    job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
+    job.write_event(job.node, 21, events.JobEnded, exit_code=1)
+    (dead,) = find(job.open_recording(), names=(*NAMES, "dead_rank"))
+    assert "GPU 1" not in dead.details
+
+
+@pytest.mark.parametrize("order", [("xid", "report"), ("report", "xid"), ("report",)])
+def test_an_operational_event_with_an_xid_is_that_xid(order: tuple[str, ...], tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for place, kind in enumerate(order):
+        if kind == "xid":
+            job.fault(10.5 + place / 1000, "xid", 79)
+        else:
+            job.report(10.5 + place / 1000, 40, xid=79)
+    job.report(10.51, 30)
+    (finding,) = find(job.open_recording())
+    assert finding.headline == "GPU 1 of rank 1 reported Xid 79, fallen off the bus"
+
+
+def test_of_the_events_of_an_incident_the_worst_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(10.5, 30, category=3, code=1)
+    job.report(10.5, 40, code=2)
+    job.report(10.5, 30, category=1, code=3)
+    job.report(12, 30, category=1, code=3, group=8)
+    found = find(job.open_recording())
+    assert [finding.headline.partition("reported ")[2] for finding in found] == [
+        "a memory integrity error, fatal",
+        "a timeout, recoverable",
+    ]
+
+
+def test_a_rank_that_dies_after_an_operational_event(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(19.6, 40)
+    job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
+    job.write_event(job.node, 21, events.JobEnded, exit_code=1)
+    found = {finding.name: finding for finding in find(job.open_recording(), names=(*NAMES, "dead_rank"))}
+    assert found["gpu_event"].headline == "GPU 1 reported a memory integrity error, fatal, 400 ms before rank 1 ended"
+    said = "GPU 1 of rank 1 reported a memory integrity error (fatal, GPU-RAS 0x0017) 400 ms before: it is not your code."
+    assert said in found["dead_rank"].details
+    causes = {one.finding.name: one.cause.name for one in link_findings(list(found.values())) if one.cause is not None}
+    assert causes == {"dead_rank": "gpu_event"}
+
+
+def test_the_lane_names_operational_events(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.report(10.5, 40, xid=79)
+    job.report(10.6, 20)
+    job.report(10.7, 40, "simulated")
+    job.fault(10.8, "xid", 31)
+    assert [name_fault(fault) for fault in job.open_recording().events_of(events.GpuFault)] == [
+        "Xid 79: fatal GPU-RAS 0x0017 on GPU 1",
+        "corrected GPU-RAS 0x0017 on GPU 1",
+        "fatal GPU-RAS 0x0017, simulated on GPU 1",
+        "Xid 31 on GPU 1",
+    ]
+
+
 def test_the_table_blames_the_code_where_nvidia_does() -> None:
     assert {number for number, xid in XIDS.items() if xid.origin is Origin.CODE} == set(OF_THE_CODE)
     assert XIDS[45].origin is Origin.CLEANUP
@@ -83,7 +192,8 @@ def test_the_table_blames_the_code_where_nvidia_does() -> None:
 
 
 def test_the_document_has_the_table(checkout_root: Path) -> None:
-    """``python -c 'from zerotop.analysis.hardware.xids import *; print(format_table())'`` prints it."""
+    """``python -c 'from zerotop.analysis.hardware.gpu_faults import name_fault
+    from zerotop.analysis.hardware.xids import *; print(format_table())'`` prints it."""
     assert format_table() in (checkout_root / "docs" / "hardware.md").read_text()
 
 

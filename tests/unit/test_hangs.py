@@ -108,6 +108,12 @@ def test_a_rank_that_computes_is_no_hang_even_if_others_take_the_cores(
     assert len(find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: computing}), 60)) == hangs
 
 
+def test_what_the_probes_threads_use_is_no_computing(tmp_path: Path) -> None:
+    """While a function in C keeps Python's lock, they look for it again and again."""
+    stuck = Stand(SLEEPING, "pause", cores_used=0.1, waiting_cores=0.3, own_cores=0.3)
+    assert len(find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stuck}), 60)) == 1
+
+
 def test_a_rank_that_went_on_after_its_collective_waits_in_it(tmp_path: Path) -> None:
     """As with NCCL, where only the GPU waits at first."""
     ahead = ITEM._replace(called=61, pending="all_reduce")

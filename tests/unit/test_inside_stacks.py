@@ -168,13 +168,31 @@ def test_a_gap_that_lasts_is_sampled(sampled_recorder: tuple[Recorder, StackSamp
     assert "test_a_gap_that_lasts_is_sampled" in [frame["function"] for frame in frames]
 
 
-def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+def record_forwards(recorder: Recorder, begin_ns: int, first: int, duration_ns: int) -> None:
+    """Record ten steps of 10 ms and a forward each, and begin another forward now."""
+    for step in range(first, first + 10):
+        for phase, end_ns in (("forward", begin_ns + duration_ns), ("step", begin_ns + duration_ns + 10 * MS)):
+            span = recorder.begin_span(begin_ns, phase, (0, step, 0))
+            recorder.end_span(span, end_ns, BOUNDARY if phase == "step" else 0)
+            begin_ns = end_ns
+    recorder.begin_span(time.monotonic_ns(), "forward", (0, first + 10, 0))
+
+
+def test_a_phase_is_sampled_at_first_and_when_it_has_become_longer(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
     recorder, sampler = sampled_recorder
-    record_steps(recorder, 10, 1000 * MS, time.monotonic_ns())
-    recorder.begin_span(time.monotonic_ns() - 500 * MS, "forward", (0, 10, 0))
-    assert sampler.look() < 1
-    sampler.finish()
-    assert Rank(tmp_path, 0).find_events("stacks") == []
+    counts, begin_ns = [], time.monotonic_ns() - 10_000 * MS
+    for first, duration_ms in ((0, 50), (20, 50), (40, 55), (60, 70)):
+        record_forwards(recorder, begin_ns + first * 100 * MS, first, duration_ms * MS)
+        sampler._learned_ns -= 10_000 * MS
+        for _ in range(150):
+            sampler.look()
+        sampler.finish()
+        recorder.end_span(recorder.stack[-1], time.monotonic_ns())
+        events = [one for one in Rank(tmp_path, 0).find_events("stacks") if one["why"] == "share"]
+        counts.append(sum(one["samples"] for one in events))
+    assert counts == [40, 40, 40, 140]
 
 
 def test_one_stack_shows_through_which_lines_the_loop_runs(
@@ -279,7 +297,7 @@ def test_a_line_beside_the_training_is_kept_among_many_stacks() -> None:
         tally.add(Stack((inside, loop), ""), 10, 0, (10 + number) * MS)
     tally.add(Stack((PythonFrame("train.py", 54, "main", True),), "os.fsync"), 10, 0, MS)
     stacks = tally.make_facts()["stacks"]
-    assert [round(one["seconds"] * 1e3) for one in stacks] == [29, 1, 28, 27, 26, 25]
+    assert [round(one["seconds"] * 1e3) for one in stacks] == [29, 1, *range(28, 18, -1)]
 
 
 def test_usual_times_are_those_of_most_iterations() -> None:
@@ -295,7 +313,7 @@ def test_usual_times_are_those_of_most_iterations() -> None:
     assert usual.iteration_ns == 700 * MS
     assert usual.find_limit(PlaceKey(PHASE_CODE["forward"])) == (1.5 * 20 + 20) * MS
     assert usual.find_limit(PlaceKey(PHASE_CODE["eval"])) == 720 * MS  # never seen
-    assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS}
+    assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS, PHASE_CODE["step"]: 40 * MS}
 
 
 def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Recorder, StackSampler]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.pace import (
+    checkpoint_pause,
     data_bursts,
     data_stall,
     evaluations_often,
@@ -21,27 +22,38 @@ from zerotop.analysis.findings.pace import (
     steps_in_turn,
 )
 from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support.links import drop_superseded
 from zerotop.analysis.stats.wander import find_split, measure_order, refine_split
 from zerotop_probe.recording import events
-from zerotop_probe.recording.tables import BOUNDARY, PROCESSES, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
 
 _PHASES = ("forward", "backward", "step")
 
 
 def write_parts(
-    folder: Path, steps: Sequence[Sequence[float]], *, evaluated: Sequence[int] = (), tokens: Sequence[int] = ()
+    folder: Path,
+    steps: Sequence[Sequence[float]],
+    *,
+    evaluated: Sequence[int] = (),
+    saved: Sequence[int] = (),
+    tokens: Sequence[int] = (),
+    counted_from: int | None = None,
 ) -> list[float]:
     """Write a rank whose steps take these seconds in forward, backward and step, and before these. Return their ends."""
     at, spans, ends = 0.0, [], []
     for step, (*parts, between) in enumerate(steps):
-        if step in evaluated:
-            spans.append(make_span(at, at + 0.2, "eval", step))
-            at += 0.2
+        for phase, chosen in (("eval", evaluated), ("checkpoint_save", saved)):
+            if step in chosen:
+                spans.append(make_span(at, at + 0.2, phase, step))
+                at += 0.2
         at += between
         for phase, length in zip(_PHASES, parts, strict=True):
             size = tokens[step] if tokens and phase == "forward" else -1
-            spans.append(make_span(at, at + length, phase, step, BOUNDARY if phase == "step" else 0, tokens=size))
+            is_counted = counted_from is not None and step >= counted_from
+            flags = (BOUNDARY | COUNTED if is_counted else BOUNDARY) if phase == "step" else 0
+            if phase == "step" or not is_counted:
+                spans.append(make_span(at, at + length, phase, step, flags, tokens=size))
             at += length
         ends.append(at)
     write_table(folder, SPANS, make_identity(0), *spans).close()
@@ -106,17 +118,27 @@ def test_the_split_with_the_clearest_order() -> None:
     assert measure_order(levels[:split], levels[split:]) == pytest.approx(29.5 / 30)
 
 
-@pytest.mark.parametrize(("period", "told"), [(8, True), (60, False)])
-def test_workers_that_deliver_in_bursts(tmp_path: Path, period: int, told: bool) -> None:
-    """In counted steps, only stacks show that training waits; every 60th step, that is the begin of an epoch."""
-    steps = [[0.01, 0.02, 0.005, 1.0 if step >= 40 and step % period == 0 else 0.005] for step in range(40 + 5 * period)]
-    ends = write_parts(tmp_path, steps)
-    waits = [step for step in range(40, len(steps)) if step % period == 0]
+@pytest.mark.parametrize(
+    ("period", "sampled", "elsewhere_s", "pauses"),
+    [(8, 1, 0.0, 20), (60, 1, 0.0, 0), (2, 3, 0.0, 20), (4, 3, 0.03, 20), (4, 3, 0.9, 19)],
+)
+def test_workers_that_deliver_in_bursts(tmp_path: Path, period: int, sampled: int, elsewhere_s: float, pauses: int) -> None:
+    """In counted steps, only stacks show that training waits; every 60th step, that is the begin of an epoch.
+
+    Stacks of each so many pauses are sampled: those of the second one show where the others are, for so many seconds.
+    """
+    waits = [step for step in range(40, 40 + 20 * period) if step % period == 0]
+    ends = write_parts(
+        tmp_path,
+        [[0.01, 0.02, 0.005, 1.0 if step in waits else 0.005] for step in range(40 + 20 * period)],
+        counted_from=20,
+    )
     frames = [{"file": "torch/utils/data/dataloader.py", "line": 1, "function": "_MultiProcessingDataLoaderIter._next_data"}]
     frames.append({"file": "train.py", "line": 82, "function": "main", "own": True})
-    stacks = [{"seconds": 0.9, "call": "acquire", "frames": [0, 1]}]
     writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
-    for step in waits:
+    for step in waits[period == 4 :: sampled]:
+        is_elsewhere = bool(elsewhere_s) and step == waits[1 + sampled]
+        stacks = [{"seconds": elsewhere_s, "frames": [1]} if is_elsewhere else {"seconds": 0.9, "frames": [0, 1]}]
         times = {"begin_ns": int((ends[step] - 0.95) * S), "end_ns": int((ends[step] - 0.05) * S), "step": step}
         facts = {"where": "unknown phase", "why": "slow", "last_step": step, "frames": frames, "stacks": stacks}
         writer.write(int((ends[step] + 0.01) * S), events.Stacks, **times, **facts)
@@ -126,7 +148,9 @@ def test_workers_that_deliver_in_bursts(tmp_path: Path, period: int, told: bool)
     rows = (make_record(PROCESSES, time_ns=tick, pid=100, rank=0, **workers) for tick in ticks)
     write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
     found = find(tmp_path, data_bursts.detect)
-    assert [(one.name, one.step) for one in found] == ([("data_stall", waits[0])] if told else [])
+    told = [(one.name, one.step, one.evidence["pauses"]) for one in found]
+    assert told == ([("data_stall", waits[0], pauses)] if pauses else [])
+    assert all(one.evidence["iteration_s"] == pytest.approx(0.04) for one in found)
     assert all("each is busy" in one.details and "train.py:82" in one.details for one in found)
 
 
@@ -145,6 +169,19 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     (tmp_path / "always").mkdir()
     write_parts(tmp_path / "always", [[0.004, 0.006, 0.002, 0.05 * (step % 5 == 0)] for step in range(500)])
     assert not find(tmp_path / "always", steps_in_turn.detect)
+
+
+def test_turns_that_also_save_a_checkpoint_count_all_of_it(tmp_path: Path) -> None:
+    """Each fifth step copies what it saves for 50 ms; the checkpoint itself, of 200 ms, is not a part of its iteration."""
+    steps = [[0.004, 0.006, 0.002, 0.054 if step >= 300 and step % 5 == 0 else 0.004] for step in range(500)]
+    write_parts(tmp_path, steps, saved=range(300, 500, 5))
+    (turns,) = find(tmp_path, steps_in_turn.detect)
+    assert (turns.step, turns.evidence["pause_s"]) == (300, pytest.approx(0.25))
+    assert turns.evidence["after_s"] == pytest.approx(0.016 + 0.25 / 5, rel=0.1)
+    assert "200 ms in that one" in turns.details
+    saves = find(tmp_path, checkpoint_pause.detect)
+    assert [one.severity.value for one in saves] == ["warning"]
+    assert drop_superseded([*saves, turns]) == (turns,)
 
 
 @pytest.mark.parametrize(("long_s", "turns", "told"), [(0.1, 6, 1), (0.1, 4, 0), (0.03, 6, 0), (0.03, 13, 1)])

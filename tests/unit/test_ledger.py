@@ -27,6 +27,7 @@ from memory_recording import (
 )
 from small_recording import S, make_identity, make_span, read_recording, second_to_unix_ns
 from zerotop.analysis.memory import phase_peaks
+from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, CORRECTIONS, LABELS, GpuLedger, LedgerRow
@@ -534,6 +535,33 @@ def record_phases(
     recording.write_records(tables.BEGINS, who, begins)
     recording.write_records(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
     return recording.open_recording()
+
+
+def test_a_window_over_counted_steps_names_all_of_them(tmp_path: Path) -> None:
+    """The reading in step 6 has the number of the last step that was not only counted."""
+    recording, who = PlantedRecording(tmp_path), make_identity(0)
+    recording.write_engine()
+    spans = [make_span(10 + at, 10.9 + at, "step", at, tables.BOUNDARY | tables.COUNTED) for at in range(10)]
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_records(
+        tables.ALLOCATOR,
+        who,
+        [
+            make_reading(12.9, 2, 50, phase="step", edge="end", step=2),
+            make_reading(16.5, 9, 60, step=2, retries=1),
+            make_reading(18.9, 3, 50, phase="step", edge="end", step=8, retries=1),
+        ],
+        peaks="window",
+    )
+    at = recording.open_recording().at(second_to_unix_ns(19))
+    (peaks,) = read_rank_peaks(at)
+    highest = peaks.owning_peak
+    assert (highest.step, highest.last_step, highest.steps_text) == (3, 6, "3-6")
+    assert highest.place_text == "in several phases of steps 3 to 6"
+    (health,) = read_allocator_health(at)
+    assert [flush.step for flush in health.flushes] == [6]
+    assert health.at_peak is not None
+    assert health.at_peak.where == "in several phases of steps 3 to 6"
 
 
 def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:

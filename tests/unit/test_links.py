@@ -13,7 +13,7 @@ import recordings
 from zerotop import cli
 from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, order_by_cause
 from zerotop.analysis.findings.support.finding import FindingKind
-from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded
+from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, name_relation
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.recording_report import read_recording_report
 from zerotop.report.recording_page import write_recording_page
@@ -113,6 +113,17 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 61 % of each' in page
 
 
+def test_a_cause_is_only_likely_where_no_more_than_the_times_agree() -> None:
+    shift = make_finding("iteration_shift", 15, before_s=1.0, after_s=2.0)
+    assert name_relation(shift, make_finding("throttled", 15)) == "Likely because of"
+    assert name_relation(shift, make_finding("slow_gpu", 16, wait_s=1.0)) == "Because of"
+    assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.9)) == "Because of"
+    assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.2)) == "Likely because of"
+    late = make_finding("straggler", 15, data_s=1.0, late_s=1.5)
+    assert name_relation(late, make_finding("data_stall", 15)) == "Because of"
+    assert name_relation(make_finding("swapping", 15), make_finding("host_growth", 5)) == "Likely because of"
+
+
 def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
     def make(name: str, known_s: int, place: str, step: int = 20) -> Finding:
         finding = make_finding(name, step, before_s=0.1, after_s=0.2)
@@ -140,11 +151,35 @@ def test_flushes_of_the_cache_in_the_step_that_fails_are_a_part_of_it() -> None:
         assert drop_superseded([other, failure]) == (other, failure)
 
 
+def test_a_cache_is_not_flushed_for_fragments_where_a_leak_filled_the_device() -> None:
+    flushed = make_finding("allocator_retries", 60, reserved_peak_bytes=20.0 * GIB)
+    assert drop_superseded([LEAK, flushed]) == (LEAK,)
+    early = dataclasses.replace(flushed, step=20)
+    assert drop_superseded([LEAK, early]) == (LEAK, early)
+
+
 def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
     step = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=2.0 * GIB)
-    assert drop_repeats([LEAK, step]) == (LEAK,)
+    assert drop_superseded([step, LEAK]) == (LEAK,)
     larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
-    assert drop_repeats([LEAK, larger]) == (LEAK, larger)
+    assert drop_superseded([larger, LEAK]) == (larger, LEAK)
+    at_pauses = make_finding("memory_creep", 20, bytes_per_pause=0.6 * GIB, steps_per_pause=30.0)
+    assert drop_superseded([step, at_pauses]) == (at_pauses,)
+    assert drop_superseded([larger, at_pauses]) == (larger, at_pauses)
+
+
+@pytest.mark.parametrize(
+    ("begin", "change_s", "is_told"),
+    [(66, 0.13, False), (55, 0.13, False), (66, 0.05, True), (66, 0.4, True), (20, 0.13, True)],
+    ids=["it is that wait", "it is seen first", "another phase", "far more than the wait", "long before"],
+)
+def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: int, change_s: float, is_told: bool) -> None:
+    stall = make_finding("data_stall", 60, data_s=0.14)
+    stall = dataclasses.replace(stall, end_ns=stall.begin_ns + 100 * 10**9)
+    grown = max(0.14, change_s)
+    shift = make_finding("iteration_shift", begin, before_s=0.11, after_s=0.11 + grown, data_change_s=change_s)
+    shift = dataclasses.replace(shift, end_ns=shift.begin_ns + 90 * 10**9)
+    assert drop_superseded([stall, shift]) == ((stall, shift) if is_told else (stall,))
 
 
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:

@@ -173,7 +173,8 @@ def test_ranks_that_get_fewer_cores_than_before(tmp_path: Path, times: float, is
     ("ranks", "waiting", "after_s", "is_noise"),
     [
         (0.4, 1.9, 0.148, True),
-        (0.4, 1.9, 0.3, False),
+        (0.4, 1.9, 0.3, True),
+        (0.4, 1.9, 0.4, False),
         (1.0, 0.8, 0.148, False),
         (1.0, 0.8, 0.08, True),
         (1.0, 0.0, 0.05, False),
@@ -235,7 +236,6 @@ def test_steps_that_compile_have_one_finding_with_its_end(tmp_path: Path) -> Non
     [
         (0.1, 0.0, 3.8, "3.8 of 4 loader workers wait for the disk", "/dev/shm/"),
         (1.5, 2.0, 0.0, "4 loader workers use 1.5 cores and wait for more", "num_workers=1"),
-        (3.9, 0.1, 0.0, "4 loader workers use 3.9 cores: each is busy", "num_workers"),
         (0.3, 0.1, 0.0, "4 loader workers use 0.3 cores, and hardly run", "py-spy dump"),
     ],
 )
@@ -248,6 +248,33 @@ def test_what_loader_workers_do_while_a_rank_waits(
     (stall,) = planted.find_named("data_stall")
     assert stall.details.endswith(f"; {told}.")
     assert fix in stall.fix
+
+
+@pytest.mark.parametrize(
+    ("node_cores", "bound", "workers", "advice", "fix"),
+    [
+        (64, "", 4, "Start more workers", "num_workers=8"),
+        (2, "", 4, "the job has no core for more workers.", ""),
+        (64, "0-3", 4, "the job has no core for more workers.", ""),
+        (64, "", 0, "Raise the DataLoader's num_workers", "num_workers=4"),
+        (2, "", 0, "the job has no core for workers.", ""),
+    ],
+)
+def test_more_loader_workers_need_cores_that_the_job_may_use(
+    tmp_path: Path, node_cores: int, bound: str, workers: int, advice: str, fix: str
+) -> None:
+    planted = Planted("cpu-stall", tmp_path)
+    use = {"loader_cores": 0.97 * workers, "loader_workers": workers}
+    planted.add_columns("processes", **{name: (value, value) for name, value in use.items()})
+    (events,) = planted.folder.glob("events-node-*.jsonl")
+    lines = events.read_text().replace('"cores": 2', f'"cores": {node_cores}').splitlines()
+    for source in Recording.open(planted.folder).sources["spans"]:
+        affinity = {"time_ns": planted.since_ns - source.offset_ns, "event": "affinity", "pid": source.pid, "cpus": bound}
+        lines += [json.dumps(affinity | {"threads": {}})] if bound else []
+    events.write_text("\n".join(lines) + "\n")
+    (stall,) = planted.find_named("data_stall")
+    assert advice in stall.advice
+    assert stall.fix == fix
 
 
 WORKER = [

@@ -49,6 +49,16 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
+def test_figures_that_several_ranks_share_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run_memory(capsys, str(recordings.find_packed_file("x4-z3"))).splitlines()
+    assert "  The same: Peak of rank 1; Peak of rank 2; Peak of rank 3." in lines
+    (gpus,) = [line for line in lines if line.startswith("  The same: GPU")]
+    assert [rank for rank in range(4) if f"rank {rank}" in gpus] == [1, 2, 3]
+    assert sum(line.startswith("  total") for line in lines) == 1
+    # These differ.
+    assert sum(line.startswith("Host memory of rank") for line in lines) == 4
+
+
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
     (gpu,) = report["gpus"]

@@ -137,6 +137,7 @@ def test_a_leak_waits_for_its_line(leak_finding: tuple[Path, Finding]) -> None:
     (creep,) = find_named(recording, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks")
     assert creep.known_ns >= later_ns
+    assert creep.evidence == before.evidence, "the newest numbers of those that waited"
     assert "memory_creep" not in [one.name for one in detect_findings(recording, later_ns - 1)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.vision_part import VISION_MODELS
 from zerotop.demo.finetune import PRESETS
 
 SMALL = {
@@ -54,6 +55,60 @@ def test_counts_what_transformers_builds(name: str) -> None:
     assert shape.parameters == sum(one.numel() for one in model.parameters())
     own = [sum(one.numel() for one in part.parameters(recurse=False)) for part in model.modules()]
     assert shape.largest_layer == max(own)
+
+
+_MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT = {**SMALL, "hidden_size": 512, "head_dim": 128}
+_QWEN_VISION = {"depth": 8, "patch_size": 14}
+_VISION = {
+    "hidden_size": 256,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+    "image_size": 112,
+    "patch_size": 14,
+}
+VISION_CONFIGS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "text_config": {"model_type": "llama", **_TEXT},
+        "vision_config": {"model_type": "clip_vision_model", **_VISION},
+    },
+    "gemma3": {"text_config": {"model_type": "gemma3_text", **_TEXT}, "vision_config": _VISION | {"vision_use_head": False}},
+    "qwen2_vl": {
+        "text_config": {**_TEXT, **_MROPE},
+        "vision_config": {**_QWEN_VISION, "embed_dim": 256, "hidden_size": 512, "num_heads": 4},
+    },
+    "qwen2_5_vl": {
+        "text_config": {**_TEXT, **_MROPE},
+        "vision_config": {
+            **_QWEN_VISION,
+            "hidden_size": 256,
+            "intermediate_size": 700,
+            "out_hidden_size": 512,
+            "num_heads": 4,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", sorted(VISION_MODELS))
+def test_counts_a_vision_part(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(name, **VISION_CONFIGS[name])
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    shape = parse_shape(config.to_dict())
+    assert shape is not None
+    assert shape.parameters == pytest.approx(sum(one.numel() for one in model.parameters()), rel=0.01)
+    assert 0 < shape.vision < (shape.parameters or 0)
+
+
+def test_an_unknown_vision_part_is_not_counted() -> None:
+    text = {"model_type": "llama", **SMALL}
+    shape = parse_shape({"model_type": "other_vl", "text_config": text, "vision_config": _VISION})
+    assert shape is not None
+    assert shape.parameters is None
 
 
 def test_the_rule_of_thumb_for_activations() -> None:

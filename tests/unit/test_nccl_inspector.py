@@ -105,6 +105,18 @@ def test_a_line_that_is_not_whole_waits_and_bad_ones_are_skipped(rank: Rank) -> 
     assert rank.written[1]["figures"][0]["seconds"] == pytest.approx(600e-6)
 
 
+def test_collectives_that_are_left_out_are_counted_by_kind(rank: Rank) -> None:
+    """Version 4.0 writes the last one of each interval, later ones at most 1,024."""
+    rank.reader.read_figures(0)
+    kinds = [("AllReduce", 7), ("Broadcast", 1), ("AllReduce", 8), ("AllReduce", 12), ("Broadcast", 2)]
+    rank.append(mark(), *[make_call(number, 400, 90, name) for name, number in kinds])
+    rank.reader.read_figures(5)
+    rank.append(mark(), make_call(20, 400, 90), make_call(1, 400, 90))
+    rank.reader.read_figures(10)
+    counted = [[(one["collective"], one["count"], one["missed"]) for one in event["figures"]] for event in rank.written]
+    assert counted == [[("AllReduce", 3, 3), ("Broadcast", 2, 0)], [("AllReduce", 2, 7)]]
+
+
 def test_figures_that_stay_alike_are_written_once_a_minute(rank: Rank) -> None:
     rank.reader.read_figures(0)
     for second in range(5, 65, 5):

@@ -33,8 +33,11 @@ class Job(PlantedRecording):
         self.write_records(tables.GPU_PROCESSES, self.node, samples)
         self.write_records(tables.GPUS, self.node, [make_gpu_sample(at, 2, index=gpu) for at in (0, 60) for gpu in (0, 1)])
 
-    def figures(self, second: float, rank: int, seconds: float, gbs: float = 100.0, name: str = "AllReduce") -> None:
-        figure = {"communicator": "0x7f", "collective": name, "count": 10, "seconds": seconds, "bus_gbs": gbs}
+    def figures(
+        self, second: float, rank: int, seconds: float, gbs: float = 100.0, name: str = "AllReduce", missed: int | None = 0
+    ) -> None:
+        counts = {"count": 10, "missed": missed}
+        figure = {"communicator": "0x7f", "collective": name, "seconds": seconds, "bus_gbs": gbs, **counts}
         facts: dict[str, Any] = {"pid": 100 + rank, "start": 1, "seconds": 5.0, "figures": [figure]}
         self.write_event(self.node, second, events.NcclFigures, **facts)
 
@@ -43,10 +46,18 @@ class Job(PlantedRecording):
         return [one for one in detect_findings(recording, BEGIN_NS + int(second * S)) if one.name == name]
 
 
-def plant(job: Job, *, waits: float = 1.5) -> None:
+def plant(job: Job, *, waits: float = 1.5, missed: int | None = 0) -> None:
     for second in (6, 16, 36, 46):
-        job.figures(second, 0, waits if second > 20 else 0.25)
+        job.figures(second, 0, waits if second > 20 else 0.25, missed=missed)
         job.figures(second + 0.5, 1, 0.25)
+
+
+@pytest.mark.parametrize(("missed", "is_priced"), [(None, True), (10, True), (11, False), (990, False)])
+def test_a_sample_of_the_collectives_gives_no_price(missed: int | None, is_priced: bool, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    plant(job, missed=missed)
+    (found,) = job.find("straggler")
+    assert ("nccl_wait_s" in found.evidence) is is_priced
 
 
 def test_a_straggler_is_priced_by_nccl_once_its_figures_are_known(tmp_path: Path) -> None:

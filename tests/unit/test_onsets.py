@@ -45,3 +45,9 @@ def test_growth_began_where_it_would_have_been_nothing(begin: int, expected: int
     steps = np.array([20, 60, 61, 100])
     held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - begin + 1)
     assert find_growth_onset(steps, held, 32.0 * MIB) == expected
+
+
+def test_growth_had_not_begun_where_values_hardly_differ() -> None:
+    steps = np.array([20, 21, 60, 100])
+    held = 1000 * MIB + MIB * np.array([0, 1, 32 * 21, 32 * 61])
+    assert find_growth_onset(steps, held, 32.0 * MIB) == 40

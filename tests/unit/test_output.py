@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from printing import Printing, read_monotonic_ns
 from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer
+from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer, OutputLine
+from zerotop.analysis.output.repeats import fold_repeats
 from zerotop.analysis.output.search import OutputSearch, compile_pattern
 from zerotop.recording.output import blocks as output_blocks
 from zerotop.recording.output.transcript import Transcript
@@ -26,6 +28,27 @@ def open_buffer(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
     buffer = OutputBuffer(Recording.open(job.path))
     buffer.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
     return buffer
+
+
+def fold(*texts: str, search: str = "") -> list[str]:
+    """Return the lines as a screen shows them."""
+    lines = [OutputLine(text, at, 0, False, LinePosition(0, at)) for at, text in enumerate(texts)]
+    folded = fold_repeats(lines, re.compile(search) if search else None)
+    return [line.text if line.repeats == 1 else f"{line.text} x{line.repeats}" for line in folded]
+
+
+def test_lines_and_messages_that_repeat_are_shown_once() -> None:
+    warning = ("torch/nn/module.py:83: FutureWarning: deprecated", "  return func(*args)")
+    assert fold(*warning, *warning, "loss 3") == [f"{line} x2" for line in warning] + ["loss 3"]
+    assert fold(*warning, "loss 3", *warning) == [*warning, "loss 3", *warning]
+    assert fold("a", "[rank1]: a", "a", "b", "a", "b") == ["a x4", "b x2"]
+    assert fold("a", "", "a", "", "", "") == ["a x2", " x2", "", ""]
+    assert fold("10%|# | 1/10", "20%|## | 2/10", "loss 1", "loss 2") == ["20%|## | 2/10 x2", "loss 1", "loss 2"]
+
+
+def test_each_line_that_a_search_finds_stays() -> None:
+    assert fold("a", "b", "a", "b", "a", "b", search="b") == ["a", "b", "a", "b", "a", "b"]
+    assert fold("a", "a", "a", search="b") == ["a x3"]
 
 
 def read_texts(reel: OutputBuffer, top: LinePosition = BEGIN, count: int = 1 << 30) -> list[str]:

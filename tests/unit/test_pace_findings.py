@@ -49,6 +49,13 @@ def write_load(folder: Path, until: float, *, others: float) -> None:
     _write_samples(folder, [(tick / 10, rank) for tick in range(int(until * 10))])
 
 
+def write_waits(folder: Path, until: float, *, since: float, others: float) -> None:
+    """Write a node of two cores, on which others use so many, and 1.2 threads of the rank wait for one since then."""
+    few, many = ({"cores_used": 0.5, "waiting_cores": waiting, "thread_count": 3} for waiting in (0.4, 1.2))
+    samples = [(tick / 10, many if tick / 10 >= since else few) for tick in range(int(until * 10))]
+    _write_samples(folder, samples, used=0.5 + others)
+
+
 def write_threads(folder: Path, until: float, *, since: float) -> None:
     """Write a node of two cores, on which the rank has 34 threads in place of 3 since then, and 16 of them can run."""
     few, many = ({"cores_used": used, "waiting_cores": 14.0 * (used > 1), "thread_count": 3} for used in (1.0, 2.0))
@@ -56,11 +63,11 @@ def write_threads(folder: Path, until: float, *, since: float) -> None:
     _write_samples(folder, [(tick / 10, many if tick / 10 >= since else few) for tick in range(int(until * 10))])
 
 
-def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]]]) -> None:
+def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]]], *, used: float = 2.0) -> None:
     node, rank = make_identity(-1), {"pid": 100, "rank": 0}
     times = [int(at * S) for at, _ in samples]
     processes = (make_record(PROCESSES, time_ns=int(at * S), **rank, **values) for at, values in samples)
-    write_table(folder, HOSTS, node, *(make_record(HOSTS, time_ns=at, cores_used=2.0) for at in times)).close()
+    write_table(folder, HOSTS, node, *(make_record(HOSTS, time_ns=at, cores_used=used) for at in times)).close()
     write_table(folder, PROCESSES, node, *processes).close()
     clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
     writer = EventWriter(str(folder), node, clock=clock)
@@ -148,6 +155,16 @@ def test_threads_that_the_script_starts_are_told_from_others(tmp_path: Path, sin
     assert crowd.fix == ("torch.set_num_threads(2)" if since else "export OMP_NUM_THREADS=2")
     assert ("34 threads instead of 3 since step 40" in crowd.details) is (since > 0)
     assert ("34 threads instead of 3" in shift.details) is (shift.fix == "torch.set_num_threads(2)") is (since > 0)
+
+
+@pytest.mark.parametrize(
+    ("others", "fix"), [(1.4, "top -b"), (0.1, "deepspeed --bind")], ids=["others use the cores", "its own threads do"]
+)
+def test_cores_of_its_own_are_no_help_where_others_use_them(tmp_path: Path, others: float, fix: str) -> None:
+    write_waits(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.2] * 60), since=2.0, others=others)
+    (shift,) = find_changes(tmp_path, WHOLE)
+    assert "waited for 1.2 cores instead of 0.4" in shift.details
+    assert shift.fix.startswith(fix)
 
 
 def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path) -> None:

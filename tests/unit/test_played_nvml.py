@@ -18,6 +18,7 @@ from zerotop_probe.outside.attaching.gpus import read_process_gpus
 from zerotop_probe.outside.sampling.faults import call_guard, fault_watch, nvml_faults
 from zerotop_probe.outside.sampling.faults.call_guard import GuardedThread
 from zerotop_probe.outside.sampling.faults.fault_watch import FaultWatch
+from zerotop_probe.outside.sampling.faults.operational_events import OperationalEvents
 from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import read_meminfo
 from zerotop_probe.outside.sampling.nvml import GpuDevice, discover_gpus
@@ -38,8 +39,16 @@ FUNCTIONS = {
     "nvmlDeviceGetMaxPcieLinkGeneration": None,
     "nvmlDeviceGetNvLinkState": None,
     "nvmlDeviceGetUtilizationRates": None,
+    # Drivers before R615 have none of these: nothing is hidden there.
+    "nvmlEventSetWait_v3": None,
+    "nvmlEventSetRegisterGpuOperationalEvents_v1": None,
+    "nvmlEventSetGetContextCount_v1": None,
+    "nvmlEventSetGetContextInfo_v1": None,
+    "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1": None,
 }
-BAD = ("0.field.4 3", "0.pcie_width 8", "0.link.2 0", "0.pcie_generation 1", "event 0 8 79")
+# Module, code, category, severity, attributes and group; its Xid follows.
+OPERATIONAL = "operational 0 GPU-BUS 3 3 40 33 7"
+BAD = ("0.field.4 3", "0.pcie_width 8", "0.link.2 0", "0.pcie_generation 1", "event 0 8 79", f"{OPERATIONAL} 79")
 SEEN = {
     "ecc_uncorrected": ("nvmlDeviceGetFieldValues",),
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth"),
@@ -55,7 +64,13 @@ SEEN = {
         "nvmlDeviceGetSupportedEventTypes",
         "nvmlEventSetWait_v2",
     ),
+    "operational": (
+        "nvmlEventSetCreate",
+        "nvmlEventSetWait_v3",
+        "nvmlEventSetRegisterGpuOperationalEvents_v1",
+    ),
 }
+REPORT = {"module": "GPU-BUS", "code": 3, "category": 3, "severity": 40, "group": 7, "traits": ["uncontained", "primary"]}
 
 
 class WithoutFunction:
@@ -147,7 +162,56 @@ def test_each_fault_is_recorded_once(load_nvml: Callable[..., PlayedNvml], watch
     assert {facts["gpu"] for facts in faults.values()} == {0}
     assert (faults["xid"]["value"], faults["nvlinks"]["value"], faults["nvlinks"]["before"]) == (79, 17, 18)
     assert (faults["ecc_uncorrected"]["before"], faults["ecc_uncorrected"]["rise"]) == (0, 3)
+    assert (faults["operational"]["value"], faults["operational"]["report"]) == (79, REPORT)
     assert watched.errors == []
+
+
+def test_an_operational_event_may_have_no_xid(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    load_nvml(2, "nvmlEventSetGetContextInfo_v1").add(f"{OPERATIONAL} 79", "operational 1 GPU-RAS 23 2 40 0 0 0")
+    watched = watch_gpus()
+    watched.read(2)
+    written = [facts for event, facts in watched.written if event is GpuFault]
+    assert [(facts["gpu"], facts["value"], facts["report"]["group"]) for facts in written] == [(0, None, 7), (1, None, None)]
+
+
+def test_the_previews_form_of_the_wait_is_called_safely_and_given_up(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    played = load_nvml()
+    played.add("form preview")
+    watched = watch_gpus()
+    watched.read(2)
+    assert watched.written == []
+    played.add(f"{OPERATIONAL} 79", "event 0 8 79")
+    watched.read(3)
+    assert watched.faults().keys() == {"xid"}
+    assert watched.hidden() == {"operational": "another form of nvmlEventSetWait_v3"}
+    assert watched.errors == []
+
+
+def test_a_storm_of_events_is_recorded_some_times(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
+) -> None:
+    storm = [f"operational 0 GPU-NVLINK 5 3 30 0 {group} 0" for group in range(1, 60)]
+    load_nvml().add(*storm, *["event 0 8 31"] * 60)
+    watched = watch_gpus()
+    watched.read(8)
+    kinds = [facts["kind"] for event, facts in watched.written if event is GpuFault]
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"operational": 20, "xid": 20}
+
+
+@pytest.mark.parametrize("wrong", [pynvml.NVML_ERROR_TIMEOUT, pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_GPU_IS_LOST])
+def test_a_wait_that_does_not_wait_costs_no_core(wrong: int, load_nvml: Callable[..., PlayedNvml]) -> None:
+    load_nvml().add(f"fail nvmlEventSetWait_v3 - {wrong}", f"fail nvmlEventSetWait_v2 - {wrong}")
+    devices = discover_gpus()[1]
+    for source in (nvml_faults.EventSet(devices), OperationalEvents(devices)):
+        before_s = time.monotonic()
+        assert source.wait(5) is None
+        assert time.monotonic() - before_s > 0.5
+        assert source.is_open
+        source.close()
 
 
 def test_what_was_counted_before_is_no_news_but_a_bad_state_is(
@@ -189,7 +253,15 @@ def test_a_driver_without_a_function_shows_the_rest(
     assert watched.errors == []
 
 
-@pytest.mark.parametrize("missing", ["nvmlDeviceRegisterEvents", "nvmlEventSetCreate"])
+HIDING = {
+    "nvmlDeviceRegisterEvents": {"xid"},
+    "nvmlEventSetCreate": {"xid", "operational"},
+    "nvmlEventSetRegisterGpuOperationalEvents_v1": {"operational"},
+    "nvmlEventSetWait_v3": {"operational"},
+}
+
+
+@pytest.mark.parametrize("missing", HIDING)
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
 def test_what_a_container_or_vgpu_hides_is_said_once(
     missing: str, code: int, load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
@@ -198,7 +270,7 @@ def test_what_a_container_or_vgpu_hides_is_said_once(
     watched = watch_gpus()
     watched.read(3)
     assert [event for event, _ in watched.written] == [GpuFaultsHidden]
-    assert set(watched.hidden()) == {"xid"}
+    assert set(watched.hidden()) == HIDING[missing]
 
 
 def test_a_gpu_without_ecc_and_nvlink(load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]) -> None:
@@ -293,6 +365,23 @@ def test_a_wait_for_events_that_hangs_is_said(
     assert watched.silences() == [(None, False)]
     assert watched.hidden() == {"xid": "NVML does not answer"}
     played.remove("hang nvmlDeviceRegisterEvents 0")
+
+
+def test_a_wait_for_operational_events_that_hangs_hides_no_xid(
+    load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_watch, "_WAIT_S", 0.2)
+    monkeypatch.setattr(fault_watch, "_WAIT_PATIENCE_S", 0.2)
+    played = load_nvml()
+    played.add("hang nvmlEventSetWait_v3 -1")
+    watched = watch_gpus()
+    watched.read(8)
+    played.add(*BAD)
+    watched.read(4)
+    assert watched.silences() == [(None, False)]
+    assert set(watched.faults()) == set(SEEN) - {"operational"}
+    played.remove("hang nvmlEventSetWait_v3 -1")
+    wait_for(lambda: "operational" in watched.faults(), 5)
 
 
 def test_rows_of_other_gpus_go_on_while_a_call_hangs(

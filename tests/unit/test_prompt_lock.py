@@ -64,7 +64,7 @@ def test_the_interval_is_short_only_meanwhile() -> None:
             return super().wait(timeout)
 
     assert not wait_promptly(Event(), 0)
-    assert seen == [pytest.approx(prompt_lock._SHORT_S)]
+    assert seen == [pytest.approx(prompt_lock.SHORT_S)]
     assert sys.getswitchinterval() == pytest.approx(0.003)
 
 

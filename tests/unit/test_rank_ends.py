@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,33 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
     assert "as DeepSpeed's launcher printed" in dead.details
     assert BEGIN_NS + 32 * S <= dead.known_ns <= BEGIN_NS + int(32.1 * S)
+
+
+def _end_ray_workers(folder: Path, **end: Any) -> PlantedRecording:
+    """Two workers of Ray are gone at second 31; the driver ends at 50."""
+    recording = record_two_steps(folder)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    worker = "/opt/ray/_private/workers/default_worker.py"
+    for rank in (0, 1):
+        facts = {"rank": rank, "local_rank": rank, "arguments": [worker, "--raylet-name=r"]}
+        recording.write_event(make_identity(rank), 1.5, events.Hello, **facts)
+        recording.write_event(recording.node, 31, events.RankGone, rank=rank, pid=make_identity(rank).pid)
+    recording.write_event(recording.node, 50, events.JobEnded, **{"exit_code": 0, "signal": None, **end})
+    return recording
+
+
+def test_workers_that_ray_ends_have_not_died(tmp_path: Path) -> None:
+    """Their processes end without a goodbye, at times long before the driver."""
+    recording = _end_ray_workers(tmp_path)
+    assert (_find_dead(recording, 45), _find_dead(recording, 60)) == ([], [])
+
+
+@pytest.mark.parametrize("end", [{"exit_code": 1}, {"exit_code": None, "signal": "SIGKILL"}, {"oom_kills": 1}])
+def test_a_driver_that_fails_says_that_workers_of_ray_died(tmp_path: Path, end: dict[str, Any]) -> None:
+    recording = _end_ray_workers(tmp_path, **end)
+    assert _find_dead(recording, 45) == []
+    (dead,) = _find_dead(recording, 60)
+    assert dead.known_ns == BEGIN_NS + 50 * S
 
 
 def _lose_two_in_one_look(folder: Path, output: str, last_s: float) -> PlantedRecording:

@@ -17,7 +17,7 @@ from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_
 from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording.metrics import NUMBER, Metric
-from zerotop_probe.recording.tables import BOUNDARY, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, SPANS
 
 NAN = np.nan
 
@@ -96,6 +96,39 @@ def test_the_one_who_is_late_is_waited_for(tmp_path: Path) -> None:
     waits = build_matrix(tmp_path).times[RankMetric.WAIT]
     assert waits[2, 1:] == pytest.approx([0.02] * 4, abs=1e-4)
     assert waits[[0, 1, 3]].max() == pytest.approx(0, abs=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["", "checkpoint_save"])
+def test_pauses_in_steps_of_which_few_have_phases(tmp_path: Path, phase: str) -> None:
+    """Rank 0 pauses in each fourth step, the other one waits in its backward; each recorded the phases of other steps."""
+    for rank in (0, 1):
+        at, spans = 0.0, []
+        for step in range(61):
+            pause = 0.3 if step % 4 == 0 else 0.0
+            parts = (("forward", 0.03), ("backward", 0.05 + pause * rank), ("step", 0.02))
+            if phase and pause and rank == 0:
+                spans.append(make_span(at, at + pause, phase, step))
+            at += pause * (1 - rank)
+            for name, seconds in parts if step % 5 == rank else parts[-1:]:
+                at += sum(length for _, length in parts[:2]) if step % 5 != rank else 0.0
+                flags = BOUNDARY | (COUNTED if step % 5 != rank else 0) if name == "step" else 0
+                spans.append(make_span(at, at + seconds, name, step, flags))
+                at += seconds
+        write_table(tmp_path, SPANS, make_identity(rank), *spans).close()
+    matrix = build_matrix(tmp_path)
+    usual = {metric: values.tolist() for metric, values in matrix.usual_times.items()}
+    assert matrix.figured_steps < 20
+    assert usual[RankMetric.WAIT] == pytest.approx([0.075, 0.0], abs=0.003)
+    assert usual[RankMetric.APART] == pytest.approx([0.075 if phase else 0.0, 0.0], abs=0.003)
+    assert usual[RankMetric.ITERATION][1] == pytest.approx(0.175, abs=0.003)
+    assert sum(usual[one][0] for one in (RankMetric.ITERATION, RankMetric.APART)) == pytest.approx(0.175, abs=0.003)
+    phases = [
+        usual[one] for one in (RankMetric.DATA, RankMetric.FORWARD, RankMetric.BACKWARD, RankMetric.STEP, RankMetric.OTHER)
+    ]
+    assert np.sum(phases, axis=0) == pytest.approx(usual[RankMetric.ITERATION])
+    skew = find_skew(matrix)
+    assert skew is not None
+    assert (skew.row, skew.delays_others) == (0, True)
 
 
 def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> None:

@@ -32,13 +32,23 @@ BUSY = Stand(SLEEPING, "clock_nanosleep", cores_used=1.0)
 COMPUTING = Stand((("torch/autograd/graph.py", 979, "_engine_run_backward", False), ("train.py", 9, "<module>", True)))
 DOWNLOADING = Stand((("urllib3/connection.py", 60, "read", False), ("train.py", 9, "<module>", True)))
 IMPORTING = Stand((("<frozen importlib._bootstrap>", 60, "_find_and_load", False), ("train.py", 9, "<module>", True)))
+BUILDING = Stand(
+    (("torch/utils/cpp_extension.py", 60, "_run_ninja_build", False), ("train.py", 9, "<module>", True)), cores_used=1.0
+)
+LOCKED = Stand(
+    (
+        ("torch/utils/file_baton.py", 50, "FileBaton.wait", False),
+        ("torch/utils/cpp_extension.py", 2400, "_jit_compile", False),
+        ("train.py", 9, "<module>", True),
+    )
+)
 COMING = Stand(
     (("torch/distributed/distributed_c10d.py", 1, "init_process_group", False), ("train.py", 9, "<module>", True))
 )
 
 
 def write_start(
-    folder: Path, stands: Sequence[Stand], read_s: Sequence[float] = (15, 30), *, gone_s: float = 0.0
+    folder: Path, stands: Sequence[Stand], read_s: Sequence[float] = (15, 30), *, gone_s: float = 0.0, locked_s: float = 0.0
 ) -> Recording:
     """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time."""
     recording = PlantedRecording(folder)
@@ -51,6 +61,8 @@ def write_start(
             recording.write_event(
                 recording.node, second, events.RankStacks, rank=rank, pid=pids[rank], idle_s=second, **facts
             )
+    if locked_s:
+        recording.write_event(recording.node, locked_s, events.BuildLocked, path="/cache/my ops/lock")
     if gone_s:
         for rank, pid in enumerate(pids):
             recording.write_event(recording.node, gone_s, events.RankGone, rank=rank, pid=pid)
@@ -98,6 +110,25 @@ def test_a_single_rank_that_waits_for_nobody_is_a_warning(tmp_path: Path) -> Non
 )
 def test_what_merely_takes_long_is_no_standstill(tmp_path: Path, stands: list[Stand]) -> None:
     assert find_stuck(write_start(tmp_path, stands)) == []
+
+
+@pytest.mark.parametrize("stands", [[LOCKED, LOCKED], [ARRIVED, LOCKED]], ids=["all ranks", "the others wait for one"])
+def test_the_lock_of_a_killed_build_is_named(tmp_path: Path, stands: list[Stand]) -> None:
+    recording = write_start(tmp_path, stands, locked_s=20)
+    assert find_stuck(recording, 29) == []
+    (stuck,) = find_stuck(recording)
+    assert stuck.headline == "Stuck at the start for 30 s: the ranks wait for a build that was killed"
+    assert "No process on their node holds /cache/my ops/lock" in stuck.details
+    assert (stuck.fix, stuck.severity, stuck.known_ns) == ("rm '/cache/my ops/lock'", Severity.ERROR, second_to_unix_ns(30))
+
+
+@pytest.mark.parametrize(
+    ("stands", "locked_s"),
+    [([BUILDING, LOCKED], 0.0), ([LOCKED, LOCKED], 0.0), ([LOCKED, LOCKED], 40.0), ([BUILDING, LOCKED], 20.0)],
+    ids=["one builds", "a process holds the lock", "that is seen later", "one builds beside a killed build"],
+)
+def test_a_build_that_may_go_on_is_waited_for(tmp_path: Path, stands: list[Stand], locked_s: float) -> None:
+    assert find_stuck(write_start(tmp_path, stands, locked_s=locked_s)) == []
 
 
 def test_ranks_are_looked_at_twice(tmp_path: Path) -> None:

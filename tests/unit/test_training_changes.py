@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from memory_recording import (
     GIB,
+    HELD_LIST,
     OOM,
     PlantedRecording,
     gib_to_bytes,
@@ -17,6 +17,7 @@ from memory_recording import (
     make_gpu_sample,
     make_reading,
     make_record,
+    record_leak,
     record_two_steps,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
@@ -29,25 +30,6 @@ from zerotop.analysis.steps.training_changes import choose_changes, describe_cha
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
-
-HELD_LIST = {
-    "name": "seen",
-    "scope": "local",
-    "owner": "main",
-    "file": "train.py",
-    "own": True,
-    "levels": 0,
-    "kind": "list",
-    "count": 20,
-    "bytes": gib_to_bytes(4),
-    "keeps_graph": False,
-    "shape": [8, 32000],
-    "block_bytes": gib_to_bytes(0.2),
-    "view_of": [8, 512, 32000],
-    "added_file": "train.py",
-    "added_line": 97,
-    "added_function": "main",
-}
 
 
 def read_at(recording: Recording, second: float) -> GpuLedger:
@@ -93,7 +75,7 @@ def test_what_a_list_keeps_is_a_row_of_its_own(tmp_path: Path) -> None:
     ledger = read_at(record_changed(tmp_path, counted_at=22.05), 23)
     assert ledger.sum_bytes(HELD) == 4 * GIB
     (row,) = (row for row in ledger.rows if row.key == HELD)
-    assert row.note == "Kept by the script: the list seen in main() (train.py) 4.00 GiB."
+    assert row.note == "Kept by the script, counted in step 1: the list seen in main() (train.py) 4.00 GiB."
     assert not any(one.is_outdated for one in ledger.rows)
     assert ledger.sum_bytes("optimizer_state") == 4 * GIB, "from the later count"
 
@@ -297,32 +279,10 @@ def test_an_idle_gpu_does_not_train_unseen(tmp_path: Path) -> None:
     assert find_named(record_pace(tmp_path, 0.1, 0.1, gpu_use=0).open_recording(), "steps_unseen") == []
 
 
-def record_leak(folder: Path, *, held: dict[str, Any] | None) -> Recording:
-    """Record 40 steps that each leave 0.2 GiB more, with a count after the last one."""
-    recording, who = PlantedRecording(folder), make_identity(0)
-    recording.node_event()
-    recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
-    spans, begins, readings = [], [], []
-    for step in range(40):
-        begin, end = 10 + step, 10.9 + step
-        spans.append(make_span(begin, end, "step", step, tables.BOUNDARY))
-        begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE["step"]))
-        size = 4 + 0.2 * max(0, step - 20)
-        readings.append(make_reading(end, size, 40, phase="step", edge="end", step=step))
-    recording.write_records(tables.SPANS, who, spans, born=1)
-    recording.write_records(tables.BEGINS, who, begins, born=1)
-    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
-    pools = [{"stream": 0, "private": False, "reserved": 8 * GIB, "allocated": 8 * GIB, "sparse": 0}]
-    facts: dict[str, Any] = {"held": [held]} if held is not None else {}
-    recording.write_inventory(46.95, "again", {"parameters": 4}, unclaimed=3.2, step=36, pools=pools, **facts)
-    (folder / "session.json").write_text(json.dumps({"stacks": True, "boot": "boot", "clock": {"unix_ns": BEGIN_NS}}))
-    return recording.open_recording()
-
-
 def test_a_leak_names_the_list_that_keeps_views(tmp_path: Path) -> None:
     (finding,) = find_named(record_leak(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)}), "memory_creep")
     assert finding.headline.startswith("seen keeps 0.20 GiB more a step on rank 0")
-    assert "The list seen in main() (train.py) keeps 20 tensors, and train.py:97 adds to it." in finding.details
+    assert "The list seen in main() (train.py) kept 20 tensors in step 36; train.py:97 adds to it." in finding.details
     assert "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000." in finding.details
     assert finding.fix == "seen.clear()"
 
@@ -332,7 +292,7 @@ def test_a_list_with_graphs_is_named_although_its_own_tensors_are_small(tmp_path
     small = HELD_LIST | {"name": "norms", "bytes": 20 * 512, "keeps_graph": True, "shape": [], "view_of": None}
     (finding,) = find_named(record_leak(tmp_path, held=small), "memory_creep")
     assert finding.headline.startswith("norms keeps ")
-    assert "The list norms in main() (train.py) keeps 20 tensors, with the graphs" in finding.details
+    assert "The list norms in main() (train.py) kept 20 tensors in step 36, with the graphs" in finding.details
     assert "train.py:97 adds to it" in finding.details
 
 
@@ -340,3 +300,14 @@ def test_a_list_with_graphs_is_named_although_its_own_tensors_are_small(tmp_path
 def test_a_holder_of_little_is_not_blamed(held: dict[str, Any] | None, tmp_path: Path) -> None:
     (finding,) = find_named(record_leak(tmp_path, held=held), "memory_creep")
     assert "seen" not in f"{finding.headline} {finding.details}"
+
+
+def test_a_leak_that_slight_falls_interrupt_began_with_its_first_rise(tmp_path: Path) -> None:
+    """Copies of the weights after every fourth step from 16 on; what else is left varies a little until step 32."""
+    sizes = [4 + 0.12 * max(0, step // 4 - 3) - 0.004 * (step < 32 and step % 2) for step in range(90)]
+    held = HELD_LIST | {"bytes": gib_to_bytes(0.12), "view_of": None}
+    recording = record_leak(tmp_path, held=held, sizes=sizes, count=(17, 0.12))
+    (finding,) = find_named(recording, "memory_creep")
+    assert finding.step == 16
+    assert finding.headline.startswith("seen keeps ")
+    assert finding.evidence["grown_bytes"] / finding.evidence["steps"] == pytest.approx(gib_to_bytes(0.03), rel=0.1)

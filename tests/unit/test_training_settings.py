@@ -49,6 +49,16 @@ def relax(model, optimizer):
 def load(path):
     torch.load(path, map_location="cpu")
     return torch.load(path)
+def begin():
+    torch.set_float32_matmul_precision("high")
+    torch.set_num_threads(8)
+    torch.use_deterministic_algorithms(False)
+def settle(name):
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("medium")
 """
 
 
@@ -169,6 +179,29 @@ def test_a_modules_own_begin_is_not_what_changed_it(script: PathNames, monkeypat
     _, place = SettingLines(CostMeter()).find_place(Change("module.recompute", 2, 0), 0, None)
     assert place is not None
     assert place.line == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "line"),
+    [
+        ("matmul_precision", "high", "highest", 26),
+        ("matmul_precision", "tf32", "ieee", 26),
+        ("matmul_precision", "highest", "high", 22),
+        ("matmul_precision", "high", "medium", 30),
+        ("threads", 8, 1, 27),
+        ("threads", 1, 8, 23),
+        ("threads", 8, 2, None),
+        ("deterministic_algorithms", False, True, 28),
+        ("cudnn.benchmark", False, True, 29),
+        ("cudnn.benchmark", True, False, None),
+    ],
+)
+def test_the_line_that_gives_a_setting_its_value(
+    script: PathNames, monkeypatch: pytest.MonkeyPatch, name: str, before: Any, after: Any, line: int | None
+) -> None:
+    monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: script))
+    _, place = SettingLines(CostMeter()).find_place(Change(name, before, after), 0, None)
+    assert (place.line if place is not None else None) == line
 
 
 class _Watched:

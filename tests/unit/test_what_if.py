@@ -106,6 +106,14 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert "as recorded: all figures are measurements" in text
 
 
+def test_the_amount_of_the_verdict_is_a_row_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ask(capsys, "z2", "--micro-batch", "16").splitlines()
+    amount = lines[0].split("at most ")[1].split(" of ")[0]
+    row = next(line for line in lines if line.startswith("must fit"))
+    assert row.endswith(amount)
+    assert any(line.startswith("Must fit: ") for line in lines)
+
+
 def test_the_recommended_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """What is to be pasted is asked, and answers with the same amount."""
     for name, options in (("z2", ()), ("x2-fsdp2", ("--memory", "24GB")), ("gpu-z3-all", ("--memory", "16GB"))):
@@ -295,6 +303,38 @@ def test_damaged_times_are_no_figure() -> None:
     nothing = replace(base, setup=replace(base.setup, parameters=0))
     work = replace(base.work, micro_batch=8)
     assert predict_time(nothing, nothing.setup, work, 1).rows
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("foreach-off", "the GPU waits for the host"),  # no tokens, and launches decide
+        ("gpu-linear", "the time between the phases"),  # 98 % of a step
+        ("gpu-counted-data", "the time between the phases"),
+    ],
+)
+def test_a_batch_whose_time_was_not_measured_has_none(name: str, reason: str) -> None:
+    base = read(name)
+    time = predict_time(base, base.setup, replace(base.work, micro_batch=12 * base.work.micro_batch), 1)
+    assert not time.rows
+    assert reason in time.reason
+
+
+def test_phases_without_times_tell_nothing_of_another_batch() -> None:
+    base = read("z2")
+    assert base.times is not None
+    broken = replace(base, times=replace(base.times, forward=0.0, backward=0.0))
+    assert predict_time(broken, base.setup, base.work, 1).rows
+    reason = predict_time(broken, base.setup, replace(base.work, micro_batch=8), 1).reason
+    assert reason.startswith("The recording has no times of forward and backward")
+
+
+def test_an_interval_is_as_wide_as_errors_of_other_runs_were() -> None:
+    base = read("z2")
+    _, likely, high = predict_time(base, base.setup, replace(base.work, micro_batch=5), 1).seconds
+    assert high >= 1.2 * likely
+    _, likely, high = predict_time(base, change_setup(base.setup, 2, "optimizer"), base.work, 1).seconds
+    assert high >= 1.4 * likely
 
 
 def test_it_needs_no_torch() -> None:

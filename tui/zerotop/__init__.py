@@ -8,6 +8,16 @@ if TYPE_CHECKING:
 __all__ = ["open_recording"]
 
 
+def find_version() -> str:
+    """Return the installed version; a note where zerotop runs from its source, which tells none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("zerotop")
+    except metadata.PackageNotFoundError:
+        return "(not installed as a package, so its version is unknown)"
+
+
 def open_recording(name: str, price_per_hour: "str | float | None" = None) -> "OpenRecording":
     """Open a recording in a notebook or a script, by its name, the start of its name, or its path.
 

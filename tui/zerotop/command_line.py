@@ -14,7 +14,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem, describe_error
+from zerotop import find_version
+from zerotop.commands.common.errors import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    Problem,
+    describe_error,
+    is_missing_package,
+    suggest_name,
+)
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
@@ -68,9 +77,7 @@ class _VersionAction(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **more)
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
-        from importlib import metadata
-
-        print(f"zerotop {metadata.version('zerotop')}")
+        print(f"zerotop {find_version()}")
         parser.exit()
 
 
@@ -121,8 +128,8 @@ def _list_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argume
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Describe arguments that a command does not take, with the option that was probably meant."""
     wrong = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
-    likely = difflib.get_close_matches(wrong, parser._option_string_actions, 1) if wrong else []
-    return f"unrecognized arguments: {shlex.join(unknown)}{f'. Did you mean {likely[0]}?' if likely else ''}"
+    meant = suggest_name(wrong, parser._option_string_actions) if wrong else ""
+    return f"unrecognized arguments: {shlex.join(unknown)}{meant}"
 
 
 def _check_name(parser: argparse.ArgumentParser, name: str) -> None:
@@ -188,7 +195,7 @@ def _escape_output() -> None:
 
 
 def _is_expected(error: Exception) -> bool:
-    if isinstance(error, (Problem, OSError, MemoryError)):
+    if isinstance(error, (Problem, OSError, MemoryError)) or is_missing_package(error):
         return True
     # Looked up rather than imported: if it was raised, it has been imported.
     reader = sys.modules.get("zerotop.recording.reader")

@@ -664,6 +664,17 @@ class Node(Event):
     sampler_start: int | None  # its start in clock ticks since boot
 
 
+class OperationalEvent(Facts):
+    """The driver's structured report of a fault: a GPU Operational Event, whose numbers may change with the driver."""
+
+    module: str | None  # the part of GPU or driver that reported it, such as GPU-RAS
+    code: int | None  # the module's number for it
+    category: int | None  # the driver's number for its kind
+    severity: int | None  # 10: information, 20: corrected, 30: recoverable, 40: fatal
+    group: int | None  # the same for the events of one incident; null if it has no other
+    traits: list[str] | None  # such as uncontained, or simulated: a test of the driver
+
+
 class GpuFault(Event):
     """NVML shows an error of a GPU, or less than the GPU has: written when it is seen, and again when it becomes more."""
 
@@ -675,7 +686,9 @@ class GpuFault(Event):
     # States: rows_pending, pages_pending (bad memory is replaced at the next reset), rows_failed (none is left for that),
     # recovery (the driver asks for NVML's recovery action). nvlinks: active links. pcie_width, pcie_generation: the link.
     # Others are types of NVML's events: dram_retired, dram_failed, poison, poison_fatal, unavailable.
+    # operational: the driver reported a GPU Operational Event, whose Xid is the value if it has one.
     kind: str
+    report: OperationalEvent | None  # of a GPU Operational Event
     value: int | None  # the Xid; the counter; the state; the active links; the lanes or generation now
     before: int | None  # the counter at the first reading; links that were active, or are on its peers; the possible width
     rise: int | None  # of a counter, in the last ``seconds``
@@ -683,10 +696,10 @@ class GpuFault(Event):
 
 
 class GpuFaultsHidden(Event):
-    """Some hardware faults of a GPU cannot be seen here. Written once for each GPU."""
+    """Some hardware faults of a GPU cannot be seen here. Each kind of them is written once for each GPU."""
 
     gpu: int | None  # NVML index of the whole GPU; null for all of them
-    hidden: dict[str, str] | None  # NVML's reason, by xid or the kind of a fault
+    hidden: dict[str, str] | None  # NVML's reason, by xid, operational or the kind of a fault
 
 
 class GpuSilent(Event):
@@ -706,6 +719,7 @@ class NcclFigure(Facts):
     n_ranks: int | None  # ranks of the communicator
     nnodes: int | None  # their nodes
     count: int | None  # collectives
+    missed: int | None  # those among them that the Inspector left out, as small ones
     seconds: float | None  # the sum of their times on the GPU, in which a rank also waits for the others
     bytes: float | None  # the sum of their sizes
     bus_gbs: float | None  # the highest bus bandwidth of one of them, in GB/s

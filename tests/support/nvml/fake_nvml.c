@@ -4,9 +4,13 @@
    pid 0 1234 5678                    a process on GPU 0, and its bytes: 1 GiB where they are left out
    0.NAME VALUE                       a value of GPU 0; 0.field.3 is a field value, 0.link.17 the state of a link
    event 0 8 79                       an event of GPU 0: its type and data. Each line is delivered once
+   operational 0 GPU-RAS 23 2 40 1 7 48  an operational event of GPU 0: its module, code, category, severity, attributes,
+                                      group and Xid, which is 0 without one
+   form preview                       nvmlEventSetWait_v3 as NVIDIA's preview had it, with the timeout as an argument
    hang nvmlDeviceGetNvLinkState 0    that call on GPU 0 does not return while the line is there; "-" as GPU: on any
    fail nvmlDeviceRegisterEvents - 3  that call returns this code
 */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,6 +190,86 @@ int nvmlEventSetFree(Device set) { (void)set; return SUCCESS; }
 int nvmlDeviceRegisterEvents(Device device, unsigned long long types, Device set) {
     (void)types, (void)set;
     BEGIN("nvmlDeviceRegisterEvents", index_of(device))
+    return SUCCESS;
+}
+
+/* GPU Operational Events, by NVIDIA's released header. Of the preview's form only the arguments and the names of the fields
+   are known, not their order. */
+#define OPERATIONAL_FIELDS \
+    unsigned type; \
+    char uuid[96], module[16]; \
+    unsigned long long eventType, eventData, group, instance, timestamp, trace; \
+    unsigned gpuInstance, computeInstance, severity, category, code, scope, originator, moduleInstance, chiplet, level; \
+    unsigned attributes, cperSize, groupAttributes; \
+    unsigned char groupSize, groupIndex;
+typedef struct { unsigned timeout_ms; OPERATIONAL_FIELDS } Released;
+typedef struct { OPERATIONAL_FIELDS } Preview;
+_Static_assert(sizeof(Released) == 224 && offsetof(Released, eventType) == 120, "as in the released header");
+
+static unsigned operational_xid;
+
+int nvmlEventSetRegisterGpuOperationalEvents_v1(Device set, const char *uuid) {
+    (void)set;
+    BEGIN("nvmlEventSetRegisterGpuOperationalEvents_v1", -1)
+    return strncmp(uuid, "GPU-played-", 11) ? INVALID_ARGUMENT : SUCCESS;
+}
+
+static int find_operational(Preview *event, int *gpu) {
+    static int delivered;
+    char text[8192], *state, *line;
+    int place = 0;
+    for (line = strtok_r(read_script(text, sizeof text), "\n", &state); line; line = strtok_r(NULL, "\n", &state))
+        if (sscanf(line, "operational %d %15s %u %u %u %u %llu %u", gpu, event->module, &event->code, &event->category,
+                   &event->severity, &event->attributes, &event->group, &operational_xid) == 8 && place++ == delivered)
+            return ++delivered;
+    return 0;
+}
+
+int nvmlEventSetWait_v3(Device set, void *data, unsigned timeout_ms) {
+    char rest[80];
+    int is_preview = find_line("form preview", rest, sizeof rest), gpu;
+    Released *released = data;
+    (void)set;
+    if (!is_preview) timeout_ms = released->timeout_ms;
+    for (unsigned waited = 0;; waited += 10) {
+        Preview event = {.type = 1};
+        BEGIN("nvmlEventSetWait_v3", -1)
+        if (find_operational(&event, &gpu)) {
+            snprintf(event.uuid, sizeof event.uuid, "GPU-played-%d", gpu);
+            if (is_preview) {
+                *(Preview *)data = event;
+                return SUCCESS;
+            }
+            *released = (Released){.timeout_ms = timeout_ms, .type = 1, .severity = event.severity, .category = event.category,
+                                   .code = event.code, .attributes = event.attributes, .group = event.group};
+            memcpy(released->uuid, event.uuid, sizeof event.uuid);
+            memcpy(released->module, event.module, sizeof event.module);
+            return SUCCESS;
+        }
+        if (waited >= timeout_ms) return TIMEOUT;
+        if (!getenv("PLAYED_NVML")) waited = timeout_ms - 10, usleep(1000 * timeout_ms); /* to measure costs */
+        usleep(10000);
+    }
+}
+
+int nvmlEventSetGetContextCount_v1(Device set, unsigned *count) {
+    (void)set;
+    BEGIN("nvmlEventSetGetContextCount_v1", -1)
+    *count = operational_xid ? 2 : 1;
+    return SUCCESS;
+}
+
+int nvmlEventSetGetContextInfo_v1(Device set, unsigned *context) {
+    (void)set;
+    BEGIN("nvmlEventSetGetContextInfo_v1", -1)
+    context[1] = context[0] == 1; /* the first one is of a type that NVML does not know */
+    return SUCCESS;
+}
+
+int nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(Device set, unsigned *context) {
+    (void)set;
+    BEGIN("nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1", -1)
+    context[1] = operational_xid;
     return SUCCESS;
 }
 

@@ -40,7 +40,7 @@ def parse_bytes(text: str) -> GivenBytes:
     """Return a size such as ``2GB``, ``500M`` or ``60 GiB`` in bytes. Raises ValueError with a reason."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        meant = f"; did you mean {text}GB?" if text.strip().isdecimal() and int(text) < 10_000 else ""
+        meant = f"; did you mean {text}GB?" if text.strip().isdecimal() and 0 < int(text) < 10_000 else ""
         raise ValueError(f"{text} is not a size such as 500MB or 2GB{meant}")
     base, prefix, infix = 1024 if match[3] else 1000, match[2].upper(), match[3].lower()
     size = GivenBytes(float(match[1]) * base ** ("KMGT".index(prefix) + 1))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
@@ -18,11 +19,12 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import TrainedModel, estimate_job
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.estimated_time import EstimatedTime, estimate_time
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_setup, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import Regime, build_model
-from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
+from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.commands.common.deepspeed_file import read_zero_mode
 from zerotop.commands.common.errors import USAGE, Problem
@@ -35,7 +37,6 @@ from zerotop.commands.measuring.machine_file import MachineFigures, MachineFileE
 from zerotop.recording import catalog, sweeps
 from zerotop.recording.reader import Recording, RecordingError
 
-_MOST = 10**11  # tokens, rows, GPUs, elements of a bucket
 _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if the options do not have them
 
 
@@ -71,13 +72,24 @@ def estimate(options: argparse.Namespace) -> int:
         fixed = options.micro_batch is not None
         rows = rank_model(subject.model, hardware, subject.shape, work, is_batch_fixed=fixed)
     else:
-        rows = estimate_options(subject.model, hardware, subject.shape, work)
+        rules = AllocatorRules(expandable_segments=options.expandable_segments)
+        rows = estimate_options(subject.model, hardware, subject.shape, work, rules)
     rows = _choose_rows(rows, options, training)
     lines = _describe_subject(subject, hardware, training)
     lines.insert(1, _describe_batch(options, work))
-    facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens}
+    time = _estimate_time(rows, subject, hardware, work)
+    lines.append(_describe_time(time))
+    facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": work.tokens, "time": asdict(time)}
     own = () if subject.model.is_loop else estimate_all_rows(subject.model, hardware)
     return _print_options(options, facts, rows, hardware, work, lines, own)
+
+
+def _estimate_time(rows: Sequence[OptionEstimate], subject: ModelCase, hardware: Hardware, work: Workload) -> EstimatedTime:
+    """Return the time of a step of the recommended option, else of the first."""
+    row = choose_option(rows, hardware) or rows[0]
+    chosen = replace(hardware, gpus=row.gpus)
+    setup = build_setup(subject.model, chosen, row.stage, row.offload)
+    return estimate_time(subject.shape, setup, replace(work, micro_batch=row.micro_batch), hardware.gpu, hardware.nodes)
 
 
 def _estimate_recording(options: argparse.Namespace, path: Path, training: TrainingSettings) -> int:
@@ -235,6 +247,7 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
     regime = Regime(
         dtype=options.dtype,
         optimizer=options.optimizer,
+        trained=options.trained or 0,
         lora_rank=options.lora_rank or 0,
         lora_targets=options.lora_targets.split(","),
         quantization=options.quantization or "",
@@ -245,6 +258,8 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
         raise Problem(f"{options.model} has {positions:,} positions, fewer than the sequence length, {options.seq_length:,}")
     if regime.lora_rank > shape.hidden:
         raise Problem(f"A rank of {regime.lora_rank:,} is more than the hidden size of {options.model}, {shape.hidden:,}")
+    if regime.trained > parameters:
+        raise Problem(f"{options.model} has {parameters:,} parameters, fewer than --trained {regime.trained:,}")
     model = build_model(shape, parameters, regime)
     if regime.lora_rank and model.trainable == 0:
         raise Problem(f"{options.model} has no layer called {options.lora_targets}, or its layers are not known")
@@ -253,11 +268,15 @@ def _read_config(options: argparse.Namespace, training: TrainingSettings) -> Mod
 
 def _refuse_combinations(options: argparse.Namespace) -> None:
     """Raise Problem for settings that exclude each other, or that no machine has."""
-    for name in ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket"):
-        if (getattr(options, name) or 0) > _MOST:
-            raise Problem(f"--{name.replace('_', '-')} {getattr(options, name)} is more than any machine trains with")
+    names = ("seq_length", "micro_batch", "gpus", "nodes", "gradient_accumulation", "bucket")
+    if excess := find_excess({name: getattr(options, name) for name in names}):
+        raise Problem(excess)
     if options.quantization and not options.lora_rank:
         raise Problem("Quantized weights are not trained themselves: give the rank of their adapters with --lora-rank")
+    if options.trained and options.lora_rank:
+        raise Problem("--lora-rank trains its adapters alone: give it, or --trained")
+    if options.expandable_segments and options.all:
+        raise Problem("--all does not simulate the allocator, whose setting --expandable-segments is: leave one of them")
     if options.dtype == "bf16_master" and options.framework != "deepspeed":
         raise Problem("16-bit master weights are a setting of DeepSpeed: choose another --dtype without it")
     if options.dtype == "mixed" and options.framework != "deepspeed":
@@ -291,6 +310,14 @@ def _describe_batch(options: argparse.Namespace, work: Workload) -> str:
     return f"micro-batch of {work.tokens:,} tokens on each GPU"
 
 
+def _describe_time(time: EstimatedTime) -> str:
+    if time.seconds is None:
+        return f"Time of a step: not known without a run. {time.reason}"
+    low, likely, high = time.seconds
+    rates = f"{time.tokens_per_s:,.0f} tokens/s, MFU {100 * time.mfu:.0f} %"
+    return f"Time of a step: {likely:.3g} s ({low:.3g} to {high:.3g}), {rates}, by the FLOPs and what other trainings reach."
+
+
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
     gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
@@ -300,6 +327,9 @@ def _describe_subject(subject: ModelCase, hardware: Hardware, training: Training
     ]
     if training.read:
         lines.append(f"from the given arguments: {', '.join(training.read)}")
+    if subject.shape.vision:
+        size = f"{subject.shape.vision / 1e6:,.1f} M of them"
+        lines.append(f"its vision part has {size}: its activations, which depend on the images, are not counted")
     if subject.shape.counted is None:
         rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)"
         lines.append(f"layers of this family are not known: activations by the {rule}")

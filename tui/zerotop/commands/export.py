@@ -12,7 +12,7 @@ from typing import IO
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.views.notices import describe_missing_steps
-from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.errors import USAGE, Problem, suggest_name
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.common.new_files import choose_file
@@ -33,7 +33,9 @@ def export(options: argparse.Namespace) -> int:
         return _send_trace(options)
     table = options.table or "steps"
     if table != "all" and table not in TABLES:
-        raise Problem(f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all", USAGE)
+        raise Problem(
+            f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all{suggest_name(table, TABLES)}", USAGE
+        )
     to_stdout = options.output in (None, "-")
     if to_stdout and table == "all":
         raise Problem("--table all needs a directory: -o DIRECTORY", USAGE)

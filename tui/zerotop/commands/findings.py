@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Sequence
 
-from zerotop.analysis.findings import LinkedFinding, order_by_cause
+from zerotop.analysis.findings import Finding, LinkedFinding, name_relation, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
 from zerotop.analysis.reports.finding_json import list_findings_json
@@ -28,6 +29,9 @@ def findings(options: argparse.Namespace) -> int:
             steps = run.source.job_steps
             costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
             training_s = measure_training_s(steps)
+            if options.fix:
+                print(_format_fixes([cost.finding for cost in costs.values()]))
+                return 0
             for linked in order_by_cause(run.findings):
                 cost = costs.get(id(linked.finding))
                 text = describe_cost(cost, training_s, run.view) if cost is not None else ""
@@ -35,6 +39,16 @@ def findings(options: argparse.Namespace) -> int:
         else:
             print("No findings in this recording.")
     return 0
+
+
+def _format_fixes(findings: Sequence[Finding]) -> str:
+    """Return what can be pasted, each under the headline of its finding as a comment."""
+    fixes: dict[str, str] = {}
+    for finding in findings:
+        if finding.fix:
+            fixes.setdefault(escape_unprintable(finding.fix), escape_unprintable(finding.headline))
+    blocks = (f"# {headline}\n{fix}" for fix, headline in fixes.items())
+    return "\n".join(blocks) or "No finding in this recording has a fix to paste."
 
 
 def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
@@ -47,7 +61,7 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     head = f"{when}  {finding.name}  ({finding.severity.value})"
     texts = [
         finding.headline,
-        cause and f"Because of: {cause.headline}.",
+        cause and f"{name_relation(finding, cause)}: {cause.headline}.",
         finding.details,
         cost and f"Cost: {cost}.",
         finding.advice and f"-> {finding.advice}",

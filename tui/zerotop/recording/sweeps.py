@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,15 @@ def find_default_folder() -> Path:
 def is_sweep(path: Path) -> bool:
     """Return whether a folder holds a sweep."""
     return (path / SWEEP_FILE).is_file()
+
+
+def list_sweeps(folder: Path) -> list[Sweep]:
+    """Return the sweeps in a folder that can be read, the newest first."""
+    read = []
+    for path in sorted(filter(is_sweep, folder.glob("*")), reverse=True):
+        with suppress(RecordingError):
+            read.append(read_sweep(path))
+    return read
 
 
 def find_sweep(text: str) -> Path | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from importlib import metadata, resources
+from importlib import resources
 from typing import Any
 
+from zerotop import find_version
 from zerotop.analysis.reports.verdict import Verdict
 from zerotop.report.elements import Content, Element, clean_values, element, write_html
 from zerotop.ui.drawing.theme import DARK, LIGHT
@@ -23,7 +24,7 @@ def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | 
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         Element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
         element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="generator", content=f"zerotop {metadata.version('zerotop')}"),
+        element("meta", name="generator", content=f"zerotop {find_version()}"),
         element("title", title),
         element("style", _read_asset("uPlot.min.css") + _write_palettes() + _read_asset("report.css")),
     )

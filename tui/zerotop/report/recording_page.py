@@ -9,7 +9,7 @@ from datetime import datetime
 
 import numpy as np
 
-from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings import Finding, name_relation
 from zerotop.analysis.formatting import (
     format_bytes,
     format_count,
@@ -154,7 +154,7 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Re
         element(
             "div",
             element("p", finding.headline, class_="headline"),
-            _build_cause(cost.cause, report) if cost.cause is not None else None,
+            _build_cause(cost.finding, cost.cause, report) if cost.cause is not None else None,
             element("p", finding.details) if finding.details else None,
             _build_advice(finding) if finding.advice or finding.fix else None,
             element(
@@ -169,10 +169,11 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Re
     )
 
 
-def _build_cause(cause: Finding, report: RecordingReport) -> Element:
+def _build_cause(effect: Finding, cause: Finding, report: RecordingReport) -> Element:
     """Return a sentence that names the explaining finding, with a link to it."""
     number = next(number for number, other in enumerate(report.findings, 1) if other.finding is cause)
-    return element("p", "Because of ", element("a", f"finding {number}", href=f"#finding-{number}"), f": {cause.headline}.")
+    link = element("a", f"finding {number}", href=f"#finding-{number}")
+    return element("p", f"{name_relation(effect, cause)} ", link, f": {cause.headline}.")
 
 
 def _build_advice(finding: Finding) -> Element:

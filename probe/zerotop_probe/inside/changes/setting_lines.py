@@ -47,6 +47,10 @@ _NAMES = {
     "parameter_hooks": ("register_hook()", "register_post_accumulate_grad_hook()"),
 }
 _OPTIMIZER, _MODULE = "optimizer.", "module."
+# Settings that have a number or a name: the types of constants that code gives them.
+_VALUES: dict[str, tuple[type, ...]] = {"matmul_precision": (bool, str), "threads": (int,)}
+# What PyTorch's newer settings call a precision, and what `allow_tf32` says about it.
+_PRECISIONS = {"highest": "ieee", "high": "tf32", "medium": "bf16", True: "tf32", False: "ieee"}
 _OPPOSITES = {"gradient_checkpointing_disable": False, "eval": False}
 
 
@@ -102,8 +106,13 @@ class SettingLines:
         wanted = _NAMES.get(name) or ((name.partition(".")[2],) if name.startswith((_OPTIMIZER, _MODULE)) else ())
         if not wanted:
             return None, None
+        paths, kinds = PathNames.for_this_process(), _VALUES.get(name)
+        uses = code_positions.find_uses(wanted, frame, paths, kinds or (bool,))
+        if kinds is not None:
+            names = _PRECISIONS if str in kinds else {}
+            uses = [one._replace(value=names.get(one.value, one.value)) for one in uses]
+            return None, code_positions.choose_place(uses, names.get(change.after, change.after))
         value = _find_direction(change)
-        uses = code_positions.find_uses(wanted, frame, PathNames.for_this_process())
         uses = [one._replace(value=_OPPOSITES[one.name]) if one.name in _OPPOSITES else one for one in uses]
         if name.startswith(_MODULE):  # the modules were there before
             uses = [one for one in uses if one.place.function.rpartition(".")[2] != "__init__"]

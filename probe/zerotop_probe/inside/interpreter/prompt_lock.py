@@ -2,11 +2,10 @@
 
 A thread that waits for the lock gets it when the thread that holds it gives it away for long, or has kept it for the switch
 interval (5 ms). A training loop gives it away for microseconds at a time, in each operation, and then the interval begins
-anew: a sampler would only ever see the few long calls, and nothing of Python code that takes 2 ms at a time (0 % of its
-samples where 92 % of the time is spent so, 66 to 83 % with the shorter interval that is set here: benchmarks/lock_wait.py).
-Not shorter: while a function in C keeps the lock, a thread that waits for it looks once in each interval, which takes 3 % of
-a core at 1 ms, 7 % at 0.3 ms and 20 % at 50 us. With 0.3 ms, code of 1.6 ms at a time is seen, too, but on a busy machine a
-rank that hangs in C counted as one that computes (tests/real/test_hangs.py beside four other workers).
+anew: a sampler would only ever see the few long calls, and nothing of Python code that takes a few milliseconds at a
+time. With the shorter interval that is set here it sees 83 % of 91 % where that code takes 8 ms at a time, 47 % of 84 % with
+1.6 ms (benchmarks/lock_wait.py). Not much shorter: while a function in C keeps the lock, a thread that waits for it looks
+once in each interval, which takes 7 % of a core at 0.3 ms and 20 % at 50 us.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from __future__ import annotations
 import sys
 import threading
 
-_SHORT_S = 1e-3
+SHORT_S = 3e-4
+"""The switch interval meanwhile, unless the job's is shorter."""
 # Python keeps whole microseconds of the interval, rounded down.
 _EXACT_S = 1.5e-6
 
@@ -28,7 +28,7 @@ def wait_promptly(event: threading.Event, seconds: float) -> bool:
     """
     global _usual_s
     _usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(min(_SHORT_S, _usual_s))
+    sys.setswitchinterval(min(SHORT_S, _usual_s))
     try:
         return event.wait(seconds)
     finally:
@@ -38,6 +38,6 @@ def wait_promptly(event: threading.Event, seconds: float) -> bool:
 def restore_interval() -> None:
     """Set the job's interval again, unless the job has set another one meanwhile. A forked child calls this, too."""
     global _usual_s
-    if _usual_s and abs(sys.getswitchinterval() - min(_SHORT_S, _usual_s)) < _EXACT_S:
+    if _usual_s and abs(sys.getswitchinterval() - min(SHORT_S, _usual_s)) < _EXACT_S:
         sys.setswitchinterval(_usual_s)
     _usual_s = 0.0

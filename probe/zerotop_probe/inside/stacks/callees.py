@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import sys
+from bisect import bisect_right
 from collections.abc import Mapping
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +20,16 @@ _SHIFTED |= {"LOAD_ATTR"} if sys.version_info >= (3, 12) else set()
 _WITH = ("BEFORE_WITH", "SETUP_WITH")
 # Bytes of code before the call that are read: arguments that take more are rare.
 _WINDOW = 400
+# Instructions at which, or after which, other threads are let in; those before them that may take long; functions that do
+# not, and modules with functions that let other threads in themselves.
+_INTERRUPTED = ("CALL", "PRECALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD", "JUMP_ABSOLUTE", "YIELD")
+_SLOW = ("BINARY", "INPLACE", "CONTAINS", "COMPARE", "BUILD_STRING", "FORMAT", "LIST_EXTEND", "SET_UPDATE", "DICT", "DELETE")
+_QUICK = {"len", "isinstance", "append", "get", "keys", "values", "items", "id", "type", "getattr", "hasattr", "iter"}
+_LETTING_IN = ("torch.", "numpy.", "time.", "zlib.", "os.", "posix.")
+# Bytes at the begin of a function.
+_BEGIN = 8
+# Longer code is not read: that would take milliseconds.
+_LONGEST_CODE = 20_000
 
 
 class _Instruction(NamedTuple):
@@ -46,6 +57,48 @@ def find_callee(code: CodeType, offset: int, names: Mapping[str, Any]) -> str:
     elif call.name in ("CALL_KW", "CALL_FUNCTION_KW"):
         count += 1
     return _name_value(before, code, names) if _skip_values(before, count) else ""
+
+
+def find_slow_line(code: CodeType, offset: int, names: Mapping[str, Any]) -> int | None:
+    """Return the line that took long where another thread was let in late, at the instruction at ``offset``.
+
+    Python lets others in after calls, at the begin of functions and where loops begin again; what came before may have taken
+    the time. None if that is in several lines, and at other instructions: they let others in while they run.
+    """
+    known = dis.get_instructions(code) if len(code.co_code) <= _LONGEST_CODE else ()
+    steps = [one for one in known if one.offset <= offset]
+    if not steps or not steps[-1].opname.startswith(_INTERRUPTED):
+        return None
+    last, starts = steps.pop(), [(begin, line) for begin, line in dis.findlinestarts(code) if line is not None]
+    begins = [begin for begin, _ in starts]
+
+    def find_line(at: int) -> int:
+        return starts[bisect_right(begins, at) - 1][1]
+
+    slow: set[int] = set()
+    ends = {step.argval for step in steps if step.opname == "FOR_ITER"}
+    for step in reversed(steps):
+        if step.opname.startswith(("CALL", "RESUME", "YIELD")) and not _is_quick(find_callee(code, step.offset, names)):
+            break
+        if step.opname.startswith(_SLOW):
+            slow.add(find_line(step.offset))
+        if step.opname == "FOR_ITER" or step.offset in ends:
+            break
+    own = find_line(offset)
+    if last.opname.startswith(("CALL", "PRECALL")):
+        callee = find_callee(code, offset, names)
+        is_known = "." in callee or callee in vars(builtins)
+        if not _is_quick(callee):
+            may_let_in = not is_known or callee.startswith(_LETTING_IN)
+            return None if may_let_in and slow - {own} else own
+    elif not slow and offset < _BEGIN:
+        return None
+    slow = slow or {own}
+    return slow.pop() if len(slow) == 1 else None
+
+
+def _is_quick(callee: str) -> bool:
+    return callee.rpartition(".")[2] in _QUICK
 
 
 def _decode(code: bytes) -> list[_Instruction]:

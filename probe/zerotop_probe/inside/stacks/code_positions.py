@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
 
-# Code objects that are searched, and instructions around a name that may hold the value that it gets.
+# Code objects that are searched, and instructions after a function's name that may hold the value that it gets.
 _MOST_CODES = 1000
 _NEAR = 3
 # Instructions of the arguments of a call, at most.
@@ -36,17 +36,22 @@ class Variable(NamedTuple):
 
 
 class CodePosition(NamedTuple):
-    """A use of a name. ``value``: the truth value that it is set to or called with; None if that is no constant."""
+    """A use of a name. ``value``: what it is set to or called with; None if that is no constant."""
 
     place: OwnPlace
     name: str
-    value: bool | None
+    value: bool | str | int | None
 
 
-def find_uses(names: Collection[str], frame: FrameType | None, paths: PathNames) -> list[CodePosition]:
-    """Return where the job's own code sets an attribute or key of one of these names; ``name()`` is that of a function."""
+def find_uses(
+    names: Collection[str], frame: FrameType | None, paths: PathNames, kinds: tuple[type, ...] = (bool,)
+) -> list[CodePosition]:
+    """Return where the job's own code sets an attribute or key of one of these names; ``name()`` is that of a function.
+
+    ``kinds``: the types of constants that tell what it is set to.
+    """
     functions = {name[:-2] for name in names if name.endswith("()")}
-    return list(_iter_uses({name for name in names if not name.endswith("()")}, functions, frame, paths))
+    return list(_iter_uses({name for name in names if not name.endswith("()")}, functions, frame, paths, kinds))
 
 
 def find_additions(variable: Variable, frame: FrameType | None, paths: PathNames) -> list[OwnPlace]:
@@ -124,40 +129,50 @@ def _list_names(code: CodeType, step: Any) -> tuple[Any, ...]:
     return names if isinstance(names, tuple) else ()
 
 
-def choose_place(positions: Collection[CodePosition], value: bool | None = None) -> OwnPlace | None:
+def choose_place(positions: Collection[CodePosition], value: bool | str | int | None = None) -> OwnPlace | None:
     """Return the line of the only position that fits ``value``; None if there is none, or if several fit."""
     fitting = {one.place for one in positions if value is None or one.value in (None, value)}
     return next(iter(fitting)) if len(fitting) == 1 else None
 
 
 def _iter_uses(
-    stored: Collection[str], called: Collection[str], frame: FrameType | None, paths: PathNames
+    stored: Collection[str],
+    called: Collection[str],
+    frame: FrameType | None,
+    paths: PathNames,
+    kinds: tuple[type, ...],
 ) -> Iterator[CodePosition]:
     for code, file in _iter_codes(frame, paths):
         if not {*stored, *called} & {*code.co_names, *(one for one in code.co_consts if isinstance(one, str))}:
             continue
         steps = list(dis.get_instructions(code))
         for index, step in enumerate(steps):
-            name, near, is_store = str(step.argval), steps[index + 1 : index + 1 + _NEAR], True
+            name, value = str(step.argval), None
             if step.opname == "STORE_ATTR" and name in stored:
-                near = steps[max(0, index - _NEAR) : index]
+                pushed = _find_value_before(steps, index, 1)  # below the object
             elif step.opname == "STORE_SUBSCR" and index and steps[index - 1].argval in stored:
-                name, near = str(steps[index - 1].argval), steps[max(0, index - _NEAR - 1) : index - 1]
+                name, pushed = str(steps[index - 1].argval), _find_value_before(steps, index, 2)
             elif step.opname in _LOADS and name in called:
-                is_store = False
+                pushed, value = None, _find_argument(steps[index + 1 : index + 1 + _NEAR], kinds)
             else:
                 continue
-            yield CodePosition(_make_place(code, file, step.offset), name, _find_value(near, is_store))
+            if pushed is not None and _is_constant(pushed, kinds):
+                value = pushed.argval
+            yield CodePosition(_make_place(code, file, step.offset), name, value)
 
 
-def _find_value(near: list[Any], is_store: bool) -> bool | None:
-    """Return the constant that is stored, or passed; a call without arguments passes True."""
-    for step in reversed(near) if is_store else near:
-        if isinstance(step.argval, bool) and step.opname in ("LOAD_CONST", "RETURN_CONST"):
-            return bool(step.argval)
-        if step.opname.startswith(("CALL", "PRECALL")) and not is_store:
+def _find_argument(near: list[Any], kinds: tuple[type, ...]) -> Any:
+    """Return the constant that is passed; a call without arguments passes True."""
+    for step in near:
+        if _is_constant(step, kinds):
+            return step.argval
+        if step.opname.startswith(("CALL", "PRECALL")):
             return True if not step.arg else None
     return None
+
+
+def _is_constant(step: Any, kinds: tuple[type, ...]) -> bool:
+    return type(step.argval) in kinds and step.opname in ("LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST")
 
 
 def _make_place(code: CodeType, file: str, offset: int) -> OwnPlace:

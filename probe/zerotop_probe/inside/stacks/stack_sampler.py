@@ -5,7 +5,8 @@ It samples if
 
 - the current phase, or gap between phases, has lasted clearly longer than usual (``slow``);
 
-- the gaps or the data loading usually take a notable share of each iteration (``share``): some samples, then rarely more;
+- the gaps, the data loading or a phase usually take a notable share of each iteration (``share``): some samples, more after
+  that has grown, then rarely more;
 
 - the rank has been silent for long (``silent``): the stacks of all threads, with growing pauses.
 
@@ -21,16 +22,16 @@ from typing import NamedTuple
 
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
-from zerotop_probe.inside.interpreter.prompt_lock import wait_promptly
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks.frames import Stack, StackReader
+from zerotop_probe.inside.stacks.frames import UNKNOWN_STACK, Stack, StackReader
+from zerotop_probe.inside.stacks.lock_wait import LockWait
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
-from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
+from zerotop_probe.inside.stacks.usual_times import COMPUTING, DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
-from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, PHASES
+from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"
 """The sampler's name in the probe's cost and errors."""
@@ -50,7 +51,9 @@ _LATELY_NS = 1_000_000_000
 # Samples of a place that takes a notable share of iterations: at first, again when its share grows by this factor, and some
 # more after each interval (ns).
 _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
+# Of phases fewer at first: they are what later samples are compared with.
 _GROWN = 1.5
+_FIRST_PHASE_SAMPLES, _PHASE_GROWN, _MOST_TIMES_GROWN = 40, 1.15, 6
 _MORE_EVERY_NS = 600_000_000_000
 
 # A rank is silent if nothing begins or ends for SILENT_NS, and for this many iterations.
@@ -70,7 +73,6 @@ _SAVED_NS = 20_000_000_000
 # interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
 _LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 5_000_000, 4.0
 _WEIGHT = 0.125
-_COMPUTING = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
 
 
 class Place(NamedTuple):
@@ -111,8 +113,9 @@ class StackSampler:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
-        self._samples_left = {GAP: 0, DATA: 0, UNSEEN: 0}
-        self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # their share of an iteration when they were sampled
+        self._samples_left = dict.fromkeys((GAP, DATA, UNSEEN, *COMPUTING), 0)
+        self._sampled_parts = dict.fromkeys(self._samples_left, 0.0)  # their time in an iteration when they were sampled
+        self._times_grown = dict.fromkeys(self._samples_left, 0)
         self._slow_ns = 0  # when something was last slow
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
@@ -121,6 +124,7 @@ class StackSampler:
         self._spread = 0.0
         self._is_loop_known = False
         self._samples_next = False
+        self._lock_wait = LockWait()
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
         """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
@@ -135,7 +139,7 @@ class StackSampler:
             return self._choose_pause()  # as nearly always while steps are short
         if is_learning:
             self._learn(time_ns)
-            if not self._is_loop_known and place.key.kind in _COMPUTING:
+            if not self._is_loop_known and place.key.kind in COMPUTING:
                 self._record_loop(place, time_ns)
         self._save_up(time_ns)
         why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
@@ -153,8 +157,7 @@ class StackSampler:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         """Wait for the next look. If that samples, it comes where the training thread is then, see ``wait_promptly``."""
-        is_prompt = self._samples_next and not self._may_be_busy()
-        return wait_promptly(event, seconds) if is_prompt else event.wait(seconds)
+        return self._lock_wait.wait(event, seconds, is_prompt=self._samples_next and not self._may_be_busy())
 
     def finish(self) -> None:
         """Write the samples that are not written yet. Called when the recording ends."""
@@ -190,10 +193,24 @@ class StackSampler:
             self._usual.learn(fresh, is_complete=len(fresh) < len(ended))
             self._seen_end_ns = fresh[-1].end_ns
         for kind, part_ns in self._usual.notable.items():
-            if part_ns > _GROWN * self._sampled_parts[kind]:
+            if kind in COMPUTING:
+                self._follow_growth(kind, part_ns)
+            elif part_ns > _GROWN * self._sampled_parts[kind]:
                 self._sampled_parts[kind] = part_ns
                 # In a counted step the stack itself tells whether it is in a phase.
                 self._samples_left[kind] = self._samples_left[UNSEEN] = _SHARE_SAMPLES
+        if self._counted is not None and self._usual.iteration_ns is not None:
+            self._follow_growth(UNSEEN, self._usual.iteration_ns)
+
+    def _follow_growth(self, kind: int, part_ns: float) -> None:
+        """Want samples of a phase, or of counted steps, at first, and each time when it takes longer than it did then."""
+        known_ns, times = self._sampled_parts[kind], self._times_grown[kind]
+        if part_ns > _PHASE_GROWN * known_ns and times < _MOST_TIMES_GROWN:
+            self._times_grown[kind], self._sampled_parts[kind] = times + 1, part_ns
+            wanted = _SHARE_SAMPLES if times else _FIRST_PHASE_SAMPLES
+            self._samples_left[kind] = max(wanted, self._samples_left[kind])
+        else:
+            self._sampled_parts[kind] = min(part_ns, known_ns)
 
     def _judge(self, place: Place, age_ns: int) -> str:
         """Return why the present place is worth a sample; empty if it is not."""
@@ -228,7 +245,8 @@ class StackSampler:
 
     def _wants_shares(self) -> bool:
         """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
-        is_wanted = any(self._samples_left[kind] for kind in self._usual.notable)
+        kinds = self._usual.notable if self._recorder.counted.unrecorded_step is None else (UNSEEN,)
+        is_wanted = any(self._samples_left[kind] for kind in kinds)
         return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
 
     def _save_up(self, time_ns: int) -> None:
@@ -263,7 +281,8 @@ class StackSampler:
         frame = sys._current_frames().get(self._find_thread())
         if frame is None:
             return None
-        stack = self._reader.read_stack(frame)
+        is_misleading, is_late = self._lock_wait.is_misleading, self._lock_wait.is_late
+        stack = UNKNOWN_STACK if is_misleading else self._reader.read_stack(frame, is_late=is_late)
         del frame
         return stack if self._find_place() == place else None
 

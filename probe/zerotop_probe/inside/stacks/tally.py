@@ -7,7 +7,7 @@ from typing import Any
 from zerotop_probe.inside.stacks.frames import PythonFrame, Stack
 
 # Stacks of one event; the rarest are left out, those of a line that is there already first.
-_MOST_STACKS = 6
+_MOST_STACKS = 12
 # Distinct stacks that are counted.
 _MOST_COUNTED = 200
 

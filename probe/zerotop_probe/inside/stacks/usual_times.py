@@ -14,6 +14,8 @@ GAP = -1
 UNSEEN = -2
 """The kind of a place in a counted step, whose phases are unknown."""
 DATA = PHASE_CODE["data"]
+COMPUTING = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
+"""The kinds of places that compute."""
 
 # A place is slow once it lasts this many times as long as usual, and longer by this time (ns).
 _SLOW_FACTOR = 1.5
@@ -40,17 +42,17 @@ class UsualTimes:
     def __init__(self) -> None:
         self._durations: dict[PlaceKey, deque[int]] = {}
         self._iterations: deque[int] = deque(maxlen=_REMEMBERED)
-        # What the last iterations have spent between phases and in data loading.
-        self._parts: dict[int, deque[int]] = {kind: deque(maxlen=_REMEMBERED) for kind in (GAP, DATA)}
+        # What the last iterations have spent between phases, in data loading, and in each phase that computes.
+        self._parts: dict[int, deque[int]] = {kind: deque(maxlen=_REMEMBERED) for kind in (GAP, DATA, *COMPUTING)}
         self._previous: Span | None = None
         # When the iteration in progress began; 0 while that is unknown, as after spans that were missed.
         self._iteration_begin_ns = 0
-        self._spent = {GAP: 0, DATA: 0}
+        self._spent = dict.fromkeys(self._parts, 0)
         self._limits: dict[PlaceKey, float] = {}
         self.iteration_ns: float | None = None
         """The usual duration of an iteration; None until enough are known."""
         self.notable: dict[int, float] = {}
-        """The median time of the last few iterations in ``GAP`` and in ``DATA`` (ns); only notable ones."""
+        """The median time of the last few iterations in ``GAP``, in ``DATA`` and in each phase (ns); only notable ones."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
         """Add the outermost phases that ended since the last call; ``is_complete``: there are none missing before them."""
@@ -65,8 +67,8 @@ class UsualTimes:
                 gap_ns = span.begin_ns - self._previous.end_ns
                 self._add_duration(PlaceKey(GAP, self._previous.phase), gap_ns)
                 self._spent[GAP] += gap_ns
-            if span.phase == DATA:
-                self._spent[DATA] += span.end_ns - span.begin_ns
+            if span.phase in self._spent:
+                self._spent[span.phase] += span.end_ns - span.begin_ns
             self._previous = span
             if span.flags & BOUNDARY and span.engine == 0:
                 self._end_iteration(span.end_ns)
@@ -91,7 +93,7 @@ class UsualTimes:
         self._previous = span
         if span.engine == 0:
             self._iteration_begin_ns = span.end_ns
-            self._spent = {GAP: 0, DATA: 0}
+            self._spent = dict.fromkeys(self._parts, 0)
 
     def _add_duration(self, key: PlaceKey, duration_ns: int) -> None:
         self._durations.setdefault(key, deque(maxlen=_REMEMBERED)).append(duration_ns)
@@ -103,7 +105,7 @@ class UsualTimes:
             for kind, parts in self._parts.items():
                 parts.append(self._spent[kind])
         self._iteration_begin_ns = end_ns
-        self._spent = {GAP: 0, DATA: 0}
+        self._spent = dict.fromkeys(self._parts, 0)
 
     def find_limit(self, key: PlaceKey) -> float | None:
         """Return the duration above which a place counts as slow; None while it is unknown."""

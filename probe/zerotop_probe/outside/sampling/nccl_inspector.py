@@ -1,8 +1,9 @@
 """Read the figures that NCCL's Inspector writes about collectives: how long each took on the GPU, and its bus bandwidth.
 
 The Inspector is a profiler plugin of NCCL that whoever starts the job switches on (``zerotop run --nccl-inspector``, or the
-variables of its documentation). Each process then appends a line of JSON for each collective to a file of its own. Up to
-version 4.2 every line names its communicator; from 4.3 on a line before those of a communicator does.
+variables of its documentation). Each process then appends lines of JSON about collectives to a file of its own. Up to
+version 4.2 every line names its communicator; from 4.3 on a line before those of a communicator does. Some are left out:
+small ones, those beyond 1,024 in an interval, and in version 4.0 all but the last of an interval.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class InspectorFile:
         self._position = 0
         self._header: Mapping[str, Any] = {}
         self._sums: dict[Key, dict[str, Any]] = {}
+        self._numbers: dict[Key, int] = {}
 
     def read(self) -> None:
         """Read what is new. Raises OSError, also if there is no file yet."""
@@ -103,12 +105,21 @@ class InspectorFile:
         if key not in self._sums and len(self._sums) < _MOST_FIGURES:
             names = {"communicator": key[0], "collective": key[1]}
             ranks = {name: self._header.get(name) for name in ("n_ranks", "nnodes")}
-            self._sums[key] = {**names, **ranks, "count": 0, "seconds": 0.0, "bytes": 0.0, "bus_gbs": 0.0}
+            self._sums[key] = {**names, **ranks, "count": 0, "missed": 0, "seconds": 0.0, "bytes": 0.0, "bus_gbs": 0.0}
         if (sums := self._sums.get(key)) is not None:
             sums["count"] += 1
             sums["seconds"] += seconds / 1e6
             sums["bytes"] += size
             sums["bus_gbs"] = max(sums["bus_gbs"], speed)
+            sums["missed"] += self._count_missed(key, call.get("coll_sn"))
+
+    def _count_missed(self, key: Key, number: object) -> int:
+        """Return how many collectives are missing before one: NCCL numbers those of a kind in a communicator."""
+        last = self._numbers.get(key)
+        if not isinstance(number, int):
+            return 0
+        self._numbers[key] = number
+        return max(0, number - last - 1) if last is not None else 0
 
     def take_figures(self) -> dict[Key, dict[str, Any]]:
         """Return the sums by communicator and collective, and begin anew."""

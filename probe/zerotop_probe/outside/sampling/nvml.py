@@ -33,7 +33,7 @@ _VALUE_OF_TYPE = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5
 
 _LOST_ERRORS = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND)
 # A query that fails with one of these will always fail. After others, such as a timeout, the next tick may succeed.
-_PERMANENT_ERRORS = (
+PERMANENT_ERRORS = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_NO_PERMISSION,
@@ -131,7 +131,7 @@ class GpuDevice:
         except pynvml.NVMLError as error:
             if error.value in _LOST_ERRORS:
                 raise GpuLost(str(error)) from error
-            if error.value in _PERMANENT_ERRORS:
+            if error.value in PERMANENT_ERRORS:
                 self._unsupported[name] = str(error)
         return None
 
@@ -205,7 +205,7 @@ class GpuDevice:
             field = (value.fieldId, value.scopeId) if with_link else value.fieldId
             if value.nvmlReturn == pynvml.NVML_SUCCESS:
                 result[field] = getattr(value.value, _VALUE_OF_TYPE.get(value.valueType, "ullVal"))
-            elif value.nvmlReturn in _PERMANENT_ERRORS:
+            elif value.nvmlReturn in PERMANENT_ERRORS:
                 self._unsupported[f"field {field}"] = str(pynvml.NVMLError(value.nvmlReturn))
         return result
 

@@ -12,11 +12,12 @@ from zerotop.analysis.failures.attempts import read_attempts
 from zerotop.analysis.failures.crashes import explain_attempt, explain_job, explain_rank
 from zerotop.analysis.failures.end import MEMORY, ByteFigure, End
 from zerotop.analysis.failures.last_moments import describe_place, has_worked_after
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
-from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
+from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, GROWN, HELD
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.moment import at_event
@@ -131,7 +132,7 @@ def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[Byt
         figures += [
             ("free", post_mortem.free_bytes, post_mortem.total_bytes or limit),
             ("allocated", post_mortem.allocated_bytes, limit if post_mortem.is_limited else None),
-            ("of which activations", _measure_activations(recording, post_mortem), None),
+            *_measure_parts(recording, post_mortem),
             ("reserved but unused", post_mortem.unallocated_bytes, None),
             ("largest free block", post_mortem.largest_free_block_bytes, None),
             ("other processes", post_mortem.others_bytes or None, None),
@@ -139,12 +140,14 @@ def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[Byt
     return tuple(ByteFigure(label, size, of_bytes) for label, size, of_bytes in figures if size is not None)
 
 
-def _measure_activations(recording: Recording, post_mortem: PostMortem) -> int | None:
+def _measure_parts(recording: Recording, post_mortem: PostMortem) -> Iterator[tuple[str, int | None, None]]:
+    """Yield the parts of the allocated memory that outlive their step, and that do not."""
     if post_mortem.unix_ns is None or post_mortem.device is None or post_mortem.allocated_bytes is None:
-        return None
-    # The error is recorded after the allocator's last reading: allocations in between belong to the step.
+        return
     for ledger in read_ledgers(recording.at(post_mortem.unix_ns), [(post_mortem.host, post_mortem.device)]):
-        activations = ledger.sum_bytes(ACTIVATIONS)
+        kept, activations = ledger.sum_bytes(HELD, GROWN), ledger.sum_bytes(ACTIVATIONS)
         if activations and len(ledger.ranks) == 1:
-            return activations + max(0, post_mortem.allocated_bytes - ledger.allocated_bytes)
-    return None
+            yield "of which kept", kept if kept >= NOTABLE_SHARE * post_mortem.allocated_bytes else None, None
+            # The error is recorded after the allocator's last reading: allocations in between belong to the step.
+            since = max(0, post_mortem.allocated_bytes - ledger.allocated_bytes)
+            yield "of which activations", activations + since, None

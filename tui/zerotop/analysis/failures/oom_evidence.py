@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings
+from zerotop.analysis.memory.leak_holders import LeakAdvice
 from zerotop_probe.recording.events import EngineFacts
 
 NOTABLE_SHARE = 0.05
@@ -50,6 +52,17 @@ class MemoryFigures:
         return max(0, (self.unallocated_bytes or 0) - (self.inactive_split_bytes or 0))
 
 
+class LeakEvidence(NamedTuple):
+    """Memory that steps have left behind, and what is known about it."""
+
+    bytes: int
+    since_step: int
+    until_step: int
+    holder: str  # a sentence about the variable that keeps it, or the lines that allocated it; "" where both are unknown
+    setting: str  # the variable or line in the advice
+    advice: LeakAdvice
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomCase(MemoryFigures):
     """Figures and facts of the device, the job and its configuration. Sizes are bytes; None is unknown."""
@@ -62,7 +75,7 @@ class OomCase(MemoryFigures):
     torch: str = ""
     settings: AllocatorSettings | None = None
     engine: EngineFacts = field(default_factory=lambda: EngineFacts({}))
-
+    leak: LeakEvidence | None = None
     changes: str = ""  # what changed in the training shortly before, as the end of a sentence
 
     @property

@@ -14,6 +14,8 @@ from zerotop.recording.moments.rank_records import TRAINER
 
 # From this ratio on a micro-batch counts as larger than those before.
 _LARGER_RATIO = 1.05
+# The part of the memory in use that must have leaked, and that with a micro-batch larger than those before.
+_NOTABLY_LEAKED, _MOSTLY_LEAKED = 0.1, 0.5
 # Unallocated memory is worth a clause from this size on.
 _NOTABLE_BYTES = 1 << 27
 # Sizes of vocabularies, in words; those of layers are mostly smaller.
@@ -41,13 +43,26 @@ def _judge_case(case: OomCase) -> OomVerdict:
     if case.kind in (HOST, KILLED):
         return _judge_host(case)
     if case.kind != CUDA:
-        return _judge_outside_pytorch(case)
-    for rule in (_check_larger_batch, _check_fraction, _check_fragments, _check_others, _check_evaluation):
+        return _check_leak(case) or _judge_outside_pytorch(case)
+    for rule in (_check_leak, _check_larger_batch, _check_fraction, _check_fragments, _check_others, _check_evaluation):
         verdict = rule(case)
         if verdict is not None:
             return verdict
     cause = f"{_describe_request(case)}{_describe_available(case)}.{_describe_per_token(case)}"
     return OomVerdict(cause, *advise_on_gpu(case), confidence=0.7)
+
+
+def _check_leak(case: OomCase) -> OomVerdict | None:
+    """Blame a leak if the request would have fitted without it."""
+    leak, missing = case.leak, (case.requested_bytes or 0) - (case.free_bytes or 0)
+    used = case.allocated_bytes or case.limit_bytes or case.total_bytes or 0
+    is_larger = (case.batch_ratio or 0) > _LARGER_RATIO
+    if leak is None or leak.bytes < max(missing, (_MOSTLY_LEAKED if is_larger else _NOTABLY_LEAKED) * used):
+        return None
+    request = f"{_describe_request(case)}{_describe_available(case)}." if case.kind == CUDA else _describe_outside(case)
+    steps = f"between steps {leak.since_step} and {leak.until_step}"
+    cause = f"{request} Memory after a step grew by {put_size(leak.bytes)} {steps}.{leak.holder}"
+    return OomVerdict(cause, leak.advice.text, leak.setting, leak.advice.fix, 0.95 if leak.setting else 0.9)
 
 
 # --- PyTorch's allocator -------------------------------------------------------------------------------------------------
@@ -211,12 +226,16 @@ def _describe_per_token(case: OomCase) -> str:
 _LIBRARIES = {NCCL: "NCCL", CUBLAS: "cuBLAS or cuDNN"}
 
 
-def _judge_outside_pytorch(case: OomCase) -> OomVerdict:
+def _describe_outside(case: OomCase) -> str:
     who = _LIBRARIES.get(case.kind, "A CUDA call")
     wanted = put_size(case.requested_bytes) if case.requested_bytes else "memory"
     free = f"; {put_size(case.free_bytes)} of the device were free" if case.free_bytes is not None else ""
     held = f"; PyTorch reserved {put_size(case.reserved_bytes)}" if case.reserved_bytes else ""
-    cause = f"{who} could not allocate {wanted} on the device outside PyTorch's allocator{free}{held}."
+    return f"{who} could not allocate {wanted} on the device outside PyTorch's allocator{free}{held}."
+
+
+def _judge_outside_pytorch(case: OomCase) -> OomVerdict:
+    cause = _describe_outside(case)
     unused = case.unallocated_bytes or 0
     if unused > (1 << 29) and unused >= (case.requested_bytes or 0):
         advice = f"PyTorch reserves {put_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."

@@ -24,7 +24,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase
+from zerotop.analysis.failures.oom_evidence import LeakEvidence, MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
@@ -33,6 +33,15 @@ from zerotop.analysis.memory.block_lines import read_last_look
 from zerotop.analysis.memory.gpu_holders import find_holders
 from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
+from zerotop.analysis.memory.kept_memory import find_leak
+from zerotop.analysis.memory.leak_holders import (
+    KEEP_NUMBERS,
+    LeakAdvice,
+    advise_on_holder,
+    advise_on_line,
+    choose_holder,
+    describe_holder,
+)
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
@@ -43,7 +52,16 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, read_exits
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
-from zerotop_probe.recording.events import Engine, EngineFacts, Hello, OutOfMemory, TotalSteps, TrainingChanged
+from zerotop_probe.recording.event_values import CREEP
+from zerotop_probe.recording.events import (
+    Engine,
+    EngineFacts,
+    Hello,
+    OutOfMemory,
+    Tensors,
+    TotalSteps,
+    TrainingChanged,
+)
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
@@ -192,7 +210,7 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
     look = read_last_look(at, process) if process is not None and kind == CUDA else None
-    if look is not None and (lines := look.describe_lines()) is not None:
+    if look is not None and (case.leak is None or look.why == CREEP) and (lines := look.describe_lines()) is not None:
         verdict = verdict._replace(cause=Text("{cause} {lines}", {"cause": verdict.cause, "lines": lines}))
     return PostMortem(
         **figures,
@@ -246,8 +264,27 @@ def _build_case(found: _Found) -> OomCase:
         torch=hello[-1].torch or "" if hello else "",
         settings=read_settings(hello[-1]) if hello else None,
         engine=engine,
+        leak=_find_leak(at, process) if process is not None and kind not in (HOST, KILLED) else None,
         changes=_describe_changes(at, process) if process is not None else "",
     )
+
+
+def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:
+    """Return the memory that a rank's steps have left behind, its holder or the line that allocated it, and what helps."""
+    source = at.find_table("allocator", process)
+    leak = find_leak(source, at.cursor_ns) if source is not None else None
+    if leak is None:
+        return None
+    searched = next((event for event in reversed(at.process_events(Tensors, process)) if event.held), None)
+    if searched is not None and searched.allocated_bytes is not None:
+        leaked = min(leak.bytes, searched.allocated_bytes - leak.base_bytes)
+        if (holder := choose_holder(searched, leaked)) is not None:
+            return LeakEvidence(*leak[:3], f" {describe_holder(holder)}", holder.name, advise_on_holder(holder))
+    look = read_last_look(at, process)
+    blocks = look.blocks[0] if look is not None and look.why == CREEP and look.blocks else None
+    if look is not None and blocks is not None and blocks.line is not None and 2 * blocks.total_bytes >= look.whole_bytes:
+        return LeakEvidence(*leak[:3], "", blocks.line.place, advise_on_line(blocks.line.place))
+    return LeakEvidence(*leak[:3], "", "", LeakAdvice(KEEP_NUMBERS, ""))
 
 
 def _describe_changes(at: At, process: RankProcess) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import inf
+from pathlib import PurePath
 
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
@@ -30,6 +31,8 @@ _LAST_WORDS_NS = 60 * 10**9
 ONE_LOOK_NS = 50_000_000
 # Of ranks gone in one look, one that still recorded this long after another's last record outlived it.
 _OUTLIVED_NS = 2 * 10**9
+# The end of the path of Ray's script for workers.
+_RAY_WORKER = ("_private", "workers", "default_worker.py")
 _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 _SIGNAL_NUMBERS = {name: number for number, name in _SIGNAL_NAMES.items()}
 
@@ -267,7 +270,19 @@ def _has_vanished(at: At, process: RankProcess, since_ns: int) -> bool:
         return False
     gone = at.events_of(RankGone)
     key = process.host, process.pid
-    return any(event.process_key == key and event.unix_ns >= since_ns for event in gone)
+    if not any(event.process_key == key and event.unix_ns >= since_ns for event in gone):
+        return False
+    return not is_ray_worker(at, process) or any(map(_is_failure, at.events_of(JobEnded)))
+
+
+def is_ray_worker(at: At, process: RankProcess) -> bool:
+    """Whether a rank is a worker of Ray, which ends without a goodbye, and is ended while the driver goes on."""
+    hello = at.process_events(Hello, process)
+    return any(PurePath(one).parts[-3:] == _RAY_WORKER for event in hello[-1:] for one in (event.arguments or ())[:1])
+
+
+def _is_failure(end: JobEnded) -> bool:
+    return bool(end.exit_code or end.signal or end.oom_kills)
 
 
 def find_last_exception(at: At) -> Traceback | None:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from zerotop.analysis.findings.support.detection import Detection, Detector
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.links import LinkedFinding, link_findings, order_by_cause
+from zerotop.analysis.findings.support.links import LinkedFinding, link_findings, name_relation, order_by_cause
 from zerotop.recording.reader import Recording
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "link_findings",
     "load_detectors",
     "load_kind_names",
+    "name_relation",
     "order_by_cause",
 ]
 

@@ -20,6 +20,7 @@ class WaitKind(Enum):
     SAVE = "save"
     LOAD = "load"
     COMPILE = "compile"
+    BUILD_LOCK = "build lock"  # of a build of an extension by another process
     NETWORK = "network"
     DATA = "data"  # of a DataLoader
     OTHER = "other"
@@ -27,7 +28,9 @@ class WaitKind(Enum):
 
 FOR_OTHERS = frozenset((WaitKind.COLLECTIVE, WaitKind.BACKWARD, WaitKind.DEVICE))
 """A rank that waits like this has arrived: other ranks keep it waiting."""
-LONG_WORK = frozenset((WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.NETWORK, WaitKind.DEVICE))
+LONG_WORK = frozenset(
+    (WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.BUILD_LOCK, WaitKind.NETWORK, WaitKind.DEVICE)
+)
 """Work that may take minutes in which nothing else happens."""
 
 
@@ -38,6 +41,8 @@ class Wait(NamedTuple):
     name: str  # the function, for example "all_reduce", "time.sleep" or "torch.save"; "" if it is the job's own line
 
 
+# torch.utils.cpp_extension waits there until the process that builds an extension removes its lock.
+_BATON = "torch/utils/file_baton.py"
 _DISTRIBUTED = "torch/distributed/distributed_c10d.py"
 # Functions that DDP and FSDP call when they are created: ranks compare their parameters, or copy those of the first one.
 _WRAPPING = "torch/distributed/utils.py"
@@ -60,7 +65,6 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     (WaitKind.SAVE, "", r"(?:\w+\.)*save_(?:checkpoint|pretrained|model|state)", ""),
     (WaitKind.LOAD, "", r"(?:\w+\.)*(?:load_checkpoint|from_pretrained)", ""),
     (WaitKind.COMPILE, "torch/utils/cpp_extension.py", ".*", "a build of an extension"),
-    (WaitKind.COMPILE, "torch/utils/file_baton.py", ".*", "another rank's build of an extension"),
     (WaitKind.COMPILE, "torch/_dynamo/", ".*", "torch.compile"),
     (WaitKind.COMPILE, "torch/_inductor/", ".*", "torch.compile"),
     (WaitKind.COMPILE, "triton/", ".*", "Triton's compiler"),
@@ -105,6 +109,8 @@ def find_wait(stack: ThreadStack) -> Wait:
     last_name = stack.call.rpartition(".")[2]
     if (name := _find_collective(outermost_first)) is not None:
         return Wait(WaitKind.COLLECTIVE, name)
+    if any(frame.file == _BATON and not frame.own for frame in stack.frames):
+        return Wait(WaitKind.BUILD_LOCK, "the lock of an extension's build")
     for frame in outermost_first:
         for kind, file, function, name in _LIBRARIES:
             is_named = re.fullmatch(function, frame.function) is not None

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from zerotop.analysis.formatting import format_seconds
+from zerotop.analysis.hardware.operational_events import (
+    FATAL,
+    find_xid,
+    is_of_memory,
+    name_category,
+    name_code,
+    name_severity,
+    read_severity,
+)
 from zerotop.analysis.hardware.xids import Origin, describe_xid
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.keys import RankProcess
@@ -55,9 +64,13 @@ def list_gpus(fault: GpuFault) -> list[int]:
 
 
 def name_fault(fault: GpuFault) -> str:
-    """Return ``Xid 79 on GPU 1``, or ``nvlinks 17 on GPU 0``."""
-    words = "Xid" if fault.kind == "xid" else fault.kind.replace("_", " ")
+    """Return ``Xid 79 on GPU 1``, ``fatal GPU-RAS 0x0017 on GPU 1`` or ``nvlinks 17 on GPU 0``."""
+    words = "Xid" if find_xid(fault) is not None else fault.kind.replace("_", " ")
     value = f" {fault.value}" if fault.value is not None else ""
+    if fault.report is not None:
+        known = f"{words}{value}: " if value and words == "Xid" else ""
+        tested = ", simulated" if "simulated" in (fault.report.traits or ()) else ""
+        words, value = f"{known}{name_severity(fault.report)} {name_code(fault.report)}{tested}", ""
     return f"{words}{value}" + (f" on GPU {fault.gpu}" if fault.gpu is not None else "")
 
 
@@ -113,27 +126,35 @@ def _explain(at: At, processes: list[RankProcess], fault: GpuFault, time_ns: int
     whose = f" of rank {users.ranks[0]}" if len(users.ranks) == 1 else ""
     apart_ns = time_ns - fault.unix_ns
     when = f"{format_seconds(apart_ns / 1e9)} before" if apart_ns > 0 else "just then"
-    if fault.kind == "xid" and fault.value is not None:
-        xid = describe_xid(fault.value)
+    if (number := find_xid(fault)) is not None:
+        xid = describe_xid(number)
         if xid.origin in (Origin.CLEANUP, Origin.NOTE):
             return None
         is_hardware = xid.origin in _NOT_CODE
         why = "it is not your code" if is_hardware else f"its cause is {xid.origin.value}"
         said = f"GPU {fault.gpu}{whose} reported Xid {xid.number} ({xid.name}) {when}: {why}."
         return FaultExplanation(fault, users.ranks, is_hardware, said, xid.action)
+    action = "Restart from the last checkpoint on another node, and have this GPU checked."
+    if fault.report is not None and read_severity(fault) >= FATAL:
+        is_hardware = is_of_memory(fault.report)
+        why = ": it is not your code" if is_hardware else ""
+        what = f"{name_category(fault.report)} (fatal, {name_code(fault.report)})"
+        said = f"GPU {fault.gpu}{whose} reported {what} {when}{why}."
+        return FaultExplanation(fault, users.ranks, is_hardware, said, action)
     if fault.kind not in _FATAL:
         return None
     said = _FATAL[fault.kind].format(gpu=f"{fault.gpu}{whose}")
-    action = "Restart from the last checkpoint on another node, and have this GPU checked."
     return FaultExplanation(fault, users.ranks, True, f"{said[0].upper()}{said[1:]} {when}: it is not your code.", action)
 
 
-def find_earlier(faults: Iterable[GpuFault], fault: GpuFault, within_ns: int, *kinds: str) -> GpuFault | None:
-    """Return a fault of the same GPU and of one of some kinds that came within a time before another one."""
+def find_earlier(
+    faults: Iterable[GpuFault], fault: GpuFault, within_ns: int, is_cause: Callable[[GpuFault], bool]
+) -> GpuFault | None:
+    """Return a fault of the same GPU, of those that may be a cause, that came within a time before another one."""
     for other in faults:
         is_same = (other.writer.host, other.gpu) == (fault.writer.host, fault.gpu)
         if other is fault:  # in order of time: an earlier one is in front of it
             break
-        if is_same and other.kind in kinds and fault.unix_ns - other.unix_ns <= within_ns:
+        if is_same and is_cause(other) and fault.unix_ns - other.unix_ns <= within_ns:
             return other
     return None

@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
-from zerotop.analysis.memory.phase_peaks import read_peaks
+from zerotop.analysis.memory.phase_peaks import find_window_steps, read_peaks
 from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
-from zerotop.recording.reader import Source
+from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_dtype import has_phases
-from zerotop_probe.recording.events import Hello
+from zerotop_probe.recording.events import Hello, OutOfMemory
+from zerotop_probe.recording.tables import TICK
 
 _MOST_FLUSHES = 100
 
@@ -93,8 +94,11 @@ def read_rank_health(at: At, source: Source, steps: NDArray[Any] | None = None) 
     if not len(readings):
         return None
     last = readings[-1]
-    hello = at.process_events(Hello, identify_process(source))
-    flushes = _find_flushes(source, readings, steps[steps["rank"] == source.rank] if steps is not None else None)
+    process = identify_process(source)
+    hello, errors = at.process_events(Hello, process), at.process_events(OutOfMemory, process)
+    flushes = _find_flushes(
+        at.recording, source, readings, steps[steps["rank"] == source.rank] if steps is not None else None
+    )
     costs = {flush.step: flush.extra_s for flush in flushes if flush.extra_s is not None}
     # Older recordings have no count of segments, nor has another kind of allocator.
     segments = int(last["segments"]) if "segments" in last.dtype.names else -1
@@ -102,8 +106,9 @@ def read_rank_health(at: At, source: Source, steps: NDArray[Any] | None = None) 
         rank=source.rank,
         host=source.host,
         pid=source.pid,
-        retries=max(0, int(last["retries"])),
-        ooms=max(0, int(last["ooms"])),
+        # A failure has its own figures, which the next reading would repeat.
+        retries=max([0, int(last["retries"]), *(error.retries or 0 for error in errors)]),
+        ooms=max([0, int(last["ooms"]), *(error.ooms or 0 for error in errors)]),
         flushes=flushes,
         extra_s=sum(costs.values()) if costs else None,
         at_peak=_read_fragmentation(at, source),
@@ -113,16 +118,20 @@ def read_rank_health(at: At, source: Source, steps: NDArray[Any] | None = None) 
     )
 
 
-def _find_flushes(source: Source, readings: NDArray[Any], steps: NDArray[Any] | None) -> tuple[Flush, ...]:
+def _find_flushes(
+    recording: Recording, source: Source, readings: NDArray[Any], steps: NDArray[Any] | None
+) -> tuple[Flush, ...]:
     retries = readings["retries"].astype(np.int64)
     indices = np.flatnonzero(np.diff(retries, prepend=min(0, retries[0])) > 0)
     usual_s = _measure_usual_seconds(readings["step"][indices], steps)
-    return tuple(_build_flush(source, int(index), steps, usual_s) for index in indices[-_MOST_FLUSHES:])
+    return tuple(_build_flush(recording, source, index, steps, usual_s) for index in indices[-_MOST_FLUSHES:].tolist())
 
 
-def _build_flush(source: Source, index: int, steps: NDArray[Any] | None, usual_s: float | None) -> Flush:
+def _build_flush(
+    recording: Recording, source: Source, index: int, steps: NDArray[Any] | None, usual_s: float | None
+) -> Flush:
     row, before = source.array[index], source.array[index - 1] if index else None
-    step = int(row["step"])
+    step = int(row["step"]) if row["edge"] != TICK else find_window_steps(recording, source, index)[1]
     freed = int(before["reserved_bytes"]) - int(row["reserved_bytes"]) if before is not None else 0
     # A flush in one of several counted steps is read after the last of them.
     seconds = steps["iteration_s"][(steps["step"] == step) & has_phases(steps)].tolist() if steps is not None else []

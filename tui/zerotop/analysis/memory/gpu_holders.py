@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from zerotop.analysis.memory.kept_memory import KeptMemory, read_kept_memory
+from zerotop.analysis.memory.kept_memory import Growth, KeptMemory, measure_growth, read_kept_memory, read_level
 from zerotop.analysis.memory.tensor_inventory import TensorInventory, read_inventory
 from zerotop.recording.keys import GpuKey, ProcessKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
@@ -13,11 +13,6 @@ from zerotop.recording.moments.devices import locate_allocators, read_devices
 from zerotop.recording.moments.process_exits import ProcessExits, find_alive_processes
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine, Left, OutOfMemory, TrainingChanged
-from zerotop_probe.recording.tables import END, PHASE_CODE
-
-_TAIL_ROWS = 4096  # readings to look back through
-# Memory after a step has changed by at least these bytes and this share: an output that is kept may vary.
-_LEAST_CHANGE, _CHANGE_SHARE = 32 << 20, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +26,7 @@ class GpuHolder:
     inventory: TensorInventory | None
     kept: KeptMemory | None = None  # None at a peak, which is within a step
     has_changed: bool = False  # memory after a step, or the training itself, since the inventory
+    growth: Growth | None = None  # of memory after a step, beyond the inventory
 
 
 def find_holders(at: At, gpu_keys: Collection[GpuKey] | None = None) -> dict[GpuKey, list[GpuHolder]]:
@@ -51,17 +47,33 @@ def read_holder(at: At, source: Source) -> GpuHolder:
     last = source.until(at.cursor_ns)[-1]
     process, allocated = identify_process(source), max(0, int(last["allocated_bytes"]))
     time_ns, reserved = int(last["time_ns"]) + source.offset_ns, int(last["reserved_bytes"])
-    failure = _find_failure(at, process, time_ns)
+    failure = find_failed_allocation(at, process, time_ns)
     if failure is not None:
         allocated, reserved, time_ns = failure
     # A newer inventory would count other bytes.
     inventory = read_inventory(at.at(time_ns), process, at_failure=failure is not None)
     kept = read_kept_memory(source, at.cursor_ns) if failure is None else None
     has_changed = inventory is not None and _has_changed(at, process, source, inventory.counted_ns)
-    return GpuHolder(process, source, max(allocated, reserved), allocated, inventory, kept, has_changed)
+    return GpuHolder(
+        process,
+        source,
+        max(allocated, reserved),
+        allocated,
+        inventory,
+        kept,
+        has_changed,
+        find_growth(source, time_ns, inventory),
+    )
 
 
-def _find_failure(at: At, process: RankProcess, since_ns: int) -> tuple[int, int, int] | None:
+def find_growth(source: Source, unix_ns: int, inventory: TensorInventory | None) -> Growth | None:
+    """Return the growth of an allocator's memory beyond what an inventory has counted, at a moment."""
+    if inventory is None or inventory.growth is None:
+        return None
+    return measure_growth(source, unix_ns, inventory.growth)
+
+
+def find_failed_allocation(at: At, process: RankProcess, since_ns: int) -> tuple[int, int, int] | None:
     """Return allocated and reserved bytes, and the time, of an allocation that has failed since the last reading."""
     for event in reversed(at.process_events(OutOfMemory, process)):
         allocated, reserved = event.allocated_bytes, event.reserved_bytes
@@ -74,16 +86,8 @@ def _has_changed(at: At, process: RankProcess, source: Source, counted_ns: int) 
     """Return whether memory after a step, or the training, is another than when tensors were counted."""
     if any(event.unix_ns > counted_ns for event in at.process_events(TrainingChanged, process)):
         return True
-    rows = source.until(at.cursor_ns)[-_TAIL_ROWS:]
-    ends = rows[(rows["edge"] == END) & (rows["phase"] == PHASE_CODE["step"])]
-    before = ends[ends["time_ns"] + source.offset_ns <= counted_ns]
-    if not len(before) and len(rows) == _TAIL_ROWS:
-        known = source.until(counted_ns)[-_TAIL_ROWS:]
-        before = known[(known["edge"] == END) & (known["phase"] == PHASE_CODE["step"])]
-    if not len(before) or not len(ends):
-        return False
-    then, now = int(before["allocated_bytes"][-1]), int(ends["allocated_bytes"][-1])
-    return abs(now - then) > max(_LEAST_CHANGE, _CHANGE_SHARE * then)
+    then, now = read_level(source, counted_ns), read_level(source, at.cursor_ns)
+    return then is not None and now is not None and now.has_changed(then)
 
 
 def find_engine_gpus(at: At, allocator: str | None = None) -> dict[ProcessKey, GpuKey]:

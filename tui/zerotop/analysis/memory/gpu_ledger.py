@@ -3,8 +3,8 @@
 ::
 
     device = free + driver + other processes + this job outside PyTorch + reserved but unallocated + allocated
-    allocated = parameters + gradients + master weights + optimizer state + buffers + activations and temporaries
-                + unexplained
+    allocated = parameters + gradients + master weights + optimizer state + buffers + kept by the script
+                + grown since that was counted + activations and temporaries + unexplained
 
 The device's part is NVML's, reserved and allocated are the allocators' own counters, the categories are inventories of
 tensors. They are read at different moments. If NVML and an allocator disagree because of that, the ledger shows the moment
@@ -28,6 +28,7 @@ from zerotop.analysis.memory.ledger_rows import (
     ALLOCATED,
     CUBLAS,
     FREED,
+    GROWN,
     HELD,
     OTHER_RANKS,
     OTHER_STREAMS,
@@ -50,7 +51,7 @@ from zerotop_probe.recording.events import Engine, EngineDevice, Left
 
 # Gradients are gone if this share of them does not fit beside what outlives a step.
 _FREED_SHARE = 0.9
-_MOST_HELD = 2  # variables that a note names
+_MOST_HELD, _NOTABLE_HELD = 2, 0.01  # variables that a note names, with at least this part of what the first one keeps
 _LEAST_KEPT = 1 << 24  # bytes that outlive a step; a loss and the like are less
 _ALLOCATOR = "PyTorch's allocator, its last reading"
 _ALLOCATOR_AT_PEAK = "PyTorch's allocator, at the peak"
@@ -255,21 +256,34 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
     left += freed
     cublas = min(inventory.cublas_bytes, max(0, left))
     held = min(inventory.held_bytes, max(0, left - cublas))
-    unexplained = min(inventory.unclaimed_bytes, max(0, left - cublas - held))
-    temporary = LedgerRow(ACTIVATIONS, max(0, left - cublas - held - unexplained), _REST_OF_ALLOCATED)
-    if holder.kept is not None and temporary.bytes:
-        kept = holder.kept
+    kept, grown = holder.kept, _build_grown_row(holder, left - cublas - held)
+    rest = max(0, left - cublas - held - (grown.bytes if grown is not None else 0))
+    unexplained = min(inventory.unclaimed_bytes, rest)
+    temporary = LedgerRow(ACTIVATIONS, rest - unexplained, _REST_OF_ALLOCATED)
+    if kept is not None and temporary.bytes:
         is_kept = kept.is_between_steps and temporary.bytes >= _LEAST_KEPT
-        temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes)
+        temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes if grown is None else 0)
     rows.append(temporary)
     if held:
-        rows.append(LedgerRow(HELD, held, inventory.basis, describe_held(inventory)))
+        rows.append(LedgerRow(HELD, held, inventory.held_basis, describe_held(inventory)))
+    if grown is not None:
+        rows.append(grown)
     rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))
     rows.append(LedgerRow(UNEXPLAINED, unexplained, inventory.basis))
     if left < 0:
         note = "Less is allocated than the inventory counted: some of it was moved away or freed since."
         rows.append(LedgerRow(FREED, left, _REST_OF_ALLOCATED, note))
     return rows
+
+
+def _build_grown_row(holder: GpuHolder, most: int) -> LedgerRow | None:
+    """Return what steps have left since tensors, or their holders, were counted: at most the bytes in no other row."""
+    growth = holder.growth
+    if growth is None or most <= 0:
+        return None
+    basis = f"allocated after step {growth.until_step} less that counted in step {growth.since_step}"
+    per_step = holder.kept.growth_bytes if holder.kept is not None else 0
+    return LedgerRow(GROWN, min(growth.bytes, most), basis, growth_bytes=per_step, since_step=growth.since_step)
 
 
 def _find_freed_gradients(inventory: TensorInventory, left: int) -> int:
@@ -285,10 +299,13 @@ def _find_freed_gradients(inventory: TensorInventory, left: int) -> int:
 def describe_held(inventory: TensorInventory) -> Text:
     """Return a sentence about the variables that keep the most device memory."""
     values: dict[str, Any] = {}
-    for number, one in enumerate(inventory.held[:_MOST_HELD]):
+    most = inventory.held[0].bytes if inventory.held else 0
+    notable = [one for one in inventory.held[:_MOST_HELD] if one.bytes >= _NOTABLE_HELD * most]
+    for number, one in enumerate(notable):
         values |= {f"size{number}": one.bytes, f"text{number}": one.text}
     parts = [f"{{text{number}}} {{size{number}:size}}" for number in range(len(values) // 2)]
-    return Text(f"Kept by the script: {', '.join(parts)}.", values)
+    counted = f", counted in step {inventory.held[0].step}" if inventory.held and inventory.held[0].step is not None else ""
+    return Text(f"Kept by the script{counted}: {', '.join(parts)}.", values)
 
 
 def _is_opaque(allocated: int, inventory: TensorInventory) -> bool:

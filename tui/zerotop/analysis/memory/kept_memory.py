@@ -1,11 +1,14 @@
-"""Memory that a rank still holds after a step, and by how much it grows from step to step."""
+"""Memory that a rank still holds after a step, by how much it grows from step to step, and since when."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from zerotop.analysis.memory.tensor_inventory import CountedGrowth
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.tables import END, PHASE_CODE, TICK
 
@@ -13,6 +16,10 @@ _TAIL_ROWS = 4096  # readings to look back through
 _STEPS = 13  # after which memory is compared
 _MIN_STEPS = 5
 _MIN_GROWTH = 1 << 20  # bytes a step; less is not worth a word
+# A leak has so many rises, none of which is more than this part of all.
+_LEAST_RISES, _LARGEST_RISE = 3, 0.5
+# Memory after a step has changed by at least these bytes and this share: an output that is kept may vary.
+_LEAST_CHANGE, _CHANGE_SHARE = 32 << 20, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +28,85 @@ class KeptMemory:
 
     is_between_steps: bool  # no phase has begun since the last step ended
     growth_bytes: int  # a step, median; 0 where it does not grow in each of the last steps
+
+
+class KeptLevel(NamedTuple):
+    """Allocated bytes after a step."""
+
+    step: int
+    bytes: int
+
+    def has_changed(self, before: KeptLevel) -> bool:
+        return abs(self.bytes - before.bytes) > _limit_change(before.bytes)
+
+
+class Growth(NamedTuple):
+    """By how much memory after a step has grown beyond all that was counted, from a step to another one."""
+
+    bytes: int
+    since_step: int
+    until_step: int
+
+
+def read_level(source: Source, unix_ns: int) -> KeptLevel | None:
+    """Return the last reading of an allocator after a step, up to a moment; None if there is none near it."""
+    rows = source.until(unix_ns)[-_TAIL_ROWS:]
+    ends = select_levels(rows)
+    return KeptLevel(int(ends["step"][-1]), int(ends["allocated_bytes"][-1])) if len(ends) else None
+
+
+def select_levels(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the readings after steps, of the device that was read last."""
+    ends: NDArray[Any] = rows[(rows["edge"] == END) & (rows["phase"] == PHASE_CODE["step"])]
+    return ends[ends["device"] == ends["device"][-1]] if len(ends) else ends
+
+
+def measure_growth(source: Source, unix_ns: int, counted: CountedGrowth) -> Growth | None:
+    """Return the growth up to a moment; None where memory has not grown by a notable part."""
+    then = _find_counted_level(source, unix_ns, counted)
+    if then is None:
+        return None
+    now = read_level(source, unix_ns)
+    if now is None or now.step < counted.step:
+        now = then
+    size = counted.bytes + now.bytes - then.bytes
+    return Growth(size, counted.since_step, now.step) if size > _limit_change(now.bytes - size) else None
+
+
+def _find_counted_level(source: Source, unix_ns: int, counted: CountedGrowth) -> KeptLevel | None:
+    """Return the level after the step of a count, else that before it."""
+    if counted.allocated_bytes is not None:
+        return KeptLevel(counted.step, counted.allocated_bytes)
+    rows = select_levels(source.between(counted.unix_ns, unix_ns, rows_before=_TAIL_ROWS)[: 2 * _TAIL_ROWS])
+    known = rows[rows["step"] <= counted.step]
+    return KeptLevel(int(known["step"][-1]), int(known["allocated_bytes"][-1])) if len(known) else None
+
+
+class Leak(NamedTuple):
+    """Memory after a step that has grown in several rises, from a step to another one."""
+
+    bytes: int
+    since_step: int
+    until_step: int
+    base_bytes: int  # allocated after ``since_step``
+
+
+def find_leak(source: Source, unix_ns: int) -> Leak | None:
+    """Return the growth of an allocator's memory since the last step that left as little as any; None without a leak."""
+    rows = select_levels(source.until(unix_ns))[1:]  # the first update makes the optimizer's state
+    if not len(rows):
+        return None
+    held = rows["allocated_bytes"].astype(np.int64)
+    base = int(np.flatnonzero(held <= held.min() + _limit_change(int(held.min())))[-1])
+    grown = int(held[-1] - held[base])
+    rises = np.diff(np.maximum.accumulate(held[base:]))
+    if np.count_nonzero(rises) < _LEAST_RISES or rises.max() > _LARGEST_RISE * grown:
+        return None
+    return Leak(grown, int(rows["step"][base]), int(rows["step"][-1]), int(held[base]))
+
+
+def _limit_change(size: int) -> float:
+    return max(_LEAST_CHANGE, _CHANGE_SHARE * size)
 
 
 def read_kept_memory(source: Source, cursor_ns: int) -> KeptMemory:

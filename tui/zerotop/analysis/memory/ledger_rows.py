@@ -10,7 +10,7 @@ from zerotop.analysis.memory.tensor_inventory import CATEGORIES, CATEGORY_LABELS
 FREE, DRIVER, OTHERS, BEFORE, REST = "free", "driver", "other_processes", "before_the_job", "rest_of_device"
 JOB, OUTSIDE, UNALLOCATED = "this_job", "outside_pytorch", "reserved_unallocated"
 ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED = "activations", "cublas_workspaces", "unexplained", "unattributed"
-HELD, OTHER_STREAMS, PRIVATE, OTHER_RANKS = "held", "other_streams", "private_pools", "other_ranks"
+HELD, GROWN, OTHER_STREAMS, PRIVATE, OTHER_RANKS = "held", "grown", "other_streams", "private_pools", "other_ranks"
 HOST = "host_memory"
 APART, FREED = "read_apart", "freed_since"
 
@@ -27,6 +27,7 @@ LABELS = {
     **CATEGORY_LABELS,
     ACTIVATIONS: "activations, temporaries",
     HELD: "kept by the script",
+    GROWN: "grown since counted",
     OTHER_STREAMS: "cached for other streams",
     PRIVATE: "free in private pools",
     OTHER_RANKS: "contexts of other ranks",
@@ -36,8 +37,8 @@ LABELS = {
     APART: "beyond the device's size",
     FREED: "freed since counted",
 }
-_KEPT = "still alive"
-ALLOCATED = (*CATEGORIES, HELD, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
+_KEPT, _INITIAL = "still alive", "other tensors"
+ALLOCATED = (*CATEGORIES, HELD, GROWN, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
 
@@ -48,15 +49,18 @@ class LedgerRow:
     basis: str  # the source of the figure, in a few words
     note: str = ""  # a sentence about the figure, or ""
     is_kept: bool = False  # of ACTIVATIONS: no phase runs, these bytes outlived the step
-    growth_bytes: int = 0  # of ACTIVATIONS: by which they grow in each step
+    growth_bytes: int = 0  # of GROWN, or of ACTIVATIONS: by which they grow in each step
+    since_step: int | None = None  # of GROWN: after which it was not there
+    is_initial: bool = False  # of ACTIVATIONS: no step has begun
     is_outdated: bool = False  # of a category: memory has changed since it was counted
 
     def describe(self, units: ByteUnits = BINARY) -> str:
         """Return the row's name for readers: ``still alive, +24.0 MiB/step``."""
-        name = _KEPT if self.is_kept else LABELS[self.key]
+        name = _INITIAL if self.is_initial else _KEPT if self.is_kept else LABELS[self.key]
         if not self.growth_bytes:
-            return name
-        return f"{name.partition(',')[0]}, +{format_bytes(self.growth_bytes, units)}/step"
+            return name if self.since_step is None else f"grown since step {self.since_step}"
+        name = name.partition(",")[0] if self.since_step is None else "grown"
+        return f"{name}, +{format_bytes(self.growth_bytes, units)}/step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.memory.gpu_holders import GpuHolder, read_holder
+from zerotop.analysis.memory.gpu_holders import GpuHolder, find_growth, read_holder
 from zerotop.analysis.memory.gpu_ledger import build_ledger
-from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
 from zerotop.recording.keys import GpuKey, identify_process
@@ -50,6 +50,9 @@ def _build_peak_ledger(at: At, gpu_key: GpuKey, source: Source, peaks: RankPeaks
         holders.append(replace(read_holder(at.at(peak.unix_ns), other), inventory=inventory))
     engines = at.at(peak.unix_ns).events_of(Engine)
     ledger = build_ledger(at.at(peak.unix_ns), gpu_key, holders, engines, at_peak=True)
+    if not peak.is_in_step:
+        rows = [replace(row, is_initial=row.key == ACTIVATIONS) for row in ledger.rows]
+        ledger = replace(ledger, rows=tuple(rows))
     return PeakLedger(source.rank, peak, ledger, peaks.peak_before_entry)
 
 
@@ -71,7 +74,8 @@ def _build_peak_holder(at: At, source: Source, peak: PhasePeak) -> GpuHolder:
         inventory = read_inventory(at, process)
     if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):
         inventory = _add_new_state(inventory, read_inventory(at, process), peak.allocated_bytes)
-    return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory)
+    growth = find_growth(source, peak.unix_ns - 1, inventory)
+    return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory, growth=growth)
 
 
 def _add_new_state(inventory: TensorInventory, later: TensorInventory | None, peak_bytes: int) -> TensorInventory:

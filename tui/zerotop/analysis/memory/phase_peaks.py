@@ -19,7 +19,7 @@ from zerotop.recording.moments.at import At
 from zerotop.recording.moments.moment import at_cursor, find_sibling_table, keep
 from zerotop.recording.reader import Recording, Source
 from zerotop_probe.recording.events import Entered
-from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, PHASES, TICK
+from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, PHASE_CODE, PHASES, TICK
 
 Ints = NDArray[np.int64]
 
@@ -53,6 +53,7 @@ class PhasePeak:
     reserved_bytes: int  # the highest in the same window
     exact: bool  # the allocator's own peak, not the highest sample
     step: int
+    last_step: int  # the window may reach over several steps
     micro_step: int
     unix_ns: int  # when its window ended
     place: int  # index of the window's record in the allocator's table
@@ -67,7 +68,13 @@ class PhasePeak:
         """``in backward of step 6``, ``during engine initialization``, ``before attaching``."""
         if not self.is_in_step:
             return BEFORE if self.phase == BEFORE else "during engine initialization"
-        return f"in {self.phase.replace('_', ' ')} of step {self.step}"
+        steps = f"step {self.step}" if self.step == self.last_step else f"steps {self.step} to {self.last_step}"
+        return f"in {self.phase.replace('_', ' ')} of {steps}"
+
+    @property
+    def steps_text(self) -> str:
+        """``478``, or ``478-481``."""
+        return str(self.step) if self.step == self.last_step else f"{self.step}-{self.last_step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +117,49 @@ def read_peaks(at: At, source: Source) -> RankPeaks:
         cache.best_until.append(_merge_range(cache.best_until[-1], recording, source, begin, begin + _BLOCK))
     blocks = count // _BLOCK
     phases, reserved = _merge_range(cache.best_until[blocks], recording, source, blocks * _BLOCK, count)
-    peaks = [_build_peak(source, code, size, index) for code, (size, index) in phases.items()]
+    peaks = [_build_peak(recording, source, code, size, index) for code, (size, index) in phases.items()]
     reserved_peak, index = None, reserved[1]
     if index >= 0:
         owner = _find_owners(recording, source, index, index + 1)
-        reserved_peak = _build_peak(source, int(owner[0]), int(source.array["allocated_peak_bytes"][index]), index)
+        reserved_peak = _build_peak(
+            recording, source, int(owner[0]), int(source.array["allocated_peak_bytes"][index]), index
+        )
     peaks.sort(key=lambda peak: (-peak.allocated_bytes, peak.place))
     return RankPeaks(identify_process(source), tuple(peaks), reserved_peak)
 
 
-def _build_peak(source: Source, code: int, size: int, index: int) -> PhasePeak:
+def _build_peak(recording: Recording, source: Source, code: int, size: int, index: int) -> PhasePeak:
     row = source.array[index]
+    # Of counted steps, readings between boundaries do not know the number.
+    is_known = code != _MIXED_CODE and int(row["edge"]) != TICK
+    first, last = (int(row["step"]),) * 2 if is_known else find_window_steps(recording, source, index)
     return PhasePeak(
         phase=_NAMES[code],
         allocated_bytes=size,
         reserved_bytes=int(row["reserved_peak_bytes"]),
         exact=size == int(row["allocated_peak_bytes"]),
-        step=int(row["step"]),
+        step=first,
+        last_step=last,
         micro_step=int(row["micro_step"]),
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         place=index,
     )
+
+
+def find_window_steps(recording: Recording, source: Source, index: int) -> tuple[int, int]:
+    """Return the first and the last step of a reading's window, by the ends of steps in the spans."""
+    end_ns, number = int(source.array["time_ns"][index]), int(source.array["step"][index])
+    spans = find_sibling_table(recording, "spans", source)
+    if spans is None:
+        return number, number
+    begin_ns = int(_find_window_starts(source, index, index + 1)[0])
+    rows = spans.between(begin_ns + source.offset_ns, end_ns + source.offset_ns, rows_before=_TAIL, rows_after=_TAIL)
+    ended = rows[(rows["phase"] == PHASE_CODE["step"]) & (rows["flags"] & BOUNDARY != 0)]
+    if not len(ended):
+        return number, number
+    after = np.minimum(np.searchsorted(ended["end_ns"], [begin_ns, end_ns - 1], "right"), len(ended) - 1)
+    numbers = ended["step"][after] + (ended["end_ns"][after] <= [begin_ns, end_ns - 1])
+    return int(numbers[0]), int(numbers[1])
 
 
 def _merge_range(best: _HighestPeaks, recording: Recording, source: Source, begin: int, end: int) -> _HighestPeaks:

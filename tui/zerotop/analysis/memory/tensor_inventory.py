@@ -9,8 +9,8 @@ before the first backward, has the parameters that FSDP has gathered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,6 +65,10 @@ _STATIC_MOMENTS = (AGAIN, AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
 # Bytes that PyTorch allocates for each stream of cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 x 8 KiB from
 # Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
+_MOST_WORKSPACES = 4  # of each size: more blocks of it are others
+_LEAST_GROWTH = 1 << 25  # bytes; less is outputs and losses of other batches
+# When tensors were counted between two steps.
+_BETWEEN_STEPS = (AFTER_UPDATE, NEXT_FORWARD, AGAIN)
 # Spans to look back through for the last backward; an evaluation in between has many.
 _TAIL = 4096
 _FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHASE_CODE["step"]
@@ -100,6 +104,7 @@ class HeldTensors:
     shape: tuple[int, ...]  # of the tensor with the largest block
     view_of: tuple[int, ...]  # the shape whose block that tensor keeps, if it is a small view; else empty
     line: str  # the only line that adds to it, ``train.py:97``; else empty
+    step: int | None = None  # after which it was searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,16 @@ class Pool:
     reserved: int
     allocated: int
     sparse: int  # unused, in segments that a few small blocks keep
+
+
+class CountedGrowth(NamedTuple):
+    """By how much the blocks in no category, of no known variable, had grown at the last count between two steps."""
+
+    since_step: int  # after which they were first counted, or the holders of all of them were searched
+    bytes: int
+    step: int  # of the last count
+    unix_ns: int
+    allocated_bytes: int | None  # at that count, after the step; None if it was at another moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +149,8 @@ class TensorInventory:
     optimizer_states: tuple[OptimizerBytes, ...] = ()  # parts of the optimizer state, of a loop with several optimizers
     counted_ns: int = 0  # when all but gradients were counted
     held: tuple[HeldTensors, ...] = ()  # what variables of the script keep, the most first; no part of unclaimed_bytes
+    held_basis: str = ""  # words: when their holders were searched
+    growth: CountedGrowth | None = None
     pools: tuple[Pool, ...] = ()
 
     @property
@@ -180,9 +197,9 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
     largest = latest.unclaimed_largest or ()
     # In the middle of a step activations may be of that size, or hide them.
     settled = [event for events in by_engine.values() for event in events if event.when != FAILURE]
-    of_cublas = (settled[-1] if settled else latest).unclaimed_largest or ()
-    cublas = min(unclaimed, sum(size for size in of_cublas if size in _CUBLAS_WORKSPACES))
-    held = _read_held(settled, unclaimed - cublas)
+    cublas = min(unclaimed, _sum_workspaces(settled[-1] if settled else latest))
+    searched = next((event for event in reversed(settled) if event.held is not None), None)
+    held = _read_held(searched, unclaimed - cublas) if searched is not None else ()
     held_bytes = sum(one.bytes for one in held)
     unexplained = min(_limit_unexplained(by_engine, unclaimed - cublas), unclaimed - cublas - held_bytes)
     largest = largest if unexplained == unclaimed - cublas else ()
@@ -217,30 +234,58 @@ def read_inventory(at: At, process: RankProcess, *, at_failure: bool = False) ->
         ),
         counted_ns=latest.unix_ns,
         held=held,
+        held_basis=_describe_moment(searched) if searched is not None else "",
+        growth=_measure_growth(by_engine[latest.engine or 0], held_bytes),
         pools=read_pools(with_pools) if with_pools is not None else (),
     )
 
 
-def _read_held(events: list[Tensors], unclaimed: int) -> tuple[HeldTensors, ...]:
-    """Return what variables kept when that was last searched, as far as there is still as much in no category."""
-    searched = next((event.held for event in reversed(events) if event.held is not None), [])
+def _sum_workspaces(event: Tensors) -> int:
+    """Return the bytes of cuBLAS's workspaces, by their size."""
+    groups = event.unclaimed_groups or [[size, 1] for size in event.unclaimed_largest or ()]
+    counts = {
+        size: min(_MOST_WORKSPACES, sum(group[1] for group in groups if group[0] == size)) for size in _CUBLAS_WORKSPACES
+    }
+    return sum(size * count for size, count in counts.items())
+
+
+def _measure_growth(events: list[Tensors], held_bytes: int) -> CountedGrowth | None:
+    """Return the growth of one engine's unclaimed bytes since the first count between steps, or since the last search."""
+    counted = [event for event in events if event.when in _BETWEEN_STEPS and event.unclaimed_bytes is not None]
+    if not counted:
+        return None
+    last, unclaimed = counted[-1], counted[-1].unclaimed_bytes or 0
+    at_begin = [event for event in counted if event.when != AGAIN]
+    base = at_begin[-1] if at_begin else counted[0]
+    size = unclaimed - (base.unclaimed_bytes or 0) - held_bytes
+    searched = next((event for event in reversed(counted) if event.held), None)
+    since_search = unclaimed - (searched.unclaimed_bytes or 0) if searched is not None else -1
+    # The search has found the holders of all that had grown by then.
+    if searched is not None and since_search >= size - _LEAST_GROWTH:
+        base, size = searched, since_search
+    allocated = last.allocated_bytes if last.when == AGAIN else None
+    return CountedGrowth(_find_step(base), size, _find_step(last), last.unix_ns, allocated)
+
+
+def _read_held(event: Tensors, unclaimed: int) -> tuple[HeldTensors, ...]:
+    """Return what variables kept when that was searched, as far as there is still as much in no category."""
     held: list[HeldTensors] = []
-    for one in read_held(searched):
+    for one in read_held(event):
         size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
         held += [replace(one, bytes=size)] if size > 0 else []
     return tuple(held)
 
 
-def read_held(entries: Iterable[HoldingVariable]) -> list[HeldTensors]:
+def read_held(event: Tensors) -> list[HeldTensors]:
     """Return the entries of ``held`` of a ``tensors`` event."""
-    return [_read_holder(one) for one in entries if _is_plain(one)]
+    return [_read_holder(one, _find_step(event)) for one in event.held or () if _is_plain(one)]
 
 
 def _is_plain(one: HoldingVariable) -> bool:
     return all((text or "").isprintable() for text in (one.name, one.owner, one.file, one.kind, one.added_file))
 
 
-def _read_holder(one: HoldingVariable) -> HeldTensors:
+def _read_holder(one: HoldingVariable, step: int) -> HeldTensors:
     name, scope, owner, file = one.name, one.scope, one.owner, one.file
     place = f" ({file})" if file else ""
     where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
@@ -255,6 +300,7 @@ def _read_holder(one: HoldingVariable) -> HeldTensors:
         shape=tuple(one.shape or ()),
         view_of=tuple(one.view_of or ()),
         line=f"{one.added_file}:{one.added_line}" if one.added_file and one.added_line else "",
+        step=step,
     )
 
 
@@ -277,14 +323,17 @@ def _limit_unexplained(by_engine: dict[int, list[Tensors]], unclaimed: int) -> i
     """Return the part of unclaimed bytes that was there before the first forward.
 
     The rest are outputs and losses that the script still holds when tensors are counted: they are activations. What was
-    entered later has been seen between two steps at best; before that, in a loop's first backward, all count as activations.
+    entered later has been seen between two steps at best, when some may have had a holder; before that, in a loop's first
+    backward, all count as activations.
     """
     first = []
     for events in by_engine.values():
         by_moment = {event.when: event.unclaimed_bytes or 0 for event in events}
         if list(by_moment) == [BEFORE_BACKWARD]:
             return 0
-        first += [by_moment[when] for when in (BEFORE_FORWARD, INIT) if when in by_moment][:1]
+        known = [by_moment[when] for when in (BEFORE_FORWARD, INIT) if when in by_moment]
+        seen = (events[0].unclaimed_bytes or 0) - sum(one.bytes for one in events[0].held or ())
+        first += known[:1] or [max(0, seen)]
     return min([unclaimed, *first])
 
 
@@ -352,6 +401,9 @@ def _read_sizes(event: Tensors, table: str) -> dict[str, int]:
 
 def _describe_moment(event: Tensors) -> str:
     when = str(event.when)
-    # The engine counts a step when its update is over.
-    step = (event.step or 0) - (when in (AFTER_UPDATE, NEXT_FORWARD))
-    return "tensors counted " + ("" if when == INIT else f"in step {step}, ") + MOMENT_TEXTS.get(when, when)
+    return "tensors counted " + ("" if when == INIT else f"in step {_find_step(event)}, ") + MOMENT_TEXTS.get(when, when)
+
+
+def _find_step(event: Tensors) -> int:
+    """Return the step of an inventory: the engine counts a step when its update is over."""
+    return (event.step or 0) - (event.when in (AFTER_UPDATE, NEXT_FORWARD))

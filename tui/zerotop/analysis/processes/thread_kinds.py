@@ -33,7 +33,8 @@ _BY_NAME = (  # beginnings of names that the kernel shows
     ("pt_data_pin", "pin memory"),
     ("cuda", "CUDA driver"),
 )
-_BY_PYTHON_NAME = (("_pin_memory_loop", "pin memory"), ("zerotop-", "zerotop"))
+_OWN = "zerotop-"
+_BY_PYTHON_NAME = (("_pin_memory_loop", "pin memory"), (_OWN, "zerotop"))
 _INTERPRETER = b"python"  # begins the name of threads without one of their own
 _SAME_USE = 0.1  # two measurements of a thread's cores differ by less than this share
 
@@ -47,6 +48,11 @@ class ThreadKinds:
     openmp: frozenset[int] = frozenset()
     lines: Mapping[int, str] = field(default_factory=dict)  # where Python threads computed: ``train.py:17``
     is_parallel: bool = False  # threads without a name have computed at the same time
+
+    @property
+    def own(self) -> list[int]:
+        """The probe's threads."""
+        return [tid for tid, name in self.python.items() if name.startswith(_OWN)]
 
     def name_threads(self, names: Mapping[int, str]) -> dict[int, str]:
         """Return what each thread is, from the kernel's ``names``."""

@@ -26,6 +26,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are of
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
+_ALIKE_TIMES = 2.0  # the most by which the duration of a step and of the one from which its phases are estimated differ
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
 
@@ -42,10 +43,12 @@ class RankMetric(Enum):
     BACKWARD = Metric("backward", SECONDS, "backward_s", label="backward", style="phase-backward")
     STEP = Metric("step", SECONDS, "step_s", label="step", style="phase-step")
     OTHER = Metric("other", SECONDS, label="between phases", style="phase-other")
+    APART = Metric("apart", SECONDS, label="saving, eval", style="phase-eval")  # no part of the iteration
 
 
 METRIC_TABLES = {RankMetric.PEAK: "allocator", RankMetric.FREE: "gpus", RankMetric.CORES: "processes"}
 """The tables of sampled metrics."""
+_PHASES = (RankMetric.DATA, RankMetric.FORWARD, RankMetric.BACKWARD, RankMetric.STEP, RankMetric.OTHER)
 _RECORDED_METRICS = tuple(metric for metric in RankMetric if metric.value.column)
 
 
@@ -87,15 +90,41 @@ class RankMatrix:
         """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
         return {metric: self.compute_usual_time(metric) for metric in self.times}
 
-    def compute_usual_time(self, metric: RankMetric, onset: int = 0) -> Matrix:
-        """Return the usual time of each rank, (ranks,), in its recent steps from index ``onset`` on.
+    @cached_property
+    def figured_times(self) -> dict[RankMetric, Matrix]:
+        """The times of the recent steps, ranks x steps, with estimates for steps that were only counted.
 
-        Iterations are those whose phases are known, if there are any, so that phases add up to them.
+        Their phases are those of the rank's step that took most nearly as long, in proportion. NaN where none did, for
+        iterations too, so that phases add up to them. Ranks are compared only where two of them are known.
         """
-        values, phased = (self.cut_recent(self.times[name])[:, onset:] for name in (metric, RankMetric.OTHER))
-        if metric is RankMetric.ITERATION and not np.isnan(phased).all():
-            values = np.where(np.isnan(phased), np.nan, values)
-        return compute_usual(metric, values)
+        times = {metric: self.cut_recent(values) for metric, values in self.times.items()}
+        if not times or not (is_unknown := np.isnan(times[RankMetric.OTHER])).any():
+            return times
+        seconds = times[RankMetric.ITERATION]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = (
+                seconds[:, :, None] / np.where(is_unknown, np.nan, seconds)[:, None, :]
+            )  # ranks x steps x like which step
+            distance = np.nan_to_num(np.abs(np.log(ratio)), nan=np.inf)
+        like = distance.argmin(axis=2)
+        rows = np.arange(len(seconds))[:, None]
+        is_like = is_unknown & (distance.min(axis=2, initial=np.inf) <= np.log(_ALIKE_TIMES))
+        for metric in _PHASES:
+            estimated = times[metric][rows, like] * ratio[rows, np.arange(seconds.shape[1]), like]
+            times[metric] = np.where(is_like, estimated, times[metric])
+        times[RankMetric.ITERATION] = np.where(is_unknown & ~is_like, np.nan, seconds)
+        times[RankMetric.WAIT] = _compute_waits(times, self.meets_in_forward)
+        return times
+
+    def compute_usual_time(self, metric: RankMetric, onset: int = 0) -> Matrix:
+        """Return the usual time of each rank, (ranks,), in its recent steps from index ``onset`` on."""
+        times = self.figured_times if self.has_phases else {name: self.cut_recent(one) for name, one in self.times.items()}
+        return compute_usual(metric, times[metric][:, onset:])
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether the phases of any recent step are known."""
+        return not np.isnan(self.cut_recent(self.times[RankMetric.OTHER])).all()
 
     def find_usual(self, metric: RankMetric, values: Matrix) -> Matrix:
         """Return the usual value of each rank in its recent steps, (ranks,); ``values`` are those of the metric."""
@@ -103,7 +132,7 @@ class RankMatrix:
 
     @property
     def figured_steps(self) -> int:
-        """The most steps of a rank that its usual times are means of."""
+        """The most steps of a rank whose phases are known; those of others are estimated from them."""
         phased = ~np.isnan(self.cut_recent(self.times[RankMetric.OTHER])) if self.times else np.empty((0, 0))
         return int(phased.sum(axis=1).max(initial=0)) or self.recent_count
 
@@ -213,7 +242,7 @@ def _build_matrix(
     first = max(last - columns + 1, min(int(process.step_rows["step"][max(0, count - columns)]) for process, count in known))
     first = min(first, last)  # in a damaged recording the last step may not have the highest number
     shape = (len(processes), last - first + 1)
-    times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED_METRICS}
+    times = {metric: np.full(shape, np.nan, np.float32) for metric in (*_RECORDED_METRICS, RankMetric.APART)}
     begins, ends, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     skipped = np.zeros(shape[1], np.bool_)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
@@ -234,6 +263,7 @@ def _build_matrix(
         for metric in _RECORDED_METRICS:
             values = tail[metric.value.column]
             times[metric][row, cells] = values if values.dtype.kind == "f" else np.where(values == UNKNOWN, np.nan, values)
+        times[RankMetric.APART][row, cells] = np.nan_to_num(tail["eval_s"] + tail["checkpoint_s"])
     _derive_times(times, meets_in_forward)
     steps = np.arange(first, last + 1)
     return RankMatrix(processes, counts, steps, begins, ends, counted, skipped, times, meets_in_forward=meets_in_forward)
@@ -244,11 +274,17 @@ def _derive_times(times: dict[RankMetric, Matrix], meets_in_forward: bool) -> No
     met = times[RankMetric.BACKWARD] + times[RankMetric.STEP]
     known = met + times[RankMetric.FORWARD] + times[RankMetric.DATA]
     times[RankMetric.OTHER] = np.maximum(0, times[RankMetric.ITERATION] - known)
-    # Time that a rank spends before it communicates: the longer, the longer others wait for it.
-    alone = times[RankMetric.ITERATION] - met
+    times[RankMetric.WAIT] = _compute_waits(times, meets_in_forward)
+
+
+def _compute_waits(times: dict[RankMetric, Matrix], meets_in_forward: bool) -> Matrix:
+    """Return how long the median rank waits for each one: the longer, the longer it takes before it communicates."""
+    alone = times[RankMetric.ITERATION] + times[RankMetric.APART] - times[RankMetric.BACKWARD] - times[RankMetric.STEP]
     if meets_in_forward:
         alone = alone - times[RankMetric.FORWARD]
-    times[RankMetric.WAIT] = np.maximum(0, alone - compute_median(alone, 0)[None, :])
+    is_comparable = np.count_nonzero(~np.isnan(alone), axis=0) >= min(2, len(alone))
+    waits: Matrix = np.where(is_comparable, np.maximum(0, alone - compute_median(alone, 0)[None, :]), np.nan)
+    return waits.astype(np.float32)
 
 
 def compute_usual(metric: RankMetric, values: Matrix) -> Matrix:

@@ -15,10 +15,11 @@ ALIKE_SHARE = 0.03  # of an iteration or a sampled value: ranks that differ by l
 _ONSET_SHARE = 0.9  # share of the steps since a difference began that show it
 WARNING_SHARE = 0.1  # of an iteration: larger differences are a warning
 _DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long is shown first
+_FEWEST_TIMED = 8  # steps with phases that show it, in many
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
 # With sharded parameters they do so in the forward, too.
-_ALONE_METRICS = (RankMetric.DATA, RankMetric.OTHER, RankMetric.FORWARD)
+_ALONE_METRICS = (RankMetric.DATA, RankMetric.OTHER, RankMetric.APART, RankMetric.FORWARD)
 MEETING_METRICS = (RankMetric.BACKWARD, RankMetric.STEP)
 
 
@@ -65,7 +66,7 @@ class Skew:
     iteration_s: float
     delay_s: float  # for how long the others usually wait for this rank
     longest_delay_s: float  # the same of the rank for which they wait longest
-    timed_steps: int  # those whose phases are known: all figures are means of these
+    timed_steps: int  # those whose phases are known: those of others are estimated from them
     meets_in_forward: bool = False  # ranks wait for each other in the forward, too
     is_in_each: bool = True  # most of the steps show it; else it is an average
 
@@ -95,7 +96,8 @@ class Skew:
 
         They do not wait where it makes up for the phase in another one.
         """
-        return _is_alone(self.metric, self.meets_in_forward) and self.delay_s >= self.lag_s / 2
+        is_alone = _is_alone(self.metric, self.meets_in_forward)
+        return is_alone and self.delay_s >= self.lag_s / 2 and self.is_well_known
 
     @property
     def is_effect(self) -> bool:
@@ -107,6 +109,11 @@ class Skew:
     def delays_others(self) -> bool:
         """Whether the others wait for this rank longer than by chance."""
         return not self.is_alike and self.is_waited_for and self.iteration_share >= _DELAY_SHARE
+
+    @property
+    def is_well_known(self) -> bool:
+        """Whether enough steps were recorded with phases to say who waits for whom."""
+        return self.timed_steps >= min(_FEWEST_TIMED, self.steps)
 
 
 def find_skew(matrix: RankMatrix) -> Skew | None:
@@ -138,7 +145,10 @@ def _find_usual(own: Matrix) -> float:
 def _measure_skew(matrix: RankMatrix, metric: RankMetric, row: int) -> Skew:
     """Measure a rank's lag over the steps since it began; an effect over all that other figures are of."""
     recent = matrix.cut_recent(matrix.times[metric])
-    lag = recent[row] - compute_median(recent, 0)
+    is_compared = np.count_nonzero(~np.isnan(recent), axis=0) > 1
+    lag = np.where(is_compared, recent[row] - compute_median(recent, 0), np.nan)
+    if np.count_nonzero(is_compared) < min(_FEWEST_TIMED, len(lag)):
+        return replace(_measure_since(matrix, metric, row, 0), is_in_each=False)
     usual = matrix.usual_times[metric]
     if float(np.nanmedian(lag)) < (float(usual[row]) - _find_usual(usual)) / 2:  # it has pauses, now and then
         return replace(_measure_since(matrix, metric, row, 0), is_in_each=False)

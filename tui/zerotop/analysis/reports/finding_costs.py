@@ -73,7 +73,22 @@ def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tupl
 
 def measure_training_s(steps: Rows) -> float:
     """Return the seconds of all recorded iterations, evaluations and checkpoints (STEP_DTYPE)."""
+    return _sum_training_s(steps) * _measure_overlap(steps)
+
+
+def _sum_training_s(steps: Rows) -> float:
     return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
+
+
+def _measure_overlap(steps: Rows) -> float:
+    """Return by what to multiply a sum over steps on their slowest ranks, so that it is not longer than the time they took.
+
+    Where ranks wait for each other in different phases, the pause of one is the next iteration of another.
+    """
+    if not len(steps):
+        return 1.0
+    lasted_s = float(steps["end_unix_ns"].max() - steps["begin_unix_ns"].min()) / 1e9
+    return min(1.0, lasted_s / max(_sum_training_s(steps), 1e-9)) if lasted_s > 0 else 1.0
 
 
 def _drop_repetitions(findings: Sequence[Finding]) -> Iterable[Finding]:
@@ -127,6 +142,12 @@ def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows,
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0
     later = _select_steps(finding, findings, steps)
+    return _measure_lost(finding, later) * _measure_overlap(later)
+
+
+def _measure_lost(finding: Finding, later: Rows) -> float:
+    """Return the seconds that these steps lost to it, on their slowest ranks."""
+    name = finding.name
     if name in _LONGER and finding.cost:  # iterations that took no longer than before lost nothing
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
@@ -141,6 +162,8 @@ def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows,
     if name == "iteration_drift":
         lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
         return float(np.nansum(lost * later["steps"]))
+    if name == "steps_in_turn":  # its checkpoints and evaluations are counted
+        return finding.cost * _sum_training_s(later)
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 

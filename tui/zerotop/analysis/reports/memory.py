@@ -108,9 +108,9 @@ def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, fail
         peaks=peaks,
         at_peak=read_peak_ledgers(at),
         rules={
-            process.rank: compute_rule_of_thumb(inventory, by_process[process])
+            process.rank: rule
             for process, inventory in inventories.items()
-            if inventory is not None
+            if inventory is not None and (rule := compute_rule_of_thumb(inventory, by_process[process])) is not None
         },
         allocators=read_allocator_health(at, read_steps(at.recording)),
         updates=_measure_updates(at),

@@ -10,11 +10,9 @@ from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
 from zerotop.analysis.sweeps.estimates import USABLE_HOST
 from zerotop.analysis.sweeps.regimes import size_states
-from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_obstacle
+from zerotop.analysis.sweeps.settings import OFFLOAD, STAGE, find_excess, find_obstacle
 from zerotop.analysis.sweeps.what_if import change_setup, name_offload, predict_memory
 from zerotop.analysis.sweeps.what_if_time import TimePrediction, predict_time
-
-_MOST = 10**11  # tokens, rows, GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +89,9 @@ def answer_changes(base: Baseline, changes: Changes, gpu_bytes: int | None = Non
 def choose_setting(base: Baseline, changes: Changes) -> Setting:
     """Return the recorded setting with the changes. Raises NoBaselineError for what cannot be."""
     gpus, nodes = changes.gpus or base.gpus, changes.nodes or base.nodes
-    for name, value in (("gpus", gpus), ("nodes", nodes)):
-        if value > _MOST:
-            raise NoBaselineError(f"--{name} {value} is more than any machine trains with")
+    names = ("gpus", "nodes", "micro_batch", "seq_length", "accumulation")
+    if excess := find_excess({name: getattr(changes, name) for name in names}):
+        raise NoBaselineError(excess)
     if gpus * nodes != base.setup.ranks:
         if base.gpus * base.nodes != base.setup.ranks:
             raise NoBaselineError(
@@ -144,8 +142,5 @@ def _change_work(base: Baseline, changes: Changes) -> Workload:
             f"{base.name} counts rows, not tokens, so another length has no formula: --micro-batch has one"
         )
     rows, accumulation = changes.micro_batch or work.micro_batch, changes.accumulation or work.accumulation
-    for name, value in (("seq-length", length or 0), ("micro-batch", rows), ("accumulation", accumulation)):
-        if value > _MOST:
-            raise NoBaselineError(f"--{name} {value} is more than any machine trains with")
     kept = {"on": "full", "off": "none", None: work.checkpointing}[changes.checkpointing]
     return replace(work, micro_batch=rows, sequence=length or work.sequence, accumulation=accumulation, checkpointing=kept)

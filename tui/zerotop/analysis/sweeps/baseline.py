@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,18 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS
 from zerotop.analysis.sweeps.phase_times import PhaseTimes, measure_times
+from zerotop.analysis.sweeps.recorded_steps import ChosenSteps, choose_steps, list_steady_steps
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import find_gpu_name, locate_allocators
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Rows
-from zerotop.recording.steps.step_table import RankSteps, StepTable
+from zerotop.recording.steps.step_table import StepTable
 from zerotop_probe.recording.event_values import DIMENSIONS
 from zerotop_probe.recording.events import EngineFacts, Hello
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK
 
-_MOST_STEPS = 8  # that stand for a setting
-_MOST_VARYING, _MOST_LENGTHS = 64, 3  # steps that are searched for the longest, if the last ones have more lengths
-_STATES_SHARE = 0.98  # of the states by formula, that is left without gradients
+_STATES_SHARE = 0.98  # of the states by formula, or of what a backward leaves, that counts as all of it
 _UPDATES = frozenset(
     PHASE_CODE[name] for name in ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 )
@@ -53,7 +53,7 @@ class MicroStep:
     backward_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # hashed by identity: what follows from one is kept
 class Baseline:
     """A recorded setting, and what was measured at it. Bytes are those of the rank that used the most."""
 
@@ -76,6 +76,10 @@ class Baseline:
     computes_in: str  # dtype
     evaluation_peak: int | None  # allocated outside of training steps, where it was higher
     rules: AllocatorRules = DEFAULT_RULES
+    model: str = ""  # its class
+    steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
+    timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
+    pace_change: int | None = None  # the step at which the pace changed before them, else the next one after them
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
@@ -87,21 +91,13 @@ class Baseline:
 
 def read_baseline(recording: Recording, until_step: int | None = None) -> Baseline:
     """Return the last setting of a recording, or its last one before a step. Raises NoBaselineError."""
-    at = recording.at()
-    engine = read_first_engine(at)
-    setup = parse_setup(engine)
-    name = recording.name
-    if setup is None:
+    at, name = recording.at(), recording.name
+    if parse_setup(read_first_engine(at)) is None:
         raise NoBaselineError(f"{name} has no DeepSpeed engine or loop, so the size of its model is unknown")
-    computes_in = str(engine.autocast or engine.dtype or "")
-    # FSDP and adapters may compute in fewer bits than the dtype of what they train.
-    is_plain = setup.stage != 3 and setup.trainable == setup.parameters
-    setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
-    if engine.pipeline is not None:
-        raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
     table = StepTable(recording)
     table.update()
-    ranks = [process for process in table.rank_steps if len(process.step_rows)]
+    # The last process of each rank, as facts are of the last one, too.
+    ranks = list({one.source.rank: one for one in table.rank_steps if len(one.step_rows)}.values())
     if not ranks:
         raise NoBaselineError(f"{name} has no finished step. Record a few steps; `zerotop estimate MODEL` needs no run")
     gpus = locate_allocators(at)
@@ -110,27 +106,42 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
             f"{name} has no readings of a GPU's allocator, as on a CPU. `zerotop estimate MODEL` needs no run"
         )
     allocators = {identify_process(source): source for source in gpus}
-    found = [
-        (process, source, *moments)
-        for process in ranks
-        if (source := allocators.get(identify_process(process.source))) is not None
-        and (moments := _read_moments(process, source, setup, until_step)) is not None
-    ]
+    # The rank whose pace changed last tells it for all.
+    stretches = max((list_steady_steps(process) for process in ranks), key=lambda one: one[-1].begin)
+    steps_of = {process: choose_steps(process, stretches, until_step) for process in ranks}
+    latest = max(steps_of.values(), key=lambda one: one.stretch.begin if len(one.rows) else -1)
+    engine = _read_engine(recording, latest)
+    setup = parse_setup(engine)
+    if setup is None:
+        raise NoBaselineError(f"{name} does not tell the size of its model before its pace changed")
+    if engine.pipeline is not None:
+        raise NoBaselineError(f"{name} trains in a pipeline, whose stages differ: there is no formula for it")
+    computes_in = str(engine.autocast or (engine.sharding and engine.sharding.dtype) or engine.dtype or "")
+    # FSDP and adapters may compute in fewer bits than the dtype of what they train.
+    is_plain = setup.stage != 3 and setup.trainable == setup.parameters
+    setup = replace(setup, computes_wide=computes_in == "fp32" and setup.bytes_each == 4 and is_plain)
+    found = []
+    for process, chosen in steps_of.items():
+        source = allocators.get(identify_process(process.source))
+        if source is None or chosen.stretch != latest.stretch:
+            continue
+        if (moments := _read_moments(source, chosen.rows, setup)) is not None:
+            found.append((process, source, chosen, *moments))
     if not found:
         raise NoBaselineError(
             f"{name} has no step with the memory of its phases and an update of the weights. Short steps are recorded in"
             " light detail: record with a larger --budget, or for longer"
         )
-    _, source, steps, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
+    _, source, chosen, first, last, step_peak = max(found, key=lambda one: max(one[3].backward_peak, one[4].backward_peak))
     key = gpus[source]
-    times = [one_time for one in found if (one_time := measure_times(recording, one[0], one[2])) is not None]
-    rows = steps[-1]
+    times = [one_time for one in found if (one_time := measure_times(recording, one[0], one[2].timed)) is not None]
+    rows = chosen.rows[-1]
     work = _describe_work(engine, rows)
     nodes = max(1, len(at.nodes))
     devices = [device for device in engine.devices or [] if device.total_bytes]
-    nvml = max((int(one[2]["nvml_process_bytes"].max()) for one in found), default=0)
-    host = max(int(one[2]["host_rss_bytes"].max()) for one in found)
-    reserved = max(int(one[2]["reserved_peak_bytes"].max()) for one in found)
+    nvml = max((int(one[2].rows["nvml_process_bytes"].max()) for one in found), default=0)
+    host = max(int(one[2].rows["host_rss_bytes"].max()) for one in found)
+    reserved = max(int(one[2].rows["reserved_peak_bytes"].max()) for one in found)
     outside = max((int(process.step_rows["allocated_peak_bytes"].max()) for process in ranks), default=0)
     peak = max(first.backward_peak, last.backward_peak, first.forward_peak, step_peak)
     return Baseline(
@@ -154,7 +165,17 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         evaluation_peak=outside if until_step is None and outside > 1.02 * peak else None,
         rules=_read_rules(at),
         threads=_read_threads(at),
+        model=str(engine.model or ""),
+        steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
+        timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
+        pace_change=chosen.pace_change,
     )
+
+
+def _read_engine(recording: Recording, chosen: ChosenSteps) -> EngineFacts:
+    """Return the facts that were known at the steps: a loop's are written again when the training has changed."""
+    is_last = not len(chosen.rows) or chosen.stretch.end == inf
+    return read_first_engine(recording.at(None if is_last else int(chosen.rows["end_unix_ns"][-1])))
 
 
 def _read_rules(at: At) -> AllocatorRules:
@@ -174,35 +195,8 @@ def _read_threads(at: At) -> int | None:
     return max(1, int(threads)) if threads.isdecimal() else None
 
 
-def _choose_steps(process: RankSteps, until_step: int | None) -> Rows:
-    """Return the steps of the last setting whose phases were recorded: before the first evaluation, if it has some."""
-    rows: Rows = process.phased_steps
-    if until_step is not None:
-        rows = rows[rows["step"] < until_step]
-    rows = rows[~rows["light"] & ~rows["skipped"] & (rows["steps"] == 1) & (rows["micro_steps"] > 0)]
-    if len(rows) > 2:
-        rows = rows[1:]  # the first update makes the optimizer's state
-    if not len(rows):
-        return rows
-    last = rows[-1]
-    recent = rows[-_MOST_VARYING:]
-    if len(np.unique(recent["tokens"][-_MOST_STEPS:])) > _MOST_LENGTHS:  # lengths vary: the longest decides
-        last = recent[recent["tokens"].argmax()]
-    same = np.ones(len(rows), bool)
-    for column in ("micro_steps", "rows", "tokens"):
-        same &= rows[column] == last[column]
-    rows = rows[same]
-    evaluated = process.step_rows["step"][process.step_rows["eval_s"] > 0]
-    before: Rows = rows[rows["step"] < evaluated[0]] if len(evaluated) else rows
-    chosen: Rows = (before if len(before) > 1 else rows)[-_MOST_STEPS:]
-    return chosen
-
-
-def _read_moments(
-    process: RankSteps, source: Source, setup: EngineSetup, until_step: int | None
-) -> tuple[Rows, MicroStep, MicroStep, int] | None:
-    """Return the steps that stand for the setting, and the highest of each moment in them; None if they lack an edge."""
-    steps = _choose_steps(process, until_step)
+def _read_moments(source: Source, steps: Rows, setup: EngineSetup) -> tuple[MicroStep, MicroStep, int] | None:
+    """Return the highest of each moment in the steps that stand for the setting; None if they lack an edge."""
     if not len(steps):
         return None
     readings = source.array[np.isin(source.array["step"], steps["step"])]
@@ -213,13 +207,15 @@ def _read_moments(
     first = micros[0]
     gradients = setup.bytes_each * setup.trainable // (setup.ranks if setup.stage == 3 else 1)
     states = sum(size for name, size in compute_expected(setup).gpu.items() if name != GRADIENTS)
-    is_with_gradients = first.kept >= first.backward_end and first.kept - gradients >= _STATES_SHARE * states
+    is_with_gradients = (
+        min(first.kept / _STATES_SHARE - first.backward_end, first.kept - gradients - _STATES_SHARE * states) >= 0
+    )
     if setup.is_loop and last == 0 and is_with_gradients:
         # The script frees the gradients between the last reading of a step and the next forward.
         first = replace(first, kept=first.kept - gradients)
     updates = readings[np.isin(readings["phase"], list(_UPDATES)) & (readings["edge"] != BEGIN)]
     peak = int(updates["allocated_peak_bytes"].max(initial=0))
-    return steps, first, micros[1] if last else first, peak
+    return first, micros[1] if last else first, peak
 
 
 def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
@@ -239,6 +235,8 @@ def _read_micro_step(readings: NDArray[Any], number: int) -> MicroStep | None:
         edges = np.flatnonzero(readings["edge"] != TICK)
         places = np.searchsorted(edges, np.flatnonzero(forward_ends)) - 1
         kept = readings["allocated_bytes"][edges[places[places >= 0]]]
+    if not len(kept) and number == 0:  # nor one after a step without readings: it leaves what this one leaves
+        kept = readings["allocated_bytes"][readings["edge"] == END][-1:]
     if not len(kept):
         return None
     return MicroStep(

@@ -68,11 +68,13 @@ def list_options(*, is_loop: bool, loop_stage: int = 0) -> list[tuple[int, str]]
     return [(stage, offload) for stage, offload in pairs if not find_obstacle({STAGE: stage, OFFLOAD: offload}, {})]
 
 
-def estimate_options(model: TrainedModel, hardware: Hardware, shape: ModelShape, work: Workload) -> list[OptionEstimate]:
+def estimate_options(
+    model: TrainedModel, hardware: Hardware, shape: ModelShape, work: Workload, rules: AllocatorRules = DEFAULT_RULES
+) -> list[OptionEstimate]:
     """Return the estimates of all options."""
     own = () if model.is_loop else estimate_all_rows(model, hardware)
     modes = list_options(is_loop=model.is_loop, loop_stage=3 if model.is_sharded else 0)
-    return [estimate_option(model, hardware, shape, work, mode, own) for mode in modes]
+    return [estimate_option(model, hardware, shape, work, mode, own, rules=rules) for mode in modes]
 
 
 def estimate_option(

@@ -31,8 +31,8 @@ class PhaseTimes:
 
 
 def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> PhaseTimes | None:
-    """Return the times of one rank; None of fewer than two steps."""
-    if len(steps) < 2:
+    """Return the times of one rank; None without steps."""
+    if not len(steps):
         return None
     iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
     host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))

@@ -40,7 +40,8 @@ class Regime:
 
     dtype: str = "mixed"  # of DTYPES
     optimizer: str = "adamw"  # of OPTIMIZERS
-    lora_rank: int = 0  # 0: all parameters are trained
+    trained: int = 0  # parameters; 0: all, or the adapters alone
+    lora_rank: int = 0  # 0: no adapters
     lora_targets: Sequence[str] = ("all-linear",)
     quantization: str = ""  # of QUANTIZATIONS, of the frozen layers
     framework: str = "deepspeed"  # of FRAMEWORKS
@@ -89,12 +90,14 @@ def build_model(shape: ModelShape, parameters: int, regime: Regime) -> TrainedMo
             wide_residual=regime.fp32_norms,
         )
     weight, state, master = size_states(regime.dtype, regime.optimizer)
+    trained = regime.trained or parameters
     return TrainedModel(
         parameters,
-        parameters,
+        trained,
         shape.largest_layer,
         weight,
         state,
+        frozen_bytes=weight * (parameters - trained) if trained < parameters else None,
         master_each=master,
         is_loop=regime.framework != "deepspeed",
         is_sharded=regime.framework == "fsdp",

@@ -29,7 +29,37 @@ OFFLOAD_DEVICES = {
 }
 """The offload modes, as the ready DeepSpeed configs are named: devices of the optimizer and of the parameters."""
 
+_OFFLOAD_NAMES = {
+    "params": "parameters",
+    "optimizer_params": "optimizer and parameters",
+    "nvme_optimizer": "optimizer to NVMe",
+    "nvme_params": "parameters to NVMe and optimizer to the CPU",
+    "nvme_optimizer_params": "optimizer and parameters to NVMe",
+}
+_MOST = {
+    "gpus": 1_000,
+    "nodes": 1_000_000,
+    "micro_batch": 10**8,
+    "seq_length": 10**9,
+    "accumulation": 10**6,
+    "gradient_accumulation": 10**6,
+    "bucket": 10**11,
+}
+
 MOST_VALUES = 100_000  # of a range, and points of a sweep
+
+
+def describe_offload(mode: str) -> str:
+    """Return what a mode offloads, in words."""
+    return _OFFLOAD_NAMES.get(mode, mode)
+
+
+def find_excess(settings: Mapping[str, int | None]) -> str:
+    """Return a sentence about a number, by the name of its option, that no machine trains with; "" without one."""
+    for name, value in settings.items():
+        if (value or 0) > _MOST[name]:
+            return f"--{name.replace('_', '-')} {value} is more than any machine trains with"
+    return ""
 
 
 def parse_numbers(text: str, *, least: int = 1) -> list[int]:

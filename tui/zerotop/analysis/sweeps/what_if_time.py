@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import hypot, inf, sqrt
+from functools import lru_cache
+from math import exp, hypot, inf, sqrt
 
+from zerotop.analysis.hardware.gpu_speeds import GpuSpeeds, find_speeds
 from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.sweeps.baseline import Baseline
 from zerotop.analysis.sweeps.phase_times import PhaseTimes
+from zerotop.analysis.sweeps.seen_errors import count_tokens, find_seen_error
 
 COMPUTE, LAUNCHES, COMMUNICATION = "compute", "launches", "communication"
 OPTIMIZER, TRANSFERS, BETWEEN = "optimizer", "transfers", "between phases"
@@ -29,27 +32,9 @@ _FORMULAS = {
     TRANSFERS: "bytes of offloaded gradients and parameters over PCIe and host memory",
     BETWEEN: "measured",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    """A type of GPU: NVIDIA's data sheets, but for the last."""
-
-    peak: float  # dense 16-bit FLOP/s
-    fp32_peak: float  # without TF32
-    memory: float  # B/s
-    # B/s of NCCL's bus among GPUs of a node ("busbw" of nccl-tests); None without NVLink. 277 GB/s measured for the 16 GB
-    # that ZeRO-2 gathers after an update on four H200s; others by the ratio of NVLink.
-    link: float | None
-
-
-_GPUS = {
-    "H100": _Gpu(989e12, 67e12, 3.35e12, 280e9),
-    "H200": _Gpu(989e12, 67e12, 4.8e12, 280e9),
-    "A100": _Gpu(312e12, 19.5e12, 2.0e12, 190e9),
-    "B200": _Gpu(2250e12, 75e12, 8e12, 560e9),
-    "L40S": _Gpu(362e12, 92e12, 0.86e12, None),
-    "V100": _Gpu(125e12, 15.7e12, 0.9e12, 95e9),
+_UNKNOWN = {
+    COMPUTE: "the arithmetic of the GPU, which waits for the host in the recording",
+    BETWEEN: "the time between the phases, of which the recording does not tell whether it grows with the batch",
 }
 
 
@@ -74,6 +59,7 @@ class _Rates:
     moved: float = 9e9
     moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
+    grows: float = 0.0  # share of it that grows with a micro-batch's tokens: loading data does, logging does not
 
 
 _SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
@@ -84,6 +70,7 @@ _RANKS = 1.5  # as many times these, with another number of ranks on a node's co
 _BUSY = 1.4  # times the host's launches: what the GPU takes longer is its arithmetic
 _MOST_OFF = 2.0  # times the usual efficiency: not more than its peak, and rarely less
 _SHARPNESS = 3.0
+_MOST_WIDE = 4.0  # times the least, which an interval's most is not beyond: else it tells nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +99,9 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
     reason = find_time_obstacle(base, setup, work, nodes)
     if reason:
         return TimePrediction((), (0.0, 0.0, 0.0), reason)
-    rates = _find_rates(base)
-    before, likely = (_Decomposition(base, rates).compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
-    others = [
-        _Decomposition(base, replace(rates, **{one.name: getattr(rates, one.name) * factor})).compose(setup, work)
-        for one in fields(_Rates)
-        for spread in (_SPREADS.get(one.name, _SPREAD),)
-        for factor in (spread, 1 / spread)
-    ]
+    usual, *changed = _list_decompositions(base)
+    before, likely = (usual.compose(*setting) for setting in ((base.setup, base.work), (setup, work)))
+    others = [one.compose(setup, work) for one in changed]
     noise_share = 0.0 if (setup, work) == (base.setup, base.work) else 1.0 if setup.ranks == base.setup.ranks else _RANKS
     noise = {name: noise_share * spread * likely[name] for name, spread in _RUN_SPREADS.items()}
     rows = []
@@ -128,7 +110,27 @@ def predict_time(base: Baseline, setup: EngineSetup, work: Workload, nodes: int)
         rows.append(TimeRow(name, before[name], ends[0], likely[name], ends[1], formula))
     total = sum(likely.values())
     low, high = _find_ends(total, [sum(other.values()) for other in others], hypot(*noise.values()))
+    seen = find_seen_error((base.setup, base.work), (setup, work))
+    low, high = min(low, total * exp(-seen)), max(high, total * exp(seen))
+    if high > _MOST_WIDE * low:
+        widest = max(rows, key=lambda row: row.high - row.low).name
+        reason = f"It may be {low:.2g} to {high:.2g} s, mostly because of {_UNKNOWN.get(widest, widest)}."
+        return TimePrediction((), (0.0, 0.0, 0.0), reason)
     return TimePrediction(tuple(row for row in rows if row.before or row.likely), (low, total, high))
+
+
+@lru_cache(2)  # of a base that is asked about many settings
+def _list_decompositions(base: Baseline) -> tuple[_Decomposition, ...]:
+    """Return the parts of the recorded step at the usual rates, then with each rate as far off as its spread."""
+    rates = _find_rates(base)
+    changed = [
+        {one.name: getattr(rates, one.name) * factor}
+        for one in fields(_Rates)
+        for spread in (_SPREADS.get(one.name, _SPREAD),)
+        for factor in (spread, 1 / spread)
+        if getattr(rates, one.name)
+    ]
+    return tuple(_Decomposition(base, replace(rates, **rate)) for rate in ({}, *changed, {"grows": 1.0}))
 
 
 def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[float, float]:
@@ -140,8 +142,17 @@ def _find_ends(likely: float, others: Sequence[float], noise: float) -> tuple[fl
 def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes: int) -> str:
     """Return why the time is not known, as a sentence; "" if it is."""
     times = base.times
-    if times is None or not (times.iteration > 0 and min(times.forward, times.backward, times.update) >= 0):
+    phases = () if times is None else (times.forward, times.backward, times.update)
+    if times is None or not (times.iteration > 0 and all(part >= 0 for part in phases)):
         return "The recording has too few steps with the times of their phases: record ten or more."
+    is_scaled = (count_tokens(work), work.checkpointing) != (count_tokens(base.work), base.work.checkpointing)
+    if is_scaled and min(times.forward, times.backward) <= 0:
+        return "The recording has no times of forward and backward, so another batch's is not known."
+    if is_scaled and not work.sequence and not _is_gpu_slower(times):
+        return (
+            "In the recording the GPU waits for the host, so the time that it takes for a row is not known: record a few"
+            " steps with the larger micro-batch."
+        )
     if nodes > base.nodes:
         return "The connection of more nodes than recorded was not measured: record a few steps on them."
     gpu = _find_gpu(base)
@@ -157,7 +168,12 @@ def find_time_obstacle(base: Baseline, setup: EngineSetup, work: Workload, nodes
     return _find_zero_obstacle(base, setup, gpu) if zero[0] != zero[1] else ""
 
 
-def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) -> str:
+def _is_gpu_slower(times: PhaseTimes) -> bool:
+    """Return whether the forward's length is that of the GPU's arithmetic, not that of the host's launches."""
+    return times.launches is not None and times.forward >= _BUSY * times.launches[0]
+
+
+def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: GpuSpeeds | None) -> str:
     """Return why the time at another stage, offload or number of GPUs is not known."""
     if base.nodes > 1:
         return "The connection of the nodes was not measured apart, which another setting of ZeRO needs: record a few steps."
@@ -172,8 +188,8 @@ def _find_zero_obstacle(base: Baseline, setup: EngineSetup, gpu: _Gpu | None) ->
     return ""
 
 
-def _find_gpu(base: Baseline) -> _Gpu | None:
-    found = next((gpu for name, gpu in _GPUS.items() if name in base.gpu.upper()), None)
+def _find_gpu(base: Baseline) -> GpuSpeeds | None:
+    found = find_speeds(base.gpu)
     if found is None:
         return None
     return replace(found, link=base.machine.get("all_reduce", None if "PCI" in base.gpu.upper() else found.link))
@@ -361,4 +377,5 @@ class _Decomposition:
             parts[OPTIMIZER if name == _CPU else name] += each
         each_micro = self.between * self.rates.split
         parts[BETWEEN] = self.between + each_micro * (count / self.base.work.accumulation - 1)
+        parts[BETWEEN] *= 1 + self.rates.grows * (count_tokens(work) / count_tokens(self.base.work) - 1)
         return parts

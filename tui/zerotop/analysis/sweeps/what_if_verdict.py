@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from zerotop.analysis.formatting import Text, format_bytes
+from zerotop.analysis.hardware.gpu_speeds import measure_mfu
+from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
+from zerotop.analysis.sweeps.settings import describe_offload
 from zerotop.analysis.sweeps.what_if import name_offload
 
 _SUMS = {
     "allocated": "allocated",
-    "reserved": "reserved",
     "context": "outside PyTorch",
+    "needed": "must fit",
+    "reserved": "reserved",
     "device": "NVML, the process",
     "host": "host memory of a rank",
 }
+NEEDED_NOTE = (
+    "Must fit: allocated, outside PyTorch and stuck segments. What else is reserved PyTorch gives back before it fails."
+)
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
 
@@ -34,7 +42,7 @@ class LedgerChange:
 
 
 def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
-    """Yield the rows of the moment that decides, then allocated, reserved, context, device and host memory."""
+    """Yield the rows of the moment that decides, then what must fit and its parts, what PyTorch takes, and host memory."""
     moment = answer.memory.moments[0]
     before = next((one for one in answer.recorded.moments if one.name == moment.name), None)
     old = {row.name: row.bytes for row in before.rows} if before is not None else {}
@@ -45,8 +53,16 @@ def list_ledger(answer: WhatIfAnswer) -> Iterator[LedgerChange]:
         if max(abs(first), abs(then)) >= _SMALLEST:
             yield LedgerChange(name, first, then, then, then, formulas[name])
     for name, title in _SUMS.items():
-        recorded, part = getattr(answer.recorded, name).likely, getattr(answer.memory, name)
-        yield LedgerChange(title, recorded, part.likely, part.low, part.high, part.formula, is_sum=True)
+        recorded, part = (_find_sum(memory, name) for memory in (answer.recorded, answer.memory))
+        yield LedgerChange(title, recorded.likely, part.likely, part.low, part.high, part.formula, is_sum=True)
+
+
+def _find_sum(memory: JobMemory, name: str) -> Interval:
+    if name != "needed":
+        part: Interval = getattr(memory, name)
+        return part
+    both = add_intervals(memory.allocated, memory.context, "allocated + outside PyTorch + stuck segments")
+    return Interval(both.low, both.likely + memory.stuck.bytes, memory.needed, both.formula)
 
 
 def name_setting(setting: Setting) -> str:
@@ -56,7 +72,7 @@ def name_setting(setting: Setting) -> str:
     if setup.is_loop:
         return rows
     offload = name_offload(setup)
-    with_offload = f" with offload of {offload.replace('_', ' and ')}" if offload != "none" else ""
+    with_offload = f" with offload of {describe_offload(offload)}" if offload not in ("", "none") else ""
     return f"stage {setup.stage}{with_offload}, {rows}"
 
 
@@ -101,6 +117,10 @@ def describe_time(answer: WhatIfAnswer) -> str:
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f", {tokens / likely:,.0f} tokens/s"
+        base, setup = answer.base, answer.setting.setup
+        sizes = (setup.parameters, setup.trainable, setup.ranks)
+        mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
+        text += f", MFU {100 * mfu:.1f} %" if isfinite(mfu) else ""
     return f"{text}."
 
 
@@ -126,4 +146,24 @@ def describe_baseline(base: Baseline) -> str:
     """Return a line about what was recorded."""
     size = f", {format_bytes(base.gpu_bytes)} each" if base.gpu_bytes else ""
     gpus = f"{base.nodes} x {base.gpus} {base.gpu or 'GPU'}{'s' if base.gpus > 1 else ''}{size}"
-    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}"
+    return f"{base.name}: {base.setup.parameters / 1e6:,.1f} M parameters on {gpus}{describe_steps(base)}"
+
+
+def describe_steps(base: Baseline) -> str:
+    """Return ``, measured in steps 182 to 241, after its pace changed at step 100``."""
+    if base.steps is None:
+        return ""
+    text = f", measured in {name_steps(base.steps)}"
+    if base.timed_steps is not None and base.timed_steps != base.steps:
+        text = f", memory of {name_steps(base.steps)}, times of {name_steps(base.timed_steps)}"
+    if base.pace_change is None:
+        return text
+    return (
+        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} its pace changed at step {base.pace_change:,}"
+    )
+
+
+def name_steps(steps: tuple[int, int]) -> str:
+    """Return ``steps 182 to 241``."""
+    first, last = steps
+    return f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"

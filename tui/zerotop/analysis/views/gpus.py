@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from zerotop.analysis.live_view import Gpu
+from zerotop.analysis.memory.gpu_holders import find_failed_allocation
 from zerotop.analysis.processes.ranks_and_hosts import (
     Values,
     find_last_ticks,
@@ -12,7 +13,7 @@ from zerotop.analysis.processes.ranks_and_hosts import (
 )
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
-from zerotop.recording.keys import GpuKey
+from zerotop.recording.keys import GpuKey, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
 from zerotop.recording.moments.process_exits import read_exits
@@ -84,15 +85,17 @@ def _sum_allocators(at: At) -> dict[GpuKey, dict[str, int]]:
     for source, key in sorted(locate_allocators(at).items(), key=lambda table: table[0].created_ns):
         if (count := source.count_until(at.cursor_ns)) and not is_thinned_at(at, source):
             held = by_rank.setdefault((key, source.rank), {})
-            exit_ns = exits.reported_until(source)
+            exit_ns, last = exits.reported_until(source), source.array[count - 1]
+            failed = find_failed_allocation(at, identify_process(source), int(last["time_ns"]) + source.offset_ns)
+            now = failed[:2] if failed is not None else (int(last["allocated_bytes"]), int(last["reserved_bytes"]))
             # After a restart, only the last process of a rank holds memory.
-            for column in ("allocated_bytes", "reserved_bytes"):
+            for column, size in zip(("allocated_bytes", "reserved_bytes"), now, strict=True):
                 held.pop(column, None)
                 if exit_ns is None:
-                    held[column] = int(source.array[count - 1][column])
+                    held[column] = size
             devices = find_peaks(source, _PEAK_COLUMNS, at.cursor_ns, by="device").values()
-            for column, *highest in zip(_PEAK_COLUMNS, *devices, strict=True):
-                held[column] = max(*highest, find_folded_peak(at, source, column), held.get(column, 0))
+            for column, size, *highest in zip(_PEAK_COLUMNS, now, *devices, strict=True):
+                held[column] = max(size, *highest, find_folded_peak(at, source, column), held.get(column, 0))
     sums: dict[GpuKey, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
         gpu_sums = sums.setdefault(key, {})

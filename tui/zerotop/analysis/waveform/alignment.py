@@ -6,6 +6,7 @@ backward where the others have theirs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.recording.reader import Source
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.missing_steps import find_recorded
+from zerotop.recording.steps.step_dtype import has_phases
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
 # Most iterations folded by default, and searched for the last change of level.
@@ -24,13 +26,28 @@ MOST_ITERATIONS = 1000
 _LATEST = 3
 # Iterations longer than this many medians are left out: the first ones compile, others pause for unrecorded reasons.
 _LONG = 1.5
+# The phase that is longer in them by about the difference, at least by this share of it, is named.
+_MOST_OF_IT = 0.5
 # So many last ones that each take this many medians are a level of their own, though too few to be found as one.
 _FAR_STEPS, _FAR = 2, 10.0
 # Counted steps tell of a change of level where theirs differs by this share, and so many others after it can be folded.
 _OTHER_LEVEL, _FEWEST = 0.2, 3
+# The phases that the table of steps has.
+_PARTS = ("data", "forward", "backward", "step")
 # Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
 _ALIKE = 0.7
 _OUTER = tuple(PHASE_CODE[name] for name in ("forward", "backward", "step"))
+
+
+@dataclass(frozen=True, slots=True)
+class LongIterations:
+    """The iterations that are left out as far longer than others, only counted ones included."""
+
+    count: int
+    usual_share: float  # of the time of all iterations since the first folded one, if each took as long as their median
+    iteration_s: float  # their median
+    phase: str  # that takes most of the difference; empty if none does, or no phases of them were recorded
+    longer_s: float  # by how much
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,7 @@ class ChosenIterations:
     # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "counted", "long"
     left_out: dict[str, int]
     skipped: bool  # whether the folded ones are those whose update was skipped
+    long: LongIterations | None = None  # how "long" ones differ
 
 
 def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
@@ -55,12 +73,33 @@ def choose_iterations(steps: Rows, number: int | None) -> ChosenIterations:
     fit = fit[max(begin, len(fit) - (MOST_ITERATIONS if number is None else number)) :]
     if not len(fit):
         return ChosenIterations(fit, {}, skipped)
-    long = seconds[fit] > _LONG * np.median(seconds[fit])
-    reasons = reasons[fit[0] :]
-    left_out = {name: int((reasons == name).sum()) for name in dict.fromkeys(reasons.tolist()) if name}
-    if long.any():
-        left_out["long"] = int(long.sum())
-    return ChosenIterations(fit[~long] + offset, left_out, skipped)
+    begin = int(fit[0])
+    is_long = ((reasons == "") | (reasons == "counted")) & (seconds > _LONG * np.median(seconds[fit]))
+    reasons[is_long] = "long"
+    fit = fit[~is_long[fit]]
+    shown = reasons[begin:].tolist()
+    left_out = {name: shown.count(name) for name in sorted(set(shown) - {""}, key=lambda name: (name == "long", name))}
+    long = _measure_long(rows[begin:], np.flatnonzero(is_long[begin:]), fit - begin)
+    return ChosenIterations(fit + offset, left_out, skipped, long)
+
+
+def _measure_long(rows: Rows, long: Ints, folded: Ints) -> LongIterations | None:
+    """Return how the long ones of these steps differ from the folded ones."""
+    if not len(long):
+        return None
+    seconds, phased = rows["iteration_s"], long[has_phases(rows[long])]
+    longer = {}
+    if len(phased):
+        parts = [{name: rows[f"{name}_s"][some] for name in _PARTS} for some in (phased, folded)]
+        for part, some in zip(parts, (phased, folded), strict=True):
+            part["other"] = seconds[some] - np.sum(list(part.values()), axis=0)
+        longer = {name: float(np.median(parts[0][name]) - np.median(parts[1][name])) for name in parts[0]}
+    long_s = float(np.median(seconds[long]))
+    total_s, rest_s = len(long) * long_s, float(np.nansum(seconds) - seconds[long].sum())
+    usual_share = total_s / (total_s + rest_s)
+    added_s = long_s - float(np.median(seconds[folded])) if len(folded) else math.inf
+    phase = next((name for name, one in longer.items() if _MOST_OF_IT < one / added_s < 1 / _MOST_OF_IT), "")
+    return LongIterations(len(long), usual_share, long_s, phase, longer.get(phase, 0.0))
 
 
 def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.waveform.alignment import AlignedIterations, ChosenIterations, PhaseStretch, align_iterations
+from zerotop.analysis.waveform.alignment import (
+    AlignedIterations,
+    ChosenIterations,
+    LongIterations,
+    PhaseStretch,
+    align_iterations,
+)
 from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
 from zerotop.analysis.waveform.signals import RenewalDelays, Signal, SignalFolder
 from zerotop.recording.reader import Recording
@@ -35,6 +41,7 @@ class WaveformFold:
     last_step: int
     iterations: int  # number of the leader's folded iterations
     left_out: dict[str, int]  # others between the first and last step, by reason: see ``ChosenIterations``
+    long: LongIterations | None
     skipped: bool  # the updates of the folded iterations were skipped
     iteration_s: float
     stretches: tuple[PhaseStretch, ...]
@@ -99,6 +106,7 @@ def fold_iterations(
         last_step=int(steps[-1]),
         iterations=len(steps),
         left_out=left_out,
+        long=chosen.long,
         skipped=chosen.skipped,
         iteration_s=float(reference[-1]),
         stretches=stretches,

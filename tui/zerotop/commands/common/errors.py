@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
+from typing import TypeGuard
 
 from zerotop_probe.outside.causes import describe_cause
 
@@ -20,6 +22,8 @@ class Problem(Exception):
 
 def describe_error(error: BaseException) -> str:
     """Return an exception's text without Python's ``[Errno 13]``; for a limit that is too low, with its name."""
+    if is_missing_package(error):
+        return f"This needs the Python package {error.name}, which is not installed here: pip install {error.name}"
     if isinstance(error, MemoryError):
         return "There is too little memory. Raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -28,6 +32,19 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}{_describe_folder(error)}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__
+
+
+def is_missing_package(error: BaseException) -> TypeGuard[ModuleNotFoundError]:
+    """Return whether an import failed because a package of others is missing."""
+    return isinstance(error, ModuleNotFoundError) and not str(error.name or "zerotop").startswith("zerotop")
+
+
+def suggest_name(wrong: str, known: Iterable[str]) -> str:
+    """Return ``. Did you mean NAME?`` with the known name that is closest; "" if none is close."""
+    import difflib
+
+    likely = difflib.get_close_matches(wrong, known, 1)
+    return f". Did you mean {likely[0]}?" if likely else ""
 
 
 def _describe_folder(error: OSError) -> str:

@@ -10,7 +10,7 @@ from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.peak_moments import PeakMoment
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate
 from zerotop.analysis.sweeps.ranking import choose_option
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, describe_offload
 from zerotop.analysis.text_tables import align_columns
 
 
@@ -60,7 +60,7 @@ def name_option(row: OptionEstimate, rows: Sequence[OptionEstimate] = ()) -> str
     if row.is_loop:
         name = "FSDP" if row.stage == 3 else "the whole model on each GPU"
     elif row.offload != "none":
-        name += f" with offload of {row.offload.replace('_', ' and ')}"
+        name += f" with offload of {describe_offload(row.offload)}"
     if len({one.gpus for one in rows}) > 1:
         name += f" on {format_count(row.gpus, 'GPU')}"
     if len({one.micro_batch for one in rows}) > 1:
@@ -119,6 +119,7 @@ def format_options(rows: Sequence[OptionEstimate], hardware: Hardware) -> Iterat
         cells.append((*first, *sizes, nvme, verdict))
     yield from align_columns(cells, "><><>>>><")
     yield "At most needed: the upper end of allocated and of CUDA's context, and segments that PyTorch cannot give back."
+    yield "It gives the rest of reserved back before it runs out of memory."
 
 
 def explain(rows: Sequence[OptionEstimate], chosen: OptionEstimate | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from zerotop.analysis.failures.out_of_memory import PostMortem
@@ -16,6 +17,8 @@ from zerotop.analysis.reports.memory import MemoryReport
 from zerotop.analysis.text_tables import align_columns
 
 _UNKNOWN = "-"
+# Whose figures a section has.
+_NAMED = re.compile(r"GPU \d+ .* on \S+, (?:ranks? [\d, to and]*\d|no rank)|.*? of rank \d+( on \S+, process \d+)?")
 
 
 def format_report(report: MemoryReport) -> list[str]:
@@ -28,18 +31,35 @@ def format_report(report: MemoryReport) -> list[str]:
         sections.append([report.failure.what, f"  {report.failure.why}", f"  {report.failure.advice}"])
     pairs = list(zip(view.gpus, report.gpu_differences, strict=True))
     used = [pair for pair in pairs if pair[0].ranks] or pairs  # of the job, where that is known
-    sections += [_format_gpu(*pair) for pair in used]
+    sections += _fold_equal(_format_gpu(*pair) for pair in used)
     if len(used) < len(pairs):
         left_out = ", ".join(f"{gpu.index} ({gpu.host})" for gpu, _ in pairs if not gpu.ranks)
         sections.append([f"No rank of the job uses GPU {left_out}."])
     if not view.gpus:
         sections.append(["No GPU recorded: host memory only."])
-    sections += [_format_peaks(peaks, report) for peaks in report.peaks]
-    sections += [_format_host(*pair) for pair in zip(view.hosts, report.host_differences, strict=True)]
-    sections += [_format_allocator(health) for health in report.allocators]
-    sections += [_format_update(rank, times) for rank, times in report.updates.items()]
+    sections += _fold_equal(_format_peaks(peaks, report) for peaks in report.peaks)
+    sections += _fold_equal(_format_host(*pair) for pair in zip(view.hosts, report.host_differences, strict=True))
+    sections += _fold_equal(_format_allocator(health) for health in report.allocators)
+    sections += _fold_equal(_format_update(rank, times) for rank, times in report.updates.items())
     sections.append(_format_estimates(report))
     return [line for section in sections if section for line in ("", *section)][1:]
+
+
+def _fold_equal(sections: Iterable[list[str]]) -> list[list[str]]:
+    """Return the sections of ranks or GPUs, those with the same figures once, with the names of the others below."""
+    folded: dict[tuple[str, ...], list[str]] = {}
+    others: dict[tuple[str, ...], list[str]] = {}
+    for section in filter(None, sections):
+        named = _NAMED.match(section[0])
+        figures = [section[0][named.end() :] if named else section[0], *section[1:]]
+        key = tuple(" ".join(line.split()) for line in figures)
+        if key in folded and named:
+            others.setdefault(key, []).append(named[0])
+        else:
+            folded[key] = section
+    for key, names in others.items():
+        folded[key].append(f"  The same: {'; '.join(names)}.")
+    return list(folded.values())
 
 
 def _format_head(report: MemoryReport) -> list[str]:
@@ -78,12 +98,16 @@ def _format_difference(difference: Difference | None) -> tuple[str, str]:
 
 def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
     owner, rank = peaks.owning_peak, peaks.process.rank
-    title = f"Peak of rank {rank}: {format_gib(owner.allocated_bytes)} GiB allocated, {owner.place_text}"
+    own = [gpu.allocated_bytes for gpu in report.view.gpus if gpu.ranks == (rank,) and gpu.host == peaks.process.host]
+    # A step that fails has no peak, only the memory at its end.
+    is_passed = any(size > owner.allocated_bytes for size in own)
+    whose = f"rank {rank}{', of finished steps' if is_passed else ''}"
+    title = f"Peak of {whose}: {format_gib(owner.allocated_bytes)} GiB allocated, {owner.place_text}"
     if peaks.peak_before_entry is not None:
         title += f"; {format_gib(peaks.peak_before_entry.allocated_bytes)} {BEFORE}"
     rows = [("  peak per phase", "GiB", "step", "")]
     for peak in peaks.phases:
-        step = str(peak.step) if peak.is_in_step else _UNKNOWN
+        step = peak.steps_text if peak.is_in_step else _UNKNOWN
         rows.append((f"  {peak.phase}", format_gib(peak.allocated_bytes), step, "" if peak.exact else "sampled"))
     lines = [title, *align_columns(rows, "<>><")]
     for at_peak in report.at_peak:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
-from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.errors import Problem, suggest_name
 from zerotop.demo.finetune import PRESETS
 
 _FILE = "config.json"
@@ -22,9 +22,10 @@ def read_model_config(name: str) -> Mapping[str, Any]:
         return preset
     path = _find_file(name)
     if path is None:
+        cached = [folder.name.removeprefix("models--").replace("--", "/") for folder in _find_cache().glob("models--*")]
         raise Problem(
             f"There is no model {name!r}: give a preset ({', '.join(PRESETS)}), a folder or file with its {_FILE}, or the id"
-            " of a model in this machine's Hugging Face cache"
+            f" of a model in this machine's Hugging Face cache{suggest_name(name, [*PRESETS, *cached])}"
         )
     try:
         content = json.loads(path.read_text())
@@ -61,10 +62,13 @@ def _find_file(name: str) -> Path | None:
         return path
     if (path / _FILE).is_file():
         return path / _FILE
+    snapshots = _find_cache() / f"models--{name.replace('/', '--')}" / "snapshots"
+    files = sorted(snapshots.glob(f"*/{_FILE}"), key=lambda file: file.stat().st_mtime)
+    return files[-1] if files else None
+
+
+def _find_cache() -> Path:
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
     )
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    files = sorted(snapshots.glob(f"*/{_FILE}"), key=lambda file: file.stat().st_mtime)
-    return files[-1] if files else None
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")

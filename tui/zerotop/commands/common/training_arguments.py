@@ -194,6 +194,8 @@ def _fill_from_config(options: argparse.Namespace, found: TrainingSettings, argu
     bucket = zero.get("reduce_bucket_size")
     if isinstance(bucket, float) and bucket.is_integer():  # 5e8
         bucket = int(bucket)
+    if isinstance(bucket, int) and bucket < 1:
+        raise Problem(f"reduce_bucket_size is {bucket}, which is not a positive whole number")
     _set(options, found, "bucket", _read_count({"reduce_bucket_size": bucket}, "reduce_bucket_size"))
     offload = zero.get("offload_optimizer")
     share = offload.get("ratio", 1.0) if isinstance(offload, Mapping) else 1.0

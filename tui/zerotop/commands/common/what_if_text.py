@@ -9,6 +9,7 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.asked_setting import WhatIfAnswer
 from zerotop.analysis.sweeps.what_if_time import TimePrediction
 from zerotop.analysis.sweeps.what_if_verdict import (
+    NEEDED_NOTE,
     describe_baseline,
     describe_changes,
     describe_time,
@@ -53,6 +54,7 @@ def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
         sizes = (format_bytes(row.before), format_bytes(row.after))
         cells.append((name, *sizes, *ends, row.formula if explain else ""))
     yield from align_columns(cells, "<>>>><")
+    yield NEEDED_NOTE
     if answer.recorded.moments[0].name != moment.name:
         decided = answer.recorded.moments[0]
         yield f"In the recording the {decided.name} decides, with {format_bytes(decided.bytes)}."

@@ -9,14 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
 from zerotop.commands.common import deletion
 from zerotop.commands.common.errors import Problem, describe_error
+from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.recordings import open_overviews
 from zerotop.recording import catalog
 from zerotop.recording.packed.packing import SUFFIX
 from zerotop.recording.reader import Recording, RecordingError
+from zerotop.recording.sweeps import Sweep, find_point_recording, list_sweeps
+from zerotop.recording.sweeps import find_default_folder as find_sweeps_folder
 from zerotop.ui.base.start_interfaces import LibraryItem, OpenedRecording, RefusedError, RunningJob
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage
 from zerotop_probe.outside.job import job_control
@@ -112,6 +116,21 @@ class UserLibrary:
         with _refuse_errors():
             message, _ = pack_recording(recording.path, str(Path(recording.path.name + SUFFIX).absolute()))
         return message
+
+    def list_sweeps(self) -> Sequence[Sweep]:
+        """Return the sweeps in the default folder, the newest first."""
+        return list_sweeps(find_sweeps_folder())
+
+    def find_shape(self, sweep: Sweep) -> ModelShape | None:
+        """Return the shape of a sweep's model; None if it is not known."""
+        return find_shape(sweep.plan.model)
+
+    def open_point(self, sweep: Sweep, number: int) -> OpenedRecording | None:
+        """Open the recording of a point; None if it has none. Raises RecordingError."""
+        from zerotop.commands.job.open_recording import open_recording
+
+        path = find_point_recording(sweep.path, sweep.points[number].result)
+        return None if path is None else open_recording(path)
 
     def describe_obstacle(self, recording: ListedRecording) -> str:
         """Return why the recording cannot be deleted; "" if it can."""

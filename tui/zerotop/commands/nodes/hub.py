@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import random
 import re
@@ -19,18 +20,19 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.errors import Problem, describe_error
 from zerotop.commands.common.exit_messages import write_messages
 from zerotop.commands.nodes import keys
 from zerotop.commands.nodes.collector import Collector
 from zerotop.commands.nodes.joining import Helper
 from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
-from zerotop.commands.nodes.link import Link, connect_nats
+from zerotop.commands.nodes.link import Link, connect_nats, hide_secrets, pin_certificate
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, make_token
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
@@ -39,6 +41,7 @@ from zerotop_probe.recording import clock, directory
 from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
 
 _SERVER = "nats-server"
+_PEM_BEGIN, _PEM_END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _KILLED = (
     "The collector of the other nodes was killed. The rest of their parts is on them, in {recording}@HOST: send it by"
     " zerotop forward, while zerotop collect --recording {recording} runs here"
@@ -78,7 +81,7 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     if not url:
         job, token = _make_job_name(recording), make_token()
         is_single = options.meeting is not None and options.meeting.has_one_node
-        url = "" if is_single else _find_url(recording, nodes)
+        url = "" if is_single else _find_url(recording, nodes, job)
         os.environ[TOKEN_VARIABLE] = token
         arguments = ["collect", "--beside", recording, "--expects", str(len(nodes.names))]
         lost = _KILLED.format(recording=recording)
@@ -116,9 +119,9 @@ def _make_job_name(recording: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
 
 
-def _find_url(recording: str, nodes: LaunchedNodes) -> str:
+def _find_url(recording: str, nodes: LaunchedNodes, job: str) -> str:
     """Return the address for our server; "", after a message, if there can be none."""
-    why = ""
+    certificate, why = _read_certificate(job)
     if not _find_server():
         why = f"there is no {_SERVER} on the PATH: install it"
     try:
@@ -136,7 +139,27 @@ def _find_url(recording: str, nodes: LaunchedNodes) -> str:
         return ""
     is_six = ":" in address
     port = _find_port(address, socket.AF_INET6 if is_six else socket.AF_INET)
-    return f"nats://[{address}]:{port}" if is_six else f"nats://{address}:{port}"
+    place = f"[{address}]:{port}" if is_six else f"{address}:{port}"
+    return pin_certificate(f"tls://{place}", certificate) if certificate else f"nats://{place}"
+
+
+def _read_certificate(job: str) -> tuple[str, str]:
+    """Return the certificate for our server, "" if it has to do without, and why it is not fit."""
+    keys.make_certificate(job)
+    files = keys.find_certificate(job)
+    if files is None:
+        return "", ""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*files, password=_refuse_password)
+        text = Path(files[0]).read_text()
+        return text[text.index(_PEM_BEGIN) : text.index(_PEM_END) + len(_PEM_END)], ""
+    except (OSError, ValueError) as error:
+        why = describe_error(error)
+        return "", f"{files[0]} and {files[1]} are not a certificate and its key without a password ({why})"
+
+
+def _refuse_password() -> str:
+    raise ValueError("it has a password")
 
 
 def _find_port(address: str, family: socket.AddressFamily) -> int:
@@ -173,13 +196,21 @@ def serve_nodes(options: argparse.Namespace, key: JobKey) -> int:
     return 0
 
 
+def _write_config(url: str, job: str) -> str:
+    """Return the server's configuration; the token comes in its environment."""
+    text = f"listen: {hide_secrets(url).partition('://')[2]}\nauthorization {{ token: ${TOKEN_VARIABLE} }}\n"
+    if url.startswith("tls:") and (files := keys.find_certificate(job)) is not None:
+        certificate, key = map(json.dumps, files)
+        text += f"tls {{ cert_file: {certificate}, key_file: {key} }}\n"
+    return text
+
+
 async def _serve_nodes(options: argparse.Namespace, key: JobKey, folder: str) -> None:
     recording, url = options.beside, options.collector
     config = Path(folder, "nats.conf")
-    place = url.partition("://")[2]
-    config.write_text(f"listen: {place}\nauthorization {{ token: ${TOKEN_VARIABLE} }}\n")
+    config.write_text(_write_config(url, key.job))
     is_open = True
-    collector = Collector(recording, key, tell=write_messages, place=url, is_beside=True)
+    collector = Collector(recording, key, tell=write_messages, place=hide_secrets(url), is_beside=True)
 
     async def connect() -> Link:
         return await connect_nats(url, key)
@@ -260,7 +291,7 @@ def _end_with_parent() -> None:
 
 async def _is_listening(url: str) -> bool:
     """Whether the server is there, as soon as it is."""
-    host, _, port = url.partition("://")[2].rpartition(":")
+    host, _, port = hide_secrets(url).partition("://")[2].rpartition(":")
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(OSError):

@@ -1,14 +1,26 @@
-"""The token of a job where its launcher would show it on a command line: a private file in the home folder of each node."""
+"""Private files in the home folder: a job's token where its launcher would show it on a command line, on each node, and the
+certificate of its server with its key, where that runs.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+CERTIFICATE_VARIABLE, KEY_VARIABLE = "ZEROTOP_TLS_CERT", "ZEROTOP_TLS_KEY"
+"""The site's certificate in PEM for servers that we start, and its key, which may be in the same file."""
+_CERTIFICATE = (".cert", ".certkey")
+# Nodes accept only this certificate, whatever is in it.
+_OPENSSL = (
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    *("-nodes", "-days", "3650", "-subj", "/CN=zerotop"),
+)
+_MAKE_S = 20.0
 _FOLDER = ".local/state/zerotop/keys"  # not where XDG_STATE_HOME says: ssh may not pass that on
 _SHARE_S = 20.0
 _OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")
@@ -47,9 +59,35 @@ def read_key(job: str) -> str:
 
 
 def remove_key(job: str, *, sent: bool) -> None:
-    """Remove the file: the one that was written on this node, or the one that was sent here."""
-    with suppress(OSError):
-        os.unlink(_make_path(job) + (_SENT if sent else ""))
+    """Remove the files: those that were written on this node, or the one that was sent here."""
+    for suffix in (_SENT,) if sent else ("", *_CERTIFICATE):
+        with suppress(OSError):
+            os.unlink(_make_path(job) + suffix)
+
+
+def make_certificate(job: str) -> None:
+    """Make a certificate for the job's server, if the site has named none and there is OpenSSL. Raise OSError."""
+    if CERTIFICATE_VARIABLE in os.environ or shutil.which(_OPENSSL[0]) is None:
+        return
+    certificate, key = (_make_path(job) + suffix for suffix in _CERTIFICATE)
+    os.makedirs(os.path.dirname(key), mode=0o700, exist_ok=True)
+    with suppress(subprocess.SubprocessError):
+        subprocess.run(
+            [*_OPENSSL, "-keyout", key, "-out", certificate],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_MAKE_S,
+            umask=0o077,
+        )
+
+
+def find_certificate(job: str) -> tuple[str, str] | None:
+    """Return the files of the certificate and key for the job's server; None without them."""
+    made = tuple(_make_path(job) + suffix for suffix in _CERTIFICATE)
+    certificate = os.environ.get(CERTIFICATE_VARIABLE, made[0])
+    found = certificate, os.environ.get(KEY_VARIABLE, certificate if CERTIFICATE_VARIABLE in os.environ else made[1])
+    return found if CERTIFICATE_VARIABLE in os.environ or all(map(os.path.exists, found)) else None
 
 
 def share_key(job: str, token: str, names: Sequence[str], ssh: Sequence[str], options: Sequence[str]) -> list[str]:

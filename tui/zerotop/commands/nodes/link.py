@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.nodes.messages import MAX_DATA_BYTES, JobKey
@@ -19,6 +20,7 @@ _CONNECT_S = 5
 _AGAIN_S = 0.1
 # A dead connection is noticed after twice this time.
 _PING_S = 2
+_LOOK_S = 0.2
 _CLOSE_S = 2.0
 _HEADER_BYTES = 1 << 18  # of a message, at most
 
@@ -54,6 +56,7 @@ def check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         is_valid = parts.scheme in SCHEMES and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        _make_context(parts.fragment)
     except ValueError:
         is_valid = False
     if not is_valid:
@@ -65,49 +68,67 @@ def check_url(url: str) -> None:
 
 
 def hide_secrets(url: str) -> str:
-    """Return an address without user, password or token."""
-    scheme, separator, rest = url.partition("://")
+    """Return an address without user, password, token or certificate."""
+    scheme, separator, rest = url.partition("#")[0].partition("://")
     return scheme + separator + rest.rpartition("@")[2]
+
+
+def pin_certificate(url: str, certificate: str) -> str:
+    """Return an address with the only certificate, in PEM, that its server may show."""
+    return f"{url}#{base64.urlsafe_b64encode(ssl.PEM_cert_to_DER_cert(certificate)).decode()}"
+
+
+def _make_context(pinned: str) -> ssl.SSLContext:
+    """Return what decides whether a server is trusted. Raise ValueError."""
+    if not pinned:
+        return ssl.create_default_context()  # the machine's authorities, or those in $SSL_CERT_FILE
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # it is this very certificate
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        context.load_verify_locations(cadata=base64.urlsafe_b64decode(pinned))
+    except ssl.SSLError as error:
+        raise ValueError("this is no certificate") from error
+    return context
 
 
 async def connect_nats(url: str, key: JobKey) -> Link:
     """Connect to a server: with the user or token of its address, else with ours. Raises LinkError."""
-    import nats
     from nats import errors
-
-    closed = asyncio.Event()
-
-    async def note_closed(*_: Any) -> None:
-        closed.set()
+    from nats.aio.client import Client
 
     causes: list[Exception] = []
 
     async def note_error(error: Exception) -> None:
         causes.append(error)
 
-    place = hide_secrets(url)
+    place, parts = hide_secrets(url), urlsplit(url)
+    client: Any = Client()
+
     try:
-        client = await nats.connect(
-            url,
-            token=None if "@" in url else key.token,
+        await client.connect(
+            place,
+            **_make_secrets(client, parts, key),
+            tls=_make_context(parts.fragment),
+            tls_hostname=parts.hostname,
             allow_reconnect=False,
             max_reconnect_attempts=1,  # to connect at all
             reconnect_time_wait=_AGAIN_S,
             connect_timeout=_CONNECT_S,
             ping_interval=_PING_S,
             max_outstanding_pings=1,
-            closed_cb=note_closed,
-            disconnected_cb=note_closed,
             error_cb=note_error,
         )
-    except (OSError, asyncio.TimeoutError, errors.NoServersError, ssl.SSLError) as error:
-        cause = _describe(causes[-1] if causes else error)
-        raise LinkError(f"{place} cannot be reached ({cause}): start nats-server there, or correct the address") from error
+    except (OSError, asyncio.TimeoutError, errors.NoServersError) as error:
+        raise _explain_unreached(place, causes[-1] if causes else error) from error
     except (errors.Error, ValueError) as error:
         if "authorization" in str(error).lower():
             raise LinkRefused(f"{place} refuses our token: give nodes, collector and server the same one") from error
         raise LinkError(f"{place} cannot be used ({_describe(error)})") from error
-    link = _NatsLink(client, f"zerotop.{key.job}", closed, place)
+    except LinkRefused:
+        await _close(client)
+        raise
+    link = _NatsLink(client, f"zerotop.{key.job}", place)
     try:
         link.check_server()
     except LinkRefused:
@@ -116,15 +137,43 @@ async def connect_nats(url: str, key: JobKey) -> Link:
     return link
 
 
+def _make_secrets(client: Any, parts: SplitResult, key: JobKey) -> dict[str, Callable[[], str]]:
+    """Return what the server wants to know of us, as functions; the client calls them once the connection is encrypted."""
+
+    def make(secret: str) -> Callable[[], str]:
+        def show() -> str:
+            if parts.scheme == "tls" and not client._server_info.get("tls_required"):
+                place = hide_secrets(parts.geturl())
+                raise LinkRefused(f"{place} does not encrypt: use nats:// only where nobody else reads the network")
+            return secret
+
+        return show
+
+    if parts.password is not None:
+        return {"user": make(parts.username or ""), "password": make(parts.password)}
+    return {"token": make(parts.username or key.token)}
+
+
+def _explain_unreached(place: str, cause: Exception) -> LinkError:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return LinkRefused(
+            f"{place} shows a certificate that cannot be trusted here ({cause.verify_message}): name the file of its"
+            " authority in SSL_CERT_FILE"
+        )
+    return LinkError(f"{place} cannot be reached ({_describe(cause)}): start nats-server there, or correct the address")
+
+
 def _describe(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):  # its numbers are OpenSSL's
+        return error.reason or str(error)
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return str(error) or type(error).__name__
 
 
 class _NatsLink:
-    def __init__(self, client: Any, subject: str, closed: asyncio.Event, place: str) -> None:
-        self._client, self._subject, self._closed, self._place = client, subject, closed, place
+    def __init__(self, client: Any, subject: str, place: str) -> None:
+        self._client, self._subject, self._place = client, subject, place
 
     def check_server(self) -> None:
         """Raise LinkRefused for a server to which anybody can connect, or whose messages are too small."""
@@ -171,9 +220,14 @@ class _NatsLink:
             await self._client.flush()
         except (errors.Error, asyncio.TimeoutError, OSError) as error:
             raise LinkError(f"{self._place} cannot be used ({_describe(error)})") from error
-        await self._closed.wait()
+        while not self._client.is_closed:  # its callbacks wait until the server has agreed to end the encryption
+            await asyncio.sleep(_LOOK_S)
         raise LinkError(f"the connection to {self._place} was lost")
 
     async def close(self) -> None:
-        with contextlib.suppress(Exception):  # whatever it is, the connection is over
-            await asyncio.wait_for(self._client.close(), _CLOSE_S)
+        await _close(self._client)
+
+
+async def _close(client: Any) -> None:
+    with contextlib.suppress(Exception):  # whatever it is, the connection is over
+        await asyncio.wait_for(client.close(), _CLOSE_S)

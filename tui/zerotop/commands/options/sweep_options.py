@@ -123,15 +123,17 @@ def add_regime_options(command: argparse.ArgumentParser) -> None:
     """Add what describes a training; the choices are those of ``analysis.sweeps.regimes``, which takes long to import."""
     regime = command.add_argument_group("training", "Of a model's configuration; a recording knows its own.")
     regime.add_argument("--framework", choices=("deepspeed", "none", "ddp", "fsdp"), help="[deepspeed]")
-    regime.add_argument("--dtype", choices=_DTYPES, help="of weights and states [mixed: 16 bits, fp32 master]")
+    regime.add_argument("--dtype", choices=_DTYPES, help="of weights and states [mixed: bf16 or fp16, fp32 master]")
     regime.add_argument("--optimizer", choices=_OPTIMIZERS, help="[adamw]")
     regime.add_argument("--fused", action="store_true", help="the optimizer is fused [foreach]")
+    regime.add_argument("--trained", type=parse_count, metavar="N", help="parameters that are trained; others are frozen")
     regime.add_argument("--lora-rank", type=parse_count, metavar="R", help="train adapters of this rank alone")
     regime.add_argument("--lora-targets", default="all-linear", metavar="NAMES", help="adapted layers [all-linear]")
     regime.add_argument("--quantization", choices=("nf4", "nf4-dq", "gptq4"), help="of the frozen layers")
     regime.add_argument("--loss", choices=("logits", "fused", "chunked", "liger"), help="[logits]")
     regime.add_argument("--eager-attention", action="store_true", help="attention keeps s x s matrices")
     regime.add_argument("--bucket", type=parse_count, metavar="N", help="reduce_bucket_size, elements [500000000]")
+    regime.add_argument("--expandable-segments", action="store_true", help="of PyTorch's allocator")
     regime.add_argument("--gpu", metavar="NAME", help="type, for the context: H100, H200 or A100")
 
 

@@ -17,6 +17,7 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RecordingOpened
 from zerotop.ui.start.screen import StartScreen
+from zerotop.ui.sweep.screen import SweepScreen
 
 _START = "start"
 
@@ -94,6 +95,18 @@ class StartApp(ListApp):
 
     def make_list_screen(self) -> StartScreen:
         return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
+
+    def action_leave(self) -> None:
+        """Return from a sweep or recording to the list."""
+        if not self.is_watching and isinstance(self.screen, SweepScreen):
+            self.pop_screen()
+        else:
+            super().action_leave()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back" and isinstance(self.screen, SweepScreen):
+            return True
+        return super().check_action(action, parameters)
 
     def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
         self.settings.set("order", event.order)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from zerotop.analysis.findings import Finding, LinkedFinding, Severity
+from zerotop.analysis.findings import Finding, LinkedFinding, Severity, name_relation
 from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -50,9 +50,9 @@ def describe_step(finding: Finding) -> str:
     return "" if finding.step is None or is_said else f"begins in step {finding.step}"
 
 
-def describe_cause(cause: Finding) -> str:
-    """Return ``Because of: Rank 1 ...``, of a finding that explains another one."""
-    return f"Because of: {describe_finding(cause)}"
+def describe_cause(effect: Finding, cause: Finding) -> str:
+    """Return ``Because of: Rank 1 ...``, of the finding that explains another one."""
+    return f"{name_relation(effect, cause)}: {describe_finding(cause)}"
 
 
 def describe_details(finding: Finding) -> str:

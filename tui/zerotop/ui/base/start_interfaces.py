@@ -9,9 +9,11 @@ from typing import Protocol
 
 from textual.message import Message
 
+from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.recording.sweeps import Sweep
 from zerotop.ui.base.interfaces import Controller
 
 
@@ -82,6 +84,15 @@ class RecordingLibrary(Protocol):
 
     def delete(self, recording: ListedRecording) -> str:
         """Delete the recording permanently; return a sentence with the freed space."""
+
+    def list_sweeps(self) -> Sequence[Sweep]:
+        """Return the user's sweeps, the newest first."""
+
+    def find_shape(self, sweep: Sweep) -> ModelShape | None:
+        """Return the shape of a sweep's model; None if it is not known."""
+
+    def open_point(self, sweep: Sweep, number: int) -> OpenedRecording | None:
+        """Open the recording of a sweep's point; None if it has none."""
 
     def compare(self, recordings: Sequence[ListedRecording]) -> Comparison:
         """Compare recordings, which reads all of them."""

@@ -205,7 +205,7 @@ class FindingsDialog(Dialog[Finding]):
         finding, text = linked.finding, Text()
         text.append(sanitize(findings.describe_finding(finding), self.glyphs), "bold")
         if linked.cause is not None:
-            text.append(f"\n{sanitize(findings.describe_cause(linked.cause), self.glyphs)}.")
+            text.append(f"\n{sanitize(findings.describe_cause(linked.finding, linked.cause), self.glyphs)}.")
         if finding.details:
             text.append(f"\n{sanitize(findings.describe_details(finding), self.glyphs)}")
         if finding.advice:

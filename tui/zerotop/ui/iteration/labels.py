@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+from zerotop.analysis.waveform.alignment import LongIterations
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.idle_time import IdleTime, find_idle_time, find_launch_time, waits_for_data
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
 
-# Idling from this share of an iteration is worth a sentence.
+# Idling from this share of an iteration is worth a sentence, and so are long iterations with this share of the time.
 _MIN_IDLE_SHARE = 0.15
+_MIN_LONG_SHARE, _FEWEST_LONG = 0.15, 3
 _REASONS = {
     "skipped": "skipped",
     "updated": "with an update",
@@ -26,6 +28,8 @@ _REASONS = {
 
 def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.67 s while 62 cores run ...``."""
+    if fold.long is not None and fold.long.count >= _FEWEST_LONG and fold.long.usual_share >= _MIN_LONG_SHARE:
+        return _describe_long(fold.long, glyphs), "warn"
     idle = find_idle_time(fold)
     if math.isnan(idle.total_s):
         return _describe_cores(fold, glyphs), "value"
@@ -46,6 +50,12 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
     work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - idle.total_s)} of {total}"
     return f"{work}; {_name_phase(busiest.phase, glyphs)} takes {busiest.share * 100:.0f} %", "value"
+
+
+def _describe_long(long: LongIterations, glyphs: Glyphs) -> str:
+    where = f": {_name_phase(long.phase, glyphs)} {format_duration(long.longer_s)} longer" if long.phase else ""
+    many = f"{long.count} iterations take {format_duration(long.iteration_s)}"
+    return f"{many}, {long.usual_share * 100:.0f} % of the time{where}"
 
 
 def _name_phase(phase: str, glyphs: Glyphs) -> str:

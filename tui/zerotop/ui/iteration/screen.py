@@ -76,7 +76,7 @@ class IterationScreen(MonitorScreen):
         (
             "excluded",
             "Iterations with an evaluation, a checkpoint, a skipped update (fp16 overflow) or other phases, and outliers,\n"
-            "are not folded with the others.",
+            "are not folded with the others. Outliers take 1.5 times as long: a sentence says if that is much of the time.",
         ),
         (
             "pinned",

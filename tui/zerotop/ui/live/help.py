@@ -12,6 +12,11 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     PACE_TERM,
     (
+        "MFU",
+        "Model FLOPs utilization: 6 FLOPs for each parameter and token (4 if it is frozen), by the 16-bit peak of all\n"
+        "ranks' GPUs. There is none of fp32, of mixtures of experts, and of GPUs whose peak is unknown.",
+    ),
+    (
         "micro-batch 2 × accumulation 1 × 8 ranks",
         "Samples per rank and pass, gradient accumulation steps, and ranks; short: mb2 ga1 ×8.\n"
         "The product is the number of samples per update.",

@@ -179,7 +179,9 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
     place = int(places[0]) if len(places) else _find_last(iterations)
     is_wide = width >= _WIDE_LEGEND
-    words = {"other": view.job.outside_text, "stages": "between stages"} if is_wide else {"other": "outside"}
+    words = {"other": "outside", "unknown": "no phases"}
+    if is_wide:
+        words |= {"other": view.job.outside_text, "stages": "between stages"}
     last = find_phases(iterations, place)
     usual = () if last.get("unknown") else ("forward", "backward", "step")
     names = [name for name in reversed(ITERATION_PHASES) if name in usual or last.get(name, 0.0) > 0]

@@ -47,7 +47,8 @@ def _build_columns(
         return draw_stacked_bar(parts, float(highest), width, glyphs, rest="strip" if glyphs.smooth else "memory-free")
 
     def draw_position(peak: PhasePeak, width: int) -> Row:
-        text = f"{peak.step}/{peak.micro_step}" if has_micro_steps else str(peak.step)
+        is_one = has_micro_steps and peak.step == peak.last_step
+        text = f"{peak.step}/{peak.micro_step}" if is_one else peak.steps_text
         return ((text.rjust(width) if peak.is_in_step else "", "muted"),)
 
     def draw_exactness(peak: PhasePeak, _: int) -> Row:

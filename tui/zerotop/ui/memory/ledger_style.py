@@ -22,6 +22,7 @@ PART_STYLES = {
     of_gpu.UNATTRIBUTED: "memory-allocated",
     of_gpu.UNEXPLAINED: "memory-unexplained",
     of_gpu.HELD: "memory-unexplained",
+    of_gpu.GROWN: "memory-unexplained",
     of_gpu.UNALLOCATED: "memory-reserved",
     of_gpu.OTHER_STREAMS: "memory-reserved",
     of_gpu.PRIVATE: "memory-reserved",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from zerotop.analysis.memory.ledger_rows import GROWN
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.phase_peaks import BEFORE
 from zerotop.analysis.memory.tensor_inventory import MODEL_STATES
@@ -122,7 +123,8 @@ def _build_estimate_lines(view: MemoryView) -> list[MemoryLine]:
     peak = max((peak.allocated_bytes for peak in phases if peak.phase in _STEP_PHASES), default=None)
     # It cannot tell of tensors that outlive their step.
     is_kept = any(
-        line.row is not None and line.row.is_kept and line.now_bytes > _MUCH_KEPT * (peak or 0) for line in view.lines
+        line.row is not None and (line.row.is_kept or line.key == GROWN) and line.now_bytes > _MUCH_KEPT * (peak or 0)
+        for line in view.lines
     )
     if view.rule is not None and peak is not None and not is_kept:
         lines.append(MemoryLine("rule", "rule of thumb", peak, peak, view.rule.peak_bytes))
@@ -134,8 +136,10 @@ def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> 
         return []
     peak, before = view.peaks.owning_peak, view.peaks.peak_before_entry
     size = f"{unit.format_bytes(peak.allocated_bytes).strip()} {unit.name}"
-    micro_step = f", micro-step {peak.micro_step}" if view.micro_steps > 1 else ""
-    moment = f" in step {peak.step}{micro_step}" if peak.is_in_step else ", before the first step"
+    is_one = peak.step == peak.last_step
+    micro_step = f", micro-step {peak.micro_step}" if view.micro_steps > 1 and is_one else ""
+    steps = f"step {peak.step}{micro_step}" if is_one else f"steps {peak.step} to {peak.last_step}"
+    moment = f" in {steps}" if peak.is_in_step else ", before the first step"
     if before is not None:
         moment += f"; {unit.format_bytes(before.allocated_bytes).strip()} {BEFORE}"
     # A step that fails has no peak, only the memory at its end.

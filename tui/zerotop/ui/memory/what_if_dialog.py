@@ -11,7 +11,14 @@ from textual.events import Key
 
 from zerotop.analysis.sweeps.asked_setting import WhatIfAnswer
 from zerotop.analysis.sweeps.baseline import Baseline
-from zerotop.analysis.sweeps.what_if_verdict import LedgerChange, describe_time, judge_gpu, judge_host, list_ledger
+from zerotop.analysis.sweeps.what_if_verdict import (
+    LedgerChange,
+    describe_time,
+    judge_gpu,
+    judge_host,
+    list_ledger,
+    name_steps,
+)
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.dialogs.dialog import Dialog
@@ -48,7 +55,8 @@ class WhatIfDialog(Dialog[None]):
     ]
 
     def __init__(self, base: Baseline, glyphs: Glyphs) -> None:
-        super().__init__(f"What if: {base.name}", glyphs)
+        steps = f", {name_steps(base.steps)}" if base.steps is not None else ""
+        super().__init__(f"What if: {base.name}{steps}", glyphs)
         self.asked = AskedSettings(base)
 
     def compose_box(self) -> ComposeResult:

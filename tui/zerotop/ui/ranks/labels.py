@@ -12,6 +12,7 @@ from zerotop.ui.drawing.formatting import format_duration, format_fixed
 _PHASE_PHRASES = {
     RankMetric.DATA: "for its data",
     RankMetric.OTHER: "between the phases",
+    RankMetric.APART: "saving or evaluating",
     RankMetric.FORWARD: "in forward",
     RankMetric.BACKWARD: "in backward",
     RankMetric.STEP: "in step",
@@ -61,7 +62,11 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         )
         return text, f"No rank delays {others}; rank {rank} is longest {phase}.", False
     text = f"Rank {rank} takes {own} {phase}{_name_steps(skew)}, {others} {usual}: {share} of an iteration."
-    return text, f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).", skew.iteration_share >= WARNING_SHARE
+    return (
+        text,
+        f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).",
+        skew.iteration_share >= WARNING_SHARE and skew.is_well_known,
+    )
 
 
 def _name_steps(skew: Skew) -> str:
@@ -71,7 +76,7 @@ def _name_steps(skew: Skew) -> str:
     if skew.timed_steps < skew.steps:
         since = f" since step {skew.since_step}" if skew.since_step is not None else ""
         which = f"the {skew.steps} steps{since}" if since else f"the last {skew.steps} steps"
-        return f", averaged over {skew.timed_steps} of {which}"
+        return f", estimated from {skew.timed_steps} of {which}"
     if skew.since_step is not None:
         return f" in each step since step {skew.since_step}"
     return f" in each of the last {skew.steps} steps" if skew.is_in_each else f" in the last {skew.steps} steps on average"

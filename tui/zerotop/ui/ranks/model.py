@@ -64,7 +64,8 @@ class RankPicture:
             return ()
         told = [metric for metric in _TABLE_METRICS if self._is_loaded(metric)]
         recent = [compare_rank(self.matrix, self.chosen, metric, self.find_values(metric)) for metric in told]
-        return tuple(one for one in recent if not np.isnan(one.own))
+        hidden = {RankMetric.APART} if self.is_zero(RankMetric.APART) else set()
+        return tuple(one for one in recent if not np.isnan(one.own) and one.metric not in hidden)
 
     def find_values(self, metric: RankMetric) -> Matrix:
         """Return the values of any metric."""
@@ -96,9 +97,9 @@ class RankPicture:
         others = METRICS[at + 1 :] + METRICS[:at]
         most = self.skew.metric if self.skew is not None and not self.skew.is_alike else None
         told = [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
-        return sorted((metric for metric in told if not self._is_zero(metric)), key=lambda metric: metric is not most)
+        return sorted((metric for metric in told if not self.is_zero(metric)), key=lambda metric: metric is not most)
 
-    def _is_zero(self, metric: RankMetric) -> bool:
+    def is_zero(self, metric: RankMetric) -> bool:
         """Whether no rank spent time in a phase."""
         return metric in self.matrix.times and not np.nanmax(self.matrix.times[metric], initial=0.0) > 0
 
@@ -136,7 +137,9 @@ class Ranking:
     @property
     def recorded_metrics(self) -> list[RankMetric]:
         """The metrics with data in the recording."""
-        return [metric for metric in METRICS if self._samples.is_recorded(metric)]
+        picture = self._last_picture
+        unused = () if picture is None or not picture.is_zero(RankMetric.APART) else (RankMetric.APART,)
+        return [metric for metric in METRICS if self._samples.is_recorded(metric) and metric not in unused]
 
     def switch_metric(self, number: int = 1) -> None:
         """Switch to the next metric with data."""

@@ -35,7 +35,8 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     rows = [draw_rule((*name, *steps) if has_room else name, width, glyphs, placed)]
     rows += [placed.draw_row(row, width, glyphs) for row in table]
     if not has_room:
-        rows[height - 1 :] = [fit_row(((f"  means of {_name_steps(picture)}", "muted"),), width, glyphs)]
+        how = "estimated from" if picture.matrix.figured_steps < picture.matrix.recent_count else "means of"
+        rows[height - 1 :] = [fit_row(((f"  {how} {_name_steps(picture)}", "muted"),), width, glyphs)]
     rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 

@@ -16,6 +16,7 @@ from textual.widgets import Input
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import ListedRecording
+from zerotop.recording.sweeps import Sweep
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.start_interfaces import RecordingLibrary, RecordingOpened, RefusedError, RunningJob
@@ -26,6 +27,9 @@ from zerotop.ui.drawing.units import get_units
 from zerotop.ui.start.help import START_TERMS
 from zerotop.ui.start.model import StartModel
 from zerotop.ui.start.panel import StartSheet
+from zerotop.ui.start.sweeps_dialog import SweepsDialog
+from zerotop.ui.sweep.model import EndedSweep, SweepModel
+from zerotop.ui.sweep.screen import SweepScreen
 
 REFRESH_INTERVAL_S = 0.25  # between updates of the list
 _AGE_INTERVAL_S = 5.0  # between updates of ages
@@ -52,6 +56,7 @@ class StartScreen(Screen[None]):
         bind("o", "order", "start.order", "Order", "Next order: newest, by state, slowest and others", 6),
         bind("e", "export", "start.export", "Export", "Write its steps as a CSV file to the current folder", 3),
         bind("p", "pack", "start.pack", "Pack", "Write it as one small file to the current folder", 3),
+        bind("w", "sweeps", "start.sweeps", "Sweeps", "List the sweeps, each with its answer", 3),
         bind("d", "delete", "start.delete", "Delete", "Delete it permanently, after asking", 3),
         *list_bindings("start", "move", "go(0)", "go(-1)"),
     ]
@@ -195,6 +200,20 @@ class StartScreen(Screen[None]):
                 )
 
         self.app.push_screen(CompareScreen(comparison, self.glyphs), open_overlaid)
+
+    def action_sweeps(self) -> None:
+        self._start_task("Reading the sweeps …", self.library.list_sweeps, self._list_sweeps)
+
+    def _list_sweeps(self, listed: Sequence[Sweep]) -> None:
+        def show(chosen: Sweep | None) -> None:
+            if chosen is not None:
+                progress = EndedSweep(chosen, partial(self.library.open_point, chosen))
+                self.app.push_screen(SweepScreen(SweepModel(progress, self.library.find_shape(chosen)), self.glyphs))
+
+        if listed:
+            self.app.push_screen(SweepsDialog(listed, self.glyphs), show)
+        else:
+            self.app.notify("No sweeps yet. zerotop sweep measures many settings, each in a job of its own.", timeout=6)
 
     def action_delete(self) -> None:
         chosen = self.model.chosen_item

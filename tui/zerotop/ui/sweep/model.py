@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -53,6 +53,27 @@ class SweepProgress(Protocol):
 
     def open_point(self, number: int) -> OpenedRecording | None:
         """Open the recording of a point; None if it has none. Raises RecordingError."""
+
+
+@dataclass
+class EndedSweep:
+    """A sweep that no thread runs."""
+
+    sweep: Sweep
+    open_point: Callable[[int], OpenedRecording | None]
+    is_over: bool = True
+    problem: str = ""
+    attempts: Mapping[int, PointAttempt] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+
+    def estimate_left_s(self) -> float | None:
+        return None
+
+    def is_stopping(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        """Do nothing: nothing runs."""
 
 
 class SearchProgress(Protocol):

@@ -1,16 +1,17 @@
-"""Watches the GPUs of a node for hardware faults: one thread waits for NVML's events, another reads counters and links."""
+"""Watches the GPUs of a node for hardware faults: threads wait for NVML's events, another one reads counters and links."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from zerotop_probe.outside.sampling.faults.call_guard import CallGuard, GuardedThread, StandstillTimer
-from zerotop_probe.outside.sampling.faults.health import GpuHealth
-from zerotop_probe.outside.sampling.faults.nvml_faults import EventSet, FaultReader, Readings
+from zerotop_probe.outside.sampling.faults.health import GpuHealth, ReportLimit
+from zerotop_probe.outside.sampling.faults.nvml_faults import EventSet, FaultReader, NvmlEvent, Readings
+from zerotop_probe.outside.sampling.faults.operational_events import OperationalEvents
 from zerotop_probe.outside.sampling.nvml import GpuDevice, GpuLost
 from zerotop_probe.recording import events
 
@@ -21,6 +22,8 @@ _PERIOD = 20
 _WAIT_S = 5.0
 _WAIT_PATIENCE_S = 5.0
 _NO_ANSWER = "NVML does not answer"
+# Between events that come again and again.
+_STORM_PAUSE_S = 0.05
 
 
 class FaultWatch:
@@ -31,7 +34,7 @@ class FaultWatch:
         self._write = write
         self._on_error = on_error
         self._health: GuardedThread | None = None
-        self._events: _EventThread | None = None
+        self._waiting: list[_EventThread] = []
         self._numbers: dict[GpuDevice, list[int]] = {}
 
     def open(self, devices: Sequence[GpuDevice]) -> None:
@@ -41,12 +44,19 @@ class FaultWatch:
             numbers.setdefault(device.whole, []).append(device.gpu.index)
         if not numbers:
             return
-        waiting = _EventThread(numbers, self._write, self._on_error)
-        sampler = HealthSampler(numbers, self._write, waiting.explain_hidden)
-        health = GuardedThread("gpu faults", sampler, on_error=self._on_error, on_silent=self.note_silent)
-        waiting.start_waiting()
-        health.start_sampling()
-        self._events, self._health = waiting, health
+        self._waiting = [
+            _EventThread(kind, source, numbers, self._write, self._on_error) for kind, source in _SOURCES.items()
+        ]
+        sampler = HealthSampler(numbers, self._write, self._explain_hidden)
+        self._health = GuardedThread("gpu faults", sampler, on_error=self._on_error, on_silent=self.note_silent)
+        for waiting in self._waiting:
+            waiting.start_waiting()
+        self._health.start_sampling()
+
+    def _explain_hidden(self, device: GpuDevice) -> dict[str, str]:
+        """Return NVML's reasons why a GPU's events are not visible, by kind."""
+        found = {waiting.kind: waiting.explain_hidden(device) for waiting in self._waiting}
+        return {kind: why for kind, why in found.items() if why is not None}
 
     def note_silent(self, device: GpuDevice | None, seconds: float, is_back: bool) -> None:
         """Record that a call on a GPU does not return, or has returned."""
@@ -56,18 +66,20 @@ class FaultWatch:
 
     def request_sample(self, time_ns: int, half_tick: int) -> None:
         """Request readings if they are due, and notice calls that do not return."""
-        if self._health is None or self._events is None:
+        if self._health is None:
             return
         if half_tick % _PERIOD == 0:
             self._health.request_sample(time_ns, half_tick)
-        if (seconds := self._events.take_silence()) is not None:
-            self.note_silent(None, seconds, False)
+        for waiting in self._waiting:
+            if (seconds := waiting.take_silence()) is not None:
+                self.note_silent(None, seconds, False)
         self._health.check_calls()
 
     def finish_sampling(self, timeout_s: float) -> None:
         """Stop, without waiting for a driver that hangs, or for the end of a wait for events."""
-        if self._events is not None and self._health is not None:
-            self._events.finish_waiting()
+        for waiting in self._waiting:
+            waiting.finish_waiting()
+        if self._health is not None:
             self._health.finish_sampling(timeout_s)
 
 
@@ -78,7 +90,7 @@ class HealthSampler:
         self,
         numbers: dict[GpuDevice, list[int]],
         write: Callable[..., object],
-        explain_hidden: Callable[[GpuDevice], str | None],
+        explain_hidden: Callable[[GpuDevice], dict[str, str]],
     ) -> None:
         self.guard = CallGuard()
         self._numbers = numbers
@@ -86,7 +98,7 @@ class HealthSampler:
         self._explain_hidden = explain_hidden
         self._readers = {device: FaultReader(device) for device in numbers}
         self._health = {device: GpuHealth() for device in numbers}
-        self._told: set[GpuDevice] = set()
+        self._told: dict[GpuDevice, set[str]] = {device: set() for device in numbers}
 
     def prepare_sampling(self) -> None:
         """Read which counts are old, and which states are bad at the begin."""
@@ -135,28 +147,44 @@ class HealthSampler:
 
     def _tell_hidden(self, device: GpuDevice, hidden: dict[str, str]) -> None:
         """Record once what cannot be seen of a GPU."""
-        if device in self._told:
-            return
-        self._told.add(device)
-        if (why := self._explain_hidden(device)) is not None:
-            hidden = {"xid": why, **hidden}
-        if hidden:
+        told = self._told[device]
+        if hidden := {kind: why for kind, why in (self._explain_hidden(device) | hidden).items() if kind not in told}:
+            told.update(hidden)
             self._write(time.monotonic_ns(), events.GpuFaultsHidden, gpu=device.gpu.index, hidden=hidden)
 
     def close(self) -> None:
         """Do nothing: the events are written."""
 
 
+class _EventSource(Protocol):
+    """NVML's events of some GPUs; ``hidden`` has its reasons for those that show none."""
+
+    hidden: dict[GpuDevice, str]
+
+    @property
+    def is_open(self) -> bool: ...
+    def wait(self, timeout_s: float) -> NvmlEvent | None: ...
+    def close(self) -> None: ...
+
+
+# The sources of events, by what is hidden without them. Each has a thread: one that hangs does not keep another one waiting.
+_SOURCES: dict[str, Callable[[Iterable[GpuDevice]], _EventSource]] = {"xid": EventSet, "operational": OperationalEvents}
+
+
 class _EventThread(threading.Thread):
-    """Waits for the events of GPUs."""
+    """Waits for the events of GPUs from one source."""
 
     def __init__(
         self,
+        kind: str,
+        open_source: Callable[[Iterable[GpuDevice]], _EventSource],
         numbers: dict[GpuDevice, list[int]],
         write: Callable[..., object],
         on_error: Callable[[str, BaseException], None],
     ) -> None:
-        super().__init__(name="gpu events", daemon=True)
+        super().__init__(name=f"gpu events: {kind}", daemon=True)
+        self.kind = kind
+        self._open_source = open_source
         self._numbers = numbers
         self._write = write
         self._on_error = on_error
@@ -165,6 +193,7 @@ class _EventThread(threading.Thread):
         self._timer = StandstillTimer()
         self._is_silent = False
         self._closing = threading.Event()
+        self._limits: dict[object, ReportLimit] = {}
 
     def start_waiting(self) -> None:
         """Start the thread. Under a limit of processes (ulimit -u) that may fail, which is reported."""
@@ -174,7 +203,7 @@ class _EventThread(threading.Thread):
             self._on_error(self.name, error)
 
     def explain_hidden(self, device: GpuDevice) -> str | None:
-        """Return NVML's reason why the Xids of a GPU are not visible; None if they are."""
+        """Return NVML's reason why the events of a GPU are not visible; None if they are."""
         return _NO_ANSWER if self._hidden is None else self._hidden.get(device)
 
     def take_silence(self) -> float | None:
@@ -192,17 +221,27 @@ class _EventThread(threading.Thread):
     def run(self) -> None:
         """Record events until the end."""
         try:
-            waiting = EventSet(self._numbers)
+            waiting = self._open_source(self._numbers)
             self._hidden = waiting.hidden
             while waiting.is_open and not self._closing.is_set():
                 self._wait = object()
                 if (found := waiting.wait(_WAIT_S)) is not None:
-                    facts = _name_gpus(found.device, self._numbers)
-                    self._write(found.time_ns, events.GpuFault, kind=found.kind, value=found.value, **facts)
+                    self._record(found)
                 self._hidden = waiting.hidden
             waiting.close()
         except Exception as error:
             self._on_error(self.name, error)
+
+    def _record(self, found: NvmlEvent) -> None:
+        report = found.report or {}
+        what = found.device, found.kind, found.value, report.get("module"), report.get("code")
+        limit = self._limits.setdefault(what, ReportLimit(found.time_ns))
+        if not limit.is_due(found.time_ns):
+            self._closing.wait(_STORM_PAUSE_S)
+            return
+        limit.note_report(found.time_ns)
+        facts = {"value": found.value, "report": found.report} | _name_gpus(found.device, self._numbers)
+        self._write(found.time_ns, events.GpuFault, kind=found.kind, **facts)
 
 
 def _name_gpus(device: GpuDevice, numbers: dict[GpuDevice, list[int]]) -> dict[str, Any]:

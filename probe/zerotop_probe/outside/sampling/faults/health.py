@@ -22,11 +22,27 @@ class Worsening(NamedTuple):
     seconds: float | None = None
 
 
-class _Counter:
-    def __init__(self, value: int, time_ns: int) -> None:
-        self.first = self.last = value
+class ReportLimit:
+    """Lets what comes again and again pass some times, and then once in a while."""
+
+    def __init__(self, time_ns: int) -> None:
         self.time_ns = time_ns
-        self.reports = 0
+        self._reports = 0
+
+    def is_due(self, time_ns: int) -> bool:
+        """Whether it may pass."""
+        return self._reports < _FIRST_REPORTS or time_ns - self.time_ns >= _REPORT_PERIOD_NS
+
+    def note_report(self, time_ns: int) -> None:
+        """Count that it has passed."""
+        self.time_ns = time_ns
+        self._reports += 1
+
+
+class _Counter(ReportLimit):
+    def __init__(self, value: int, time_ns: int) -> None:
+        super().__init__(time_ns)
+        self.first = self.last = value
 
 
 class GpuHealth:
@@ -55,12 +71,11 @@ class GpuHealth:
         counter = self._counters.setdefault(kind, _Counter(value, time_ns))
         if value < counter.last:  # the driver was loaded again, or the counter wrapped
             counter.first = counter.last = value
-        is_due = counter.reports < _FIRST_REPORTS or time_ns - counter.time_ns >= _REPORT_PERIOD_NS
-        if value > counter.last and is_due:
+        if value > counter.last and counter.is_due(time_ns):
             seconds = (time_ns - counter.time_ns) / 1e9
             yield Worsening(kind, value, counter.first, value - counter.last, seconds)
-            counter.last, counter.time_ns = value, time_ns
-            counter.reports += 1
+            counter.last = value
+            counter.note_report(time_ns)
 
     def _compare_state(self, kind: str, value: int, *, is_bad: bool, before: int | None = None) -> Iterator[Worsening]:
         if self._told.get(kind) == value:

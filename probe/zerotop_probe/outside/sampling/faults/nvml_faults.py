@@ -37,8 +37,9 @@ _EVENTS = {
     0x8000: "recovery",
 }
 _WANTED = XID | sum(_EVENTS)
-# After an error of the driver, in seconds: a GPU that is lost makes each wait end at once.
+# After a wait that did not wait, in seconds: a GPU that is lost makes each one end at once.
 _PAUSE_S = 1.0
+_SHORTEST_WAIT_S = 0.05
 
 
 class Readings(NamedTuple):
@@ -138,6 +139,7 @@ class NvmlEvent(NamedTuple):
     kind: str
     value: int | None
     time_ns: int
+    report: dict[str, Any] | None = None
 
 
 class EventSet:
@@ -170,14 +172,15 @@ class EventSet:
 
     def wait(self, timeout_s: float) -> NvmlEvent | None:
         """Return the next event; None if there is none in time."""
+        began_s = time.monotonic()
         try:
             data = pynvml.nvmlEventSetWait_v2(self._set, int(1000 * timeout_s))
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # an old driver
                 self.hidden = dict.fromkeys(self._devices.values(), str(error))
                 self._devices.clear()
-            elif error.value != pynvml.NVML_ERROR_TIMEOUT:
-                time.sleep(_PAUSE_S)
+            else:
+                pause_after_wait(began_s)
             return None
         # A handle is compared, not asked: a GPU that is lost answers nothing.
         device = self._devices.get(_find_address(data.device))
@@ -190,6 +193,12 @@ class EventSet:
         """Free it."""
         if self._set is not None:
             pynvml.nvmlEventSetFree(self._set)
+
+
+def pause_after_wait(began_s: float) -> None:
+    """Sleep if a wait that began at a time has ended at once without an event."""
+    if time.monotonic() - began_s < _SHORTEST_WAIT_S:
+        time.sleep(_PAUSE_S)
 
 
 def _find_address(handle: Any) -> int | None:

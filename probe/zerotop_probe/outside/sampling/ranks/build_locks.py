@@ -16,6 +16,9 @@ from zerotop_probe.outside.procfs import ProcessHandle
 _SHARED_FILESYSTEMS = ("nfs", "lustre", "ceph", "cifs", "smb", "gpfs", "beegfs", "afs", "9p", "fuse")
 _LONGEST_BUILD_S = 1800.0
 
+# In TORCH_EXTENSIONS_DIR, and in the user's cache, where torch has a folder for each version of Python and device.
+_LOCKS = ("*/lock", "py*/*/lock")
+
 CHECK_PERIOD_S = 10.0
 # Of a core: a process that waits for a lock uses less, one that loads a model or creates an engine uses more.
 _IDLE_SHARE = 0.05
@@ -34,7 +37,8 @@ def find_stale_locks(folder: Path) -> list[Path]:
     A build keeps its lock file open (torch.utils.file_baton). A build on another machine cannot be seen from here, and
     counts as dead after half an hour.
     """
-    locks = {lock: status for lock in folder.glob("**/lock") if (status := _stat_path(lock))}
+    paths = (lock for pattern in _LOCKS for lock in folder.glob(pattern))
+    locks = {lock: status for lock in paths if (status := _stat_path(lock))}
     held = _find_open_files() if locks else set()
     return [
         lock

@@ -1,4 +1,4 @@
-"""A GPU reported an Xid, or cannot be reached any more: whose fault it is, and which rank it ended."""
+"""A GPU reported an Xid or another fault, or cannot be reached any more: whose fault it is, and which rank it ended."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ from zerotop.analysis.findings.support.finding import Finding, FindingKind, Seve
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
 from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, find_earlier, list_gpus
+from zerotop.analysis.hardware.operational_events import (
+    FATAL,
+    RECOVERABLE,
+    find_xid,
+    is_of_memory,
+    name_category,
+    name_code,
+    name_severity,
+    read_severity,
+)
 from zerotop.analysis.hardware.xids import Origin, Xid, describe_xid
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording.events import Goodbye, GpuFault, JobEnded, RankGone, StopSent
@@ -33,6 +43,18 @@ _HARDWARE = _KIND.with_changes(
 )
 _NOTED = _KIND.with_changes(severity=Severity.INFO, fix="")
 _ENDED = "GPU {gpu} reported Xid {xid}, {called}, {apart_s:seconds} before rank {ended} ended"
+_EVENT = FindingKind(
+    name="gpu_event",
+    severity=Severity.WARNING,
+    confidence=0.8,
+    headline="GPU {gpu}[ of {concerned:ranks}] reported {called}, {bad}",
+    details="The driver's event {code} says so.[ It came in step {step}.]",
+    advice="Look it up in the catalog of NVIDIA's GPU Operational Events, in the edition of your driver.",
+    fix="nvidia-smi -q -i {gpu}",
+)
+_EVENT_ENDED = "GPU {gpu} reported {called}, {bad}, {apart_s:seconds} before rank {ended} ended"
+_FATAL_EVENT = _EVENT.with_changes(severity=Severity.ERROR, confidence=0.9)
+_MEMORY_EVENT = "The driver's event {code} says so. It is not your code.[ It came in step {step}.]"
 _LOST = FindingKind(
     name="gpu_lost",
     severity=Severity.ERROR,
@@ -79,7 +101,9 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report each Xid of a GPU of the job at once, and again when a rank on it ends soon after."""
     reported = []
     for fault in window.items(window.recording.events_of(GpuFault)):
-        key = fault.writer.host, fault.gpu, fault.kind, fault.value
+        xid = find_xid(fault)
+        what = (fault.kind, fault.report.module, fault.report.code) if fault.report is not None else (fault.kind,)
+        key = fault.writer.host, fault.gpu, *(("xid", xid) if xid is not None else what)
         first = window.find_once(partial(_begin_report, window.recording, fault), key)
         if first is not None and first.fault is fault:
             reported.append(first)
@@ -91,7 +115,8 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
 
 def _begin_report(recording: Evidence, fault: GpuFault) -> _Reported | None:
     """Return the fault as one to be reported; None if it is of another kind, an aftermath, or another job's."""
-    if fault.kind not in ("xid", "lost", *_BROKEN) or _is_aftermath(recording, fault):
+    is_bad = find_xid(fault) is not None or read_severity(fault) >= RECOVERABLE or fault.kind in ("lost", *_BROKEN)
+    if not is_bad or _is_aftermath(recording, fault):
         return None
     users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
     return _Reported(fault, users, users[0].step_at(fault.unix_ns) if users else None) if is_ours else None
@@ -101,17 +126,32 @@ def _is_aftermath(recording: Evidence, fault: GpuFault) -> bool:
     """Whether it only follows another Xid of its GPU, or the end of a job that was asked to stop."""
     faults = recording.events_of(GpuFault)
     if fault.kind == "lost":
-        return find_earlier(faults, fault, _ALSO_NS, "xid") is not None
+        return find_earlier(faults, fault, _ALSO_NS, lambda other: find_xid(other) is not None) is not None
+    if fault.report is not None and fault.report.group is not None and find_xid(fault) is None:
+        return any(_is_worse_part(other, fault) for other in faults)
     origin = _find_origin(fault)
     if origin not in (Origin.CODE, Origin.CLEANUP):
         return False
     stops = select_events(recording.events_of(StopSent), fault.unix_ns - _STOPPING_NS, fault.unix_ns)
-    causes = [other for other in faults if _find_origin(other) is not Origin.CLEANUP]
-    return (bool(stops) and origin is Origin.CLEANUP) or find_earlier(causes, fault, _ALSO_NS, "xid") is not None
+    is_tidied = bool(stops) and origin is Origin.CLEANUP
+    return is_tidied or find_earlier(faults, fault, _ALSO_NS, _is_cause) is not None
+
+
+def _is_cause(fault: GpuFault) -> bool:
+    return _find_origin(fault) not in (None, Origin.CLEANUP)
+
+
+def _is_worse_part(other: GpuFault, fault: GpuFault) -> bool:
+    """Whether another operational event tells more about the incident that this one is part of."""
+    is_same = (other.writer.host, other.gpu) == (fault.writer.host, fault.gpu) and other is not fault
+    if not is_same or other.report is None or fault.report is None or other.report.group != fault.report.group:
+        return False
+    return find_xid(other) is not None or (read_severity(other), -other.unix_ns) > (read_severity(fault), -fault.unix_ns)
 
 
 def _find_origin(fault: GpuFault) -> Origin | None:
-    return describe_xid(fault.value).origin if fault.kind == "xid" and fault.value is not None else None
+    xid = find_xid(fault)
+    return describe_xid(xid).origin if xid is not None else None
 
 
 def _find_end(recording: Evidence, one: _Reported) -> _End | None:
@@ -146,13 +186,23 @@ def _build_finding(one: _Reported, end: _End | None) -> Finding:
     known_ns = end.known_ns if end is not None else fault.unix_ns
     evidence = {"apart_s": (end.time_ns - fault.unix_ns) / 1e9 if end is not None else None}
     values: dict[str, Any] = {"gpu": fault.gpu, "concerned": ranks or None, "ended": end.rank if end is not None else None}
-    if fault.kind == "xid":
-        xid = describe_xid(fault.value if fault.value is not None else -1)
+    number = find_xid(fault)
+    if number is not None or fault.kind == "xid":
+        xid = describe_xid(number if number is not None else -1)
         kind = _choose_kind(xid)
         # What the driver tidies up is no reason for an end.
         kind = kind.with_changes(headline=_ENDED) if end is not None and kind is not _NOTED else kind
         values |= {"called": xid.name, "meaning": xid.meaning, "action": xid.action, "origin": xid.origin.value}
         evidence |= {"xid": xid.number}
+    elif fault.report is not None:
+        kind = _FATAL_EVENT if read_severity(fault) >= FATAL else _EVENT
+        kind = kind.with_changes(details=_MEMORY_EVENT) if is_of_memory(fault.report) else kind
+        kind = kind.with_changes(headline=_EVENT_ENDED) if end is not None else kind
+        values |= {
+            "called": name_category(fault.report),
+            "bad": name_severity(fault.report),
+            "code": name_code(fault.report),
+        }
     elif fault.kind == "lost":
         kind = _LOST.with_changes(headline=_LOST_ENDED) if end is not None else _LOST
     else:

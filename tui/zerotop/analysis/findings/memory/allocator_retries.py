@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support.finding import Finding, FindingKind, Seve
 from zerotop.analysis.findings.support.thresholds import USED_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import format_count
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import PHASES, TICK
 
 _KIND = FindingKind(
     name="allocator_retries",
@@ -63,7 +63,7 @@ def _build_finding(process: Process, samples: Samples, index: int) -> Finding:
         "allocated_peak_bytes": row["allocated_peak_bytes"],
         "device_bytes": process.device_bytes,
     }
-    kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
+    kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, _find_step(process, samples, index)
     if process.device_bytes and evidence["reserved_peak_bytes"] < USED_SHARE * process.device_bytes:
         kind = kind.with_changes(advice=_LIMITED_ADVICE, fix="")
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
@@ -72,3 +72,14 @@ def _build_finding(process: Process, samples: Samples, index: int) -> Finding:
     so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
     begin_ns, end_ns = samples.times[index - 1 : index + 1].tolist()
     return kind.at(process, begin_ns, end_ns, evidence, step=step, phase=phase, so_often=so_often, by=by)
+
+
+def _find_step(process: Process, samples: Samples, index: int) -> int | None:
+    """Return the step of a reading: of counted steps, those between boundaries do not know the number."""
+    if samples.rows["edge"][index] == TICK:
+        ends_ns, numbers = process.steps["end_unix_ns"], process.steps["step"]
+        place = int(np.searchsorted(ends_ns, samples.times[index]))
+        if place:
+            return int(numbers[place]) if place < len(numbers) else int(numbers[-1]) + 1
+    step = int(samples.rows["step"][index])
+    return step if step >= 0 else None

@@ -20,6 +20,7 @@ from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_set
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
     CUBLAS,
+    GROWN,
     HELD,
     OTHER_RANKS,
     OTHER_STREAMS,
@@ -38,7 +39,7 @@ _KIND = FindingKind(
     headline="The GPU held {measured_bytes:bytes} at its peak; DeepSpeed estimates {estimate_bytes:bytes}",
     details=(
         "Most of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]: model states"
-        " {model_bytes:bytes}, activations and temporaries {activations_bytes:bytes}, reserved but unallocated"
+        " {model_bytes:bytes}, {others} {activations_bytes:bytes}, reserved but unallocated"
         " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate covers model states only, for"
         " stage {stage} with {options}."
     ),
@@ -53,7 +54,7 @@ _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
 )
 _LEDGER_ROWS = {
     _STATES: _MODEL_STATES,
-    _ACTIVATIONS: (ACTIVATIONS, HELD, UNATTRIBUTED, UNEXPLAINED),
+    _ACTIVATIONS: (ACTIVATIONS, HELD, GROWN, UNATTRIBUTED, UNEXPLAINED),
     _RESERVED: (UNALLOCATED, OTHER_STREAMS, PRIVATE),
     _CONTEXT: (OUTSIDE, OTHER_RANKS, CUBLAS),
 }
@@ -106,6 +107,8 @@ def _check_group(recording: Evidence, group: Group, rows: Rows) -> Finding | Non
 
 
 def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedger, sizes: dict[str, float]) -> Finding:
+    # Before the first step nothing is an activation.
+    others = _ACTIVATIONS if peak.peak.is_in_step else "other tensors"
     differences = {**sizes, _STATES: sizes[_STATES] - estimate.gpu_bytes}
     most = max(differences, key=lambda name: abs(differences[name]))
     advice, fix = _ADVICE[most]
@@ -120,7 +123,8 @@ def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedge
         group,
         rows,
         evidence | {f"{name.split()[0].rstrip(',')}_bytes": size for name, size in sizes.items()},
-        most=most,
+        most=others if most == _ACTIVATIONS else most,
+        others=others,
         difference=abs(differences[most]),
         direction="more" if differences[most] > 0 else "less",
         place=peak.peak.place_text,

@@ -25,7 +25,14 @@ from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.block_lines import Look
-from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
+from zerotop.analysis.memory.leak_holders import (
+    KEEP_NUMBERS,
+    advise_on_holder,
+    advise_on_line,
+    choose_holder,
+    describe_holder,
+)
+from zerotop.analysis.memory.tensor_inventory import HeldTensors
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.event_values import CREEP
@@ -37,36 +44,29 @@ _KIND = FindingKind(
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
-    advice="Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss.",
+    advice=KEEP_NUMBERS,
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,
     headline="{place} {leaks} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details=f"{_KIND.details} The leaked memory was allocated at {{line}}.",
-    advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
+    advice=advise_on_line("{place}").text,
 )
 _NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
 _HELD_KIND = _KIND.with_changes(
     confidence=0.95,
     headline="{holder} {keeps} {bytes_per_step:bytes} more a step on {concerned:ranks}{until}",
     details=f"{_KIND.details} {{held_by}}[ It was allocated at {{line}}.]",
-    advice="Keep numbers, or copies on the host, in {holder}; or clear it.",
+    advice="{letting_go}",
     fix="{clearing}",
-)
-_GRAPH_KIND = _HELD_KIND.with_changes(
-    advice="Keep numbers in {holder}: .item(), or .detach() where tensors are needed, lets the graphs go.",
-)
-_VIEW_KIND = _HELD_KIND.with_changes(
-    details=f"{_HELD_KIND.details} A view of {{view}} keeps a block of {{block}}.",
-    advice="Add a copy of the view to {holder}: {copying} lets the block go. Or clear {holder} now and then.",
 )
 _LOGITS_KIND = _KIND.with_changes(
     details=f"{_KIND.details} Each step adds as much as its logits, {{logits}}: a slice of them keeps them whole.",
     advice="Look for where the model's outputs are collected; .detach().clone() of a part lets the rest go.",
 )
 _VERBS = {"grows": "grew", "leaks": "leaked", "keeps": "kept"}
-# The part of the leaked memory that a line must have allocated, or a variable hold in this many tensors.
-_LINE_SHARE, _LEAST_HELD = 0.5, 3
+_LINE_SHARE = 0.5  # the part of the leaked memory that a line must have allocated
+_SAME_PACE = 0.5  # of the growth a step, at least, before a stretch that begins late
 # How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
@@ -98,6 +98,7 @@ class _Reported:
 
     creep: _Creep | None = None
     end_ns: int = 0  # of the last reading that was looked at
+    known_ns: int = -1
 
 
 @in_each_attempt(kinds=None)
@@ -106,9 +107,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    creeps = _find_creeps(window.subject, window.keep(_Reported))
+    last = window.keep(_Reported)
+    creeps = _find_creeps(window.subject, last)
     for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
-        yield _build_finding(creep, found)
+        # What was told while a look was awaited is known with it: newer numbers come later.
+        last.known_ns = max(found.known_ns, last.known_ns + 1)
+        yield _build_finding(creep, found._replace(known_ns=last.known_ns))
 
 
 def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
@@ -117,12 +121,30 @@ def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
         yield from _follow_last(last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
         if not is_same or stretch.begin_ns > last.end_ns:
+            stretch = _extend_back(stretch)
             ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
-            steps = np.concatenate([[stretch.before_step], stretch.rows["step"]])
-            onset = find_growth_onset(steps, stretch.held, stretch.slope)
+            onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
             last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
             yield last.creep
     yield from _follow_last(last, group.lead.recording.cursor_ns)
+
+
+def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
+    """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
+    readings, slope = stretch.process.get_state(MemoryReadings), stretch.slope
+    steps, _, held = readings.select_times(stretch.process, 0)
+    steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
+    # It may begin just before a rise, or just after one.
+    reached = held[-1] + np.diff(stretch.held).max()
+    grows = reached - held >= _SAME_PACE * slope * (steps[-1] - steps)
+    begin = int(np.flatnonzero(~grows)[-1]) + 1 if not grows.all() else 0
+    if begin >= stretch.first:
+        return stretch
+    onset = find_growth_onset(steps[begin:], held[begin:], slope)
+    begin = max(begin, int(np.searchsorted(steps, onset)) - 1)
+    if held[-1] - held[begin] < _SAME_PACE * slope * max(1, int(steps[-1] - steps[begin])):
+        return stretch
+    return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
 
 
 def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
@@ -167,7 +189,7 @@ def _await_look(group: Group, creep: _Creep) -> _Found | None:
     holder, holder_ns = _find_holder(stretch, deadline_ns)
     if holder is None and stretch.process.at.cursor_ns < deadline_ns and _counts_again(stretch.process):
         return None
-    return _Found(look.look, max(look.known_ns, holder_ns), holder)
+    return _Found(look.look, max(known_ns, look.known_ns, holder_ns), holder)
 
 
 def _counts_again(process: Process) -> bool:
@@ -177,20 +199,20 @@ def _counts_again(process: Process) -> bool:
 
 
 def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
-    """Return the variable that holds most of what has been left, and when that was known."""
+    """Return the variable that holds most of what has been left, and when that was known.
+
+    It is that of the last search up to the last step, or else of the first one up to the deadline.
+    """
+    found: tuple[HeldTensors | None, int] = None, 0
     for event in stretch.process.events_of(events.Tensors):
-        allocated = event.allocated_bytes
-        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or not event.held or allocated is None:
+        if not stretch.begin_ns <= event.unix_ns <= deadline_ns or (
+            found[0] is not None and (event.step or 0) > int(stretch.rows["step"][-1])
+        ):
             continue
-        grown, several = allocated - int(stretch.held[0]), [one for one in read_held(event.held) if one.count >= _LEAST_HELD]
-        holder = max(several, key=lambda one: one.bytes, default=None)
-        if holder is None or holder.bytes < _LINE_SHARE * grown:
-            # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
-            with_graphs = [one for one in several if one.keeps_graph]
-            holder = with_graphs[0] if len(with_graphs) == 1 else None
-        if holder is not None:
-            return holder, event.unix_ns
-    return None, 0
+        if event.held and event.allocated_bytes is not None:
+            holder = choose_holder(event, event.allocated_bytes - int(stretch.held[0]))
+            found = (holder, event.unix_ns) if holder is not None else found
+    return found
 
 
 def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
@@ -222,7 +244,9 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     if logits:
         kind, texts = _LOGITS_KIND, {"logits": logits}
     if found.holder is not None:
-        kind, texts = _name_holder(found.holder, texts)
+        advice = advise_on_holder(found.holder)
+        kind, texts = _HELD_KIND, texts | {"holder": found.holder.name, "held_by": describe_holder(found.holder)}
+        texts |= {"letting_go": advice.text, "clearing": advice.fix}
     values: dict[str, Any] = dict(texts)
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}
     if has_ended:
@@ -232,25 +256,6 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     values |= {"cost": 0.0 if has_ended else 1.0, "concerned": creep.ranks, "until": until}
     steps = process.steps[begin : end + 1]
     return kind.at_steps(process, steps, evidence, known_ns=found.known_ns, ranks=creep.ranks, **values)
-
-
-def _name_holder(holder: HeldTensors, values: dict[str, str]) -> tuple[FindingKind, dict[str, str]]:
-    """Return the kind of finding with the variable that keeps the memory, and the values of its templates."""
-    added = f", and {holder.line} adds to it" if holder.line else ""
-    graph = ", with the graphs that computed them" if holder.keeps_graph else ""
-    values = values | {
-        "holder": holder.name,
-        "held_by": f"{holder.text[:1].upper()}{holder.text[1:]} keeps {holder.count:,} tensors{graph}{added}.",
-    }
-    # An attribute is named by its class: what the script calls the object is unknown.
-    variable = holder.name if holder.name.isidentifier() else f"self.{holder.name.rpartition('.')[2]}"
-    is_list = " list " in f" {holder.text.partition(holder.name)[0]} " and not holder.text.startswith("a ")
-    values["copying"] = ".detach().clone()" if holder.keeps_graph else ".clone()"
-    values["clearing"] = f"{variable}.clear()" if is_list else ""
-    if not holder.view_of:
-        return _GRAPH_KIND if holder.keeps_graph else _HELD_KIND, values
-    view, block = (" x ".join(f"{size:,}" for size in sizes) for sizes in (holder.shape, holder.view_of))
-    return _VIEW_KIND, values | {"view": view, "block": f"{block} elements" if len(holder.view_of) == 1 else block}
 
 
 def _find_logits(process: Process, slope: float) -> str:

@@ -25,8 +25,8 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.4,
     gpu_bytes="after_bytes - before_bytes",
-    headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on",
-    details="{cause}[; {lines}][; {left:bytes} of the device are left].",
+    headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} {since}",
+    details="{cause}[; it began after step {earlier}][; {lines}][; {left:bytes} of the device are left].",
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
 )
 _ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
@@ -124,7 +124,11 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Finding:
     device, micro_batch = group.lead.device_bytes, group.engine.micro_batch
     left = device - after_bytes if device else None
     lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
+    earlier, first = int(before["step"][-1]), int(after["step"][0])
+    is_exact = first - earlier <= 1
+    since = f"from step {first} on" if is_exact else f"by step {first}"
     values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
+    values |= {"since": since, "earlier": None if is_exact else earlier}
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
 
 

@@ -397,7 +397,7 @@ def _may_be_warm_up(shift: PaceShift) -> bool:
 
 def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
-    if line is None or (shift.is_uncertain and line.known_call is None):
+    if line is None or (shift.is_uncertain and line.known_call is None and not line.is_new):
         return False
     return is_cause(line, shift.find_delay())
 
@@ -430,7 +430,8 @@ def _build_finding(state: _State, shift: PaceShift, found: FoundLine, until_step
     begin, whole = shift, measure_whole(shift, others, found.known_ns, until_step)
     change, cause, kind = shift.change, shift.cause, _choose_kind(whole)
     is_named = _is_line_named(shift, found.line)
-    line = found.line if is_named or not (shift.is_uncertain or is_wait(found.line)) else None
+    is_told = is_named or not (shift.is_uncertain or is_wait(found.line) or (found.line is not None and found.line.is_new))
+    line = found.line if is_told else None
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
         note_named_line(change.group, line, found.known_ns)

@@ -29,7 +29,8 @@ _KIND = FindingKind(
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
         "All others take {iteration_s:seconds}; on average iterations take {after_s:seconds} instead of {before_s:seconds}"
-        "[, and {most} of the time that one takes longer is spent at {line}]."
+        "[; a checkpoint takes {checkpoint_s:seconds} in that one][; an evaluation takes {evaluation_s:seconds} in that one]"
+        "[, and {most} of {rest} is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
 )
@@ -43,6 +44,8 @@ _LEAST_S, _LEAST_SHARE, _LOST_SHARE = 0.01, 0.5, 0.08
 _WAITED_TIMES = 2.0
 # Iterations with phases of each kind that show where the long ones take longer.
 _FEWEST_PHASED = 3
+# Phases that are not a part of an iteration, and their names in the evidence.
+_APART = {"checkpoint_s": "checkpoint_s", "eval_s": "evaluation_s"}
 # Shares of the turns that are long since the first one, and before.
 _MOST_TURNS, _FEW_TURNS = 0.9, 1 / 3
 
@@ -60,13 +63,15 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     found = await_line(turns.delay) if turns is not None else None
     if turns is not None and found is not None:
         evidence, kind = turns.evidence, _KIND
+        own_s = evidence["pause_s"] - sum(evidence.get(name, 0.0) for name in _APART.values())
         line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
         if line is not None and is_cause(line, turns.delay):
             kind = name_line(_KIND, line)
             note_named_line(window.subject, line, found.known_ns)
-        elif evidence["pause_s"] < _WAITED_TIMES * evidence["iteration_s"]:
+        elif own_s < _WAITED_TIMES * evidence["iteration_s"]:
             line = None  # it may wait for the GPU's usual work
         cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_values(line)
+        values["rest"] = "the rest" if evidence.keys() & _APART.values() else "the time that one takes longer"
         yield kind.at_steps(window.subject, turns.rows, evidence, known_ns=found.known_ns, cost=cost, **values)
 
 
@@ -78,7 +83,8 @@ def _find_turns(window: SearchWindow[Group]) -> _Turns | None:
         if evidence is not None:
             rows = known[begin:]
             begin_ns, known_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
-            return _Turns(rows, evidence, Delay(lead, _find_place(rows, evidence), begin_ns, known_ns, known_ns))
+            delay = Delay(lead, _find_place(rows, evidence), begin_ns, known_ns, known_ns)
+            return _Turns(rows, _add_apart(known, begin, evidence), delay)
     return None
 
 
@@ -96,6 +102,18 @@ def _find_place(rows: Rows, evidence: dict[str, float]) -> str:
         return BETWEEN
     medians = [{name: float(np.median(_read(some, name))) for name in PLACES} for some in (long, others)]
     return PLACES[max(PLACES, key=lambda name: medians[0][name] - medians[1][name])]
+
+
+def _add_apart(known: Rows, begin: int, evidence: dict[str, float]) -> dict[str, float]:
+    """Return the evidence with what is not a part of iterations, such as checkpoints: in the long ones, and on average."""
+    added = dict.fromkeys(("pause_s", "before_s", "after_s"), 0.0)
+    for name, evidence_name in _APART.items():
+        seconds = np.nan_to_num(known[name])
+        turns_s = float(np.median(seconds[begin :: int(evidence["period"])]))
+        if turns_s:
+            parts = {"pause_s": turns_s, "before_s": seconds[:begin].mean(), "after_s": seconds[begin:].mean()}
+            added = {key: value + float(parts[key]) for key, value in added.items()} | {evidence_name: turns_s}
+    return evidence | {key: value + evidence.get(key, 0.0) for key, value in added.items()}
 
 
 def _read(rows: Rows, name: str) -> Floats:

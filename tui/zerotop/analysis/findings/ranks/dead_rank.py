@@ -7,7 +7,7 @@ from functools import partial
 
 from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, LAUNCHER_NS, explain_rank
 from zerotop.analysis.failures.end import End
-from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
+from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, is_ray_worker, read_printed_ends
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
@@ -48,7 +48,11 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     job_ends = [event.unix_ns for event in recording.events_of(events.JobEnded) if event.unix_ns >= begin_ns]
     if not job_ends and _has_unread_files(recording, group, end_ns):
         return None
-    limits = [end_ns + LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
+    limits = [max(end_ns, job_end_ns) for job_end_ns in job_ends]
+    if not is_ray_worker(recording.at, group.lead.process):
+        limits.append(end_ns + LAUNCHER_NS)
+    elif not limits:
+        return None  # whether it failed is known by how the driver ends
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.at.at(until_ns)).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]

@@ -17,6 +17,7 @@ from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
+from zerotop.analysis.processes.thread_kinds import read_thread_kinds
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost
 from zerotop_probe.recording.tables import COUNTED, PHASES
@@ -195,7 +196,21 @@ def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
     rows = process.host_samples.read_window(since_ns, time_ns).rows
     # If others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
     wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
-    return len(rows) > 0 and float(wanted.mean()) >= BUSY_CORES
+    return len(rows) > 0 and float(wanted.mean()) - _measure_own(process, since_ns, time_ns) >= BUSY_CORES
+
+
+def _measure_own(process: Process, since_ns: int, time_ns: int) -> float:
+    """Return how many cores the probe's threads used or waited for: they look again and again for a lock that is kept."""
+    host, pid = process.source.host, process.source.pid
+    rows = process.at.records("threads", host, "pid", pid).read_window(since_ns, time_ns).rows
+    wanted = 0.0
+    for tid in read_thread_kinds(process.at, host, pid).own:
+        own = rows[rows["tid"] == tid]
+        if len(own) > 1:
+            passed = own[[0, -1]][["time_ns", "cpu_ns", "wait_ns"]].tolist()
+            (begin_ns, *begin), (end_ns, *end) = passed
+            wanted += (sum(end) - sum(begin)) / max(1, end_ns - begin_ns)
+    return wanted
 
 
 def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 import numpy as np
@@ -39,6 +40,15 @@ _AWAITED = _ATTACHED.with_changes(
     details="[{groups} ]{use}.",
     advice="See what keeps that line busy: the others wait until it is done. The Ranks screen shows all stacks.",
     severity=Severity.WARNING,
+)
+_LOCKED = _KIND.with_changes(
+    headline="Stuck at the start for {silent_s:seconds}: the ranks wait for a build that was killed",
+    details="[{groups} ]No process on their node holds {locks}, and nothing compiles.",
+    advice=(
+        "Stop the job, delete {it} and start it again. Ranks that go on without a restart would load a library that was"
+        " never built."
+    ),
+    fix="rm {files}",
 )
 # Events from before the first step are read at most this much later (ns).
 _LATE_NS = 10 * 10**9
@@ -85,7 +95,7 @@ def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
 def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: int) -> bool:
     """Whether a rank loads, compiles, waits for a server or computes."""
     if group.wait is not None and group.wait.kind in LONG_WORK:
-        return True
+        return group.wait.kind is not WaitKind.BUILD_LOCK or not _list_stale_locks(recording, time_ns)
     for process in group.processes:
         records = recording.at.records("processes", process.host, "pid", process.pid)
         rows = records.read_window(start.since_ns, time_ns).rows
@@ -148,6 +158,8 @@ def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Finding:
     others = [group for group in groups if (group is not odd and len(groups) > 1) or group.place not in said]
     is_awaited = any(group.awaits_others for group in groups)
     is_attached = bool(recording.events_of(events.Attached))
+    if shown.wait is not None and shown.wait.kind is WaitKind.BUILD_LOCK:
+        return _build_locked(recording, start, known_ns)
     kind = (_ATTACHED if is_attached else _KIND).with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING)
     return kind.at(
         None,
@@ -160,5 +172,25 @@ def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Finding:
         groups=" ".join(f"{describe_group(one)}." for one in others) or None,
         advice=write_advice(start.standstill),
         line=shown.place.partition(" in ")[0] or None,
+        cost=1.0,
+    )
+
+
+def _list_stale_locks(recording: Evidence, time_ns: int) -> list[str]:
+    return list(dict.fromkeys(one.path for one in recording.events_of(events.BuildLocked) if one.unix_ns <= time_ns))
+
+
+def _build_locked(recording: Evidence, start: Start, known_ns: int) -> Finding:
+    locks = _list_stale_locks(recording, known_ns)
+    return _LOCKED.at(
+        None,
+        start.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - start.since_ns) / 1e9},
+        ranks=sorted(rank for group in start.standstill.groups for rank in group.ranks),
+        groups=" ".join(f"{describe_group(one)}." for one in start.standstill.groups),
+        locks=" and ".join(locks),
+        it="it" if len(locks) == 1 else "them",
+        files=shlex.join(locks),
         cost=1.0,
     )

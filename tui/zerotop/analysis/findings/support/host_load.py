@@ -9,9 +9,11 @@ import numpy as np
 
 from zerotop.analysis.findings.support.rank_process import AdvancingRecording, Process
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
+from zerotop.analysis.processes.cores import parse_cores
 from zerotop.recording.moments.at import find_cores
 from zerotop.recording.moments.host_memory import HostMemory, read_host_memory
 from zerotop.recording.samples import Floats, Ints, read_column
+from zerotop_probe.recording.events import Affinity
 
 _MANY_SAMPLES = 3
 
@@ -83,6 +85,25 @@ def measure_load(recording: AdvancingRecording, host: str, begin_ns: int, end_ns
     if loads is None or np.isnan(loads.ranks[0]):
         return None
     return CoreLoad(float(loads.ranks[0]), float(loads.waiting[0]), float(loads.others[0]), loads.cores)
+
+
+def measure_spare_cores(process: Process, begin_ns: int, end_ns: int) -> float | None:
+    """Return how many cores nobody uses of those that a rank and its workers may run on; None if that is not known.
+
+    The ranks of a node share its spare cores.
+    """
+    load = measure_load(process.recording, process.host, begin_ns, end_ns)
+    if load is None or np.isnan(load.others):
+        return None
+    ranks = len({source.rank for source in process.recording.at.host_sources("spans", process.host)})
+    spare = float(load.cores - load.wanted - load.others) / max(1, ranks)
+    events = process.recording.events_of(Affinity)
+    bound = [event.cpus for event in events if event.process_key == process.key and event.unix_ns <= end_ns]
+    rows = process.host_samples.read_window(begin_ns, end_ns).rows
+    if bound and len(rows):
+        used = sum(float(np.nan_to_num(read_column(rows, name)).mean()) for name in ("cores_used", "loader_cores"))
+        spare = min(spare, len(parse_cores(bound[-1] or "")) - used)
+    return spare
 
 
 def measure_loads(recording: AdvancingRecording, host: str, edges: Ints, cores_used: Floats) -> CoreLoad | None:

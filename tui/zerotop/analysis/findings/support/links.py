@@ -20,6 +20,8 @@ from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
 _SAME_CHANGE_STEPS = 3
 # Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
+# The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
+_NOTABLY_LEAKED = 0.1
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
@@ -105,6 +107,19 @@ def find_causes(findings: Sequence[Finding]) -> dict[int, int]:
     return causes
 
 
+def name_relation(effect: Finding, cause: Finding) -> str:
+    """Return how sure it is that one finding explains another: ``Because of`` where their amounts agree, too."""
+    links = [link for link in _list_links(effect) if link.cause == cause.name and link.agrees(effect, cause)]
+    is_measured = effect.kind is not None and effect.kind.measured_cause == cause.name
+    grown = effect.evidence.get("after_s", 0.0) - effect.evidence.get("before_s", 0.0)
+    has_amount = 0 < grown <= 2 * cause.evidence.get("added_s", 0.0)
+    return (
+        "Because of"
+        if is_measured or has_amount or any(link.agrees not in _OF_TIMES for link in links)
+        else "Likely because of"
+    )
+
+
 def _index_by_name(findings: Sequence[Finding]) -> dict[str, list[int]]:
     by_name: dict[str, list[int]] = {}
     for index, finding in enumerate(findings):
@@ -180,6 +195,17 @@ def _begins_before(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 
 
+def _is_counted(effect: Finding, cause: Finding) -> bool:
+    """Whether another finding counts these checkpoints, and what else is done with them."""
+    is_often = effect.severity is Severity.WARNING
+    return is_often and _is_simultaneous(effect, cause) and "checkpoint_s" in cause.evidence
+
+
+def _counts_less(effect: Finding, cause: Finding) -> bool:
+    """Whether the iterations with checkpoints are told by these."""
+    return _is_simultaneous(effect, cause) and not (cause.severity is Severity.WARNING and _is_counted(cause, effect))
+
+
 def _begins_together(effect: Finding, cause: Finding) -> bool:
     if effect.step is None or cause.step is None:
         return False
@@ -205,6 +231,14 @@ def _explains_shift(effect: Finding, cause: Finding) -> bool:
     """Whether a finding about the same steps explains why iterations became slower."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
+
+
+def _is_that_wait(effect: Finding, cause: Finding) -> bool:
+    """Whether most of what iterations became longer by is the wait for data, which began about then or before."""
+    grown, waited = effect.evidence["after_s"] - effect.evidence["before_s"], effect.evidence.get("data_change_s", 0.0)
+    if effect.step is None or cause.step is None or effect.step < cause.step - NEAR_STEPS:
+        return False
+    return _is_simultaneous(effect, cause) and 0 < grown / 2 <= waited <= 2 * cause.evidence["data_s"]
 
 
 def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
@@ -238,8 +272,14 @@ def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
-    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
-    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step + 1) >= grown / 2
+    grown, told, steps = (
+        effect.evidence["after_bytes"] - effect.evidence["before_bytes"],
+        cause.evidence,
+        effect.step - cause.step,
+    )
+    if "bytes_per_pause" in told:
+        return told["bytes_per_pause"] * (steps // told["steps_per_pause"] + 1) >= grown / 2
+    return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
 
 
 def _grew_at_pauses(effect: Finding, cause: Finding) -> bool:
@@ -280,6 +320,14 @@ def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
     return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
 
 
+def _filled_by_leak(effect: Finding, cause: Finding) -> bool:
+    """Whether the allocator had to flush its cache because of what a leak had kept by then."""
+    if effect.step is None or cause.step is None:
+        return False
+    leaked = cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step)
+    return leaked >= _NOTABLY_LEAKED * effect.evidence["reserved_peak_bytes"]
+
+
 def _took_down(effect: Finding, cause: Finding) -> bool:
     """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
     return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
@@ -299,7 +347,7 @@ def _list_gpu_faults() -> Iterator[_Link]:
     """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
     for effect in ("dead_rank", "hung_ranks"):
         for shares_ranks in (True, False):
-            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults"):
+            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event"):
                 yield _Link(effect, cause, _broke_before, shares_ranks)
     for effect in ("slow_gpu", "straggler"):
         for cause in ("nvlink_faults", "pcie_link"):
@@ -341,12 +389,13 @@ _LINKS = (
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
 )
+# Links of which only the times, steps and ranks agree.
+_OF_TIMES = (_is_simultaneous, _explains_shift, _begins_before, _broke_before, _is_held_up, _took_down)
 # Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
     _Link("long_pause", "rank_stopped", _is_simultaneous),
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
-    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
 )
 # Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
@@ -355,10 +404,16 @@ _SUPERSEDED = (
     _Link("long_pause", "iteration_shift", _begins_together),
     _Link("iteration_shift", "iteration_shift", _is_part_of),
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
+    _Link("allocator_retries", "memory_creep", _filled_by_leak),
+    _Link("memory_step", "memory_creep", _grew_with_leak),
     _Link("long_pause", "data_stall", _is_one_of_pauses),
     _Link("repeated_pause", "data_stall", _is_same_wait),
-    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall", "checkpoint_pause")),
-    *(_Link("steps_in_turn", cause, _begins_together) for cause in ("iteration_shift", "evaluations_often")),
+    _Link("iteration_shift", "data_stall", _is_that_wait),
+    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall")),
+    _Link("steps_in_turn", "checkpoint_pause", _counts_less),
+    _Link("checkpoint_pause", "steps_in_turn", _is_counted),
+    _Link("steps_in_turn", "iteration_shift", _begins_together),
+    _Link("steps_in_turn", "evaluations_often", _begins_together),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
     *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),

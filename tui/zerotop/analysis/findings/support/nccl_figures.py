@@ -57,9 +57,10 @@ def find_wait(processes: Sequence[Process], straggler: Process, begin_ns: int) -
 
 
 def _read_shares(event: NcclFigures) -> dict[_Key, float]:
-    """Return the share of its time that a rank spends in each collective."""
+    """Return the share of its time that a rank spends in each collective; none where more were left out than measured."""
     seconds = event.seconds
-    return {key: one.seconds / seconds for key, one in _iterate([event]) if one.seconds is not None} if seconds else {}
+    known = [(key, one) for key, one in _iterate([event]) if (one.missed or 0) <= (one.count or 0)]
+    return {key: one.seconds / seconds for key, one in known if one.seconds is not None} if seconds else {}
 
 
 def find_bandwidths(process: Process, fault_ns: int) -> Bandwidth | None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotop.analysis.memory.expected.model_layers import FAMILIES, Layers, count_layers, read_size
+from zerotop.analysis.memory.expected.vision_part import count_vision
+
+_TEXT_KINDS = {"gemma3": "gemma3_text", "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class ModelShape:
     largest_layer: int | None  # parameters of the module that holds most of its own, as DeepSpeed's estimates count it
     kept: KeptBytes | None = None  # None for unknown families
     counted: Layers | None = None  # likewise
+    vision: int = 0  # of all parameters those beside the text part, whose activations are not counted
 
     def count_activations(self, *, recompute: bool = False) -> ActivationBytes:
         """Return the bytes for each token of a micro-batch at the peak, when the loss's backward begins, in 16 bits.
@@ -76,19 +80,30 @@ class ModelShape:
 def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
     """Return the shape; None if the configuration is not that of a transformer.
 
-    Of a model of several parts (vision and language) it is the shape of the text part, and all parameters are not counted.
+    Of a model of several parts (vision and language) it is the shape of the text part, with the parameters of both if the
+    other part is known.
     """
     text = config.get("text_config")
-    if isinstance(text, Mapping):
-        part = parse_shape(text)
-        return None if part is None else replace(part, parameters=None)
+    if isinstance(text, Mapping) or isinstance(config.get("vision_config"), Mapping):
+        is_tied = config.get("tie_word_embeddings")
+        tied = {"tie_word_embeddings": is_tied} if isinstance(is_tied, bool) else {}
+        part = _parse_text({**config, **(text if isinstance(text, Mapping) else {}), **tied})
+        vision = count_vision(config, part.hidden) if part is not None else None
+        if part is None or part.parameters is None or vision is None:
+            return part and replace(part, parameters=None)
+        return replace(part, parameters=part.parameters + vision, vision=vision)
+    return _parse_text(config)
+
+
+def _parse_text(config: Mapping[str, Any]) -> ModelShape | None:
     hidden = read_size(config, "hidden_size", "n_embd")
     layers = read_size(config, "num_hidden_layers", "n_layer")
     heads = read_size(config, "num_attention_heads", "n_head")
     vocabulary = read_size(config, "vocab_size")
     if hidden is None or layers is None or heads is None or vocabulary is None or hidden < heads:
         return None
-    kind = str(config.get("model_type") or "").removesuffix("_text").replace("gemma3", "gemma3_text")
+    kind = str(config.get("model_type") or "").removesuffix("_text")
+    kind = _TEXT_KINDS.get(kind, kind)
     counted = count_layers(config, kind, hidden, layers, heads, vocabulary) if kind in FAMILIES else None
     if counted is None:
         return ModelShape(layers, hidden, heads, vocabulary, None, None)

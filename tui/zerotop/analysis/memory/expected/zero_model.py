@@ -274,12 +274,21 @@ def is_for_setup(estimate: Estimate, setup: EngineSetup) -> bool:
     return options == (setup.stage, setup.offload_optimizer != "none", setup.offload_parameters != "none")
 
 
-def compute_rule_of_thumb(inventory: TensorInventory, peaks: RankPeaks) -> RuleOfThumb:
-    """Return the rule with one rank's measured figures: an inventory after an update, and its peaks by phase."""
+_MUCH_KEPT = 0.25  # of a peak, in tensors that outlive their step
+
+
+def compute_rule_of_thumb(inventory: TensorInventory, peaks: RankPeaks) -> RuleOfThumb | None:
+    """Return the rule with one rank's measured figures: an inventory after an update, and its peaks by phase.
+
+    None where much outlives the steps, which the rule would call activations.
+    """
     parameters = inventory.device.get(PARAMETERS, 0)
     optimizer = inventory.device.get(MASTER_WEIGHTS, 0) + inventory.device.get(OPTIMIZER_STATE, 0)
     highest = {peak.phase: peak.allocated_bytes for peak in peaks.phases}
     in_update = max(highest.get(phase, 0) for phase in UPDATE_PHASES)
+    grown = inventory.growth.bytes if inventory.growth is not None else 0
+    if inventory.held_bytes + grown > _MUCH_KEPT * max(highest.values(), default=0):
+        return None
     return RuleOfThumb(
         parameters=parameters,
         optimizer=optimizer,

@@ -12,6 +12,8 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_ending
 from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
 
+_NOTABLE_SHARE = 0.01  # of the training time, that watching costs: coloured
+
 
 @dataclass(frozen=True)
 class CursorState:
@@ -57,7 +59,8 @@ def draw_status(cost: Cost, width: int) -> Row:
     """Draw the probe's cost, lost records and errors, as far as they fit."""
     left: list[tuple[int, Row]] = []
     if is_known(cost.probe_share):
-        left.append((8, (("watching costs ", "muted"), (format_share(cost.probe_share), "text"))))
+        style = "warn" if cost.probe_share >= _NOTABLE_SHARE else "text"
+        left.append((8, (("watching costs ", "muted"), (format_share(cost.probe_share), style))))
     if is_known(cost.one_time_s) and cost.one_time_s >= 0.05:
         left.append((3, ((f"{format_fixed(cost.one_time_s, 1, 3).strip()} s", "text"), (" once", "muted"))))
     if cost.lost_records:

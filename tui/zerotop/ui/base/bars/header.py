@@ -10,6 +10,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import pluralize
+from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
     choose_sentence_style,
@@ -117,6 +118,12 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         items.append((8, (("median ", "band-muted"), *pace) if is_median else pace))
     if is_known(progress.tokens_per_s):
         items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
+    engine = view.job
+    sizes = (engine.parameters, engine.trainable_parameters, engine.ranks)
+    gpus = [gpu.name for gpu in view.gpus]
+    mfu = measure_mfu(progress.tokens_per_s, *sizes, gpus, engine.short_precision, engine.model)
+    if is_known(mfu):
+        items.append((1, (("MFU ", "band-muted"), (f"{100 * mfu:.1f} %", "band-value"))))
     if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
@@ -191,7 +198,7 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
         mark = "" if finding.severity is Severity.INFO else "!"
         notices = [Notice(mark, describe_finding(finding), style, step_text=describe_step(finding))]
         if cause is not None and max_rows > 1:
-            notices.append(Notice("", describe_cause(cause), style))
+            notices.append(Notice("", describe_cause(finding, cause), style))
         elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         elif advice:
@@ -202,7 +209,7 @@ def _build_finding_notices(finding: Finding, cause: Finding | None, cursor_ns: i
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
     if cause is not None:
-        notices.append(Notice("", describe_cause(cause), style, max_rows=2, needs_all_rows=True))
+        notices.append(Notice("", describe_cause(finding, cause), style, max_rows=2, needs_all_rows=True))
     if advice:
         notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
     return notices

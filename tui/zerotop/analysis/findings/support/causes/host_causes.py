@@ -26,6 +26,8 @@ _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 _CORE_CLOCK_SHARE = 0.15
 # If ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
+# A team of threads takes up to this many times as long as its average thread where others use the cores.
+_LAST_THREAD_TIMES = 1.5
 # The time of a few samples of a node's cores (ns), which are taken twice a second.
 _SAMPLED_NS = 1_700_000_000
 # Too few cores make work longer by at most this factor. Work that takes less than these seconds counts as that long.
@@ -49,6 +51,10 @@ def check_crowding(change: StepChange) -> Cause | None:
         text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
         return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
+    load = measure_change_loads(change)[1]
+    if load is not None and load.is_disturbed:
+        text += f", as other processes used {load.others:.1f} of {load.cores}"
+        return Cause(text, *_OTHERS, 0.7, finding="cores_taken", is_host=True)
     return Cause(text, *_CORES, 0.7, finding="crowded_cores", is_host=True)
 
 
@@ -89,8 +95,9 @@ def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], lon
         return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
     slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
-    # If ranks get a sixth of the cores that they want, an iteration may take up to six times as long as without others.
-    stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
+    # If ranks get a sixth of the cores that they want, an iteration may take six times as long as without others, and
+    # longer where all threads of a team wait for the last one.
+    stretch = _LAST_THREAD_TIMES * max(load.wanted / max(load.ranks, 1e-6) for load in loads)
     return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
 

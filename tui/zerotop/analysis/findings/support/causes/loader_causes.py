@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.findings.support.causes.step_change import Advice
 from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.host_load import measure_spare_cores
 from zerotop.analysis.formatting import Text, pluralize
 from zerotop.recording.samples import read_column
 from zerotop_probe.recording.events import LoaderStacks, SampledFrame, SampledStack
@@ -22,6 +23,8 @@ _AWAKE_SHARE = 0.5
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
+_MORE: Advice = ("Raise {worker_count}, or prepare the data once, before the training.", "{worker_setting}={more}")
+_FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
 _ASLEEP: Advice = (
     "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
@@ -35,6 +38,7 @@ _ASLEEP_AT: Advice = (
 )
 _LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "{location}")
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
+_FIRST_WORKERS = 4  # at most, where there are none
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
@@ -91,8 +95,9 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     if not len(rows):
         return None
     count = float(np.median(workers))
+    spare = measure_spare_cores(process, begin_ns, end_ns)
     if not count:
-        return LoaderCause(Text("it has no loader worker", {}))
+        return LoaderCause(Text("it has no loader worker", {}), _advise_more(_MORE, 0, spare))
     names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
     used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
     is_one = round(count) == 1
@@ -108,9 +113,18 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
             _CORES if count > 1 else _MORE_CORES,
         )
     if used >= _BUSY_SHARE * count:
-        advice = (_BUSY[0], _BUSY[1].replace("{more}", f"{2 * count:.0f}"))
+        advice = _advise_more(_BUSY, round(count), spare)
         return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values), advice)
     text = "{count:.0f} {workers} {use} {used:.1f} cores"
     if used + waiting < _AWAKE_SHARE * count:
         return LoaderCause(Text(f"{text}, and hardly {{run}}", values), _ASLEEP)
-    return LoaderCause(Text(text, values))
+    return LoaderCause(Text(text, values), _advise_more(_MORE, round(count), spare))
+
+
+def _advise_more(advice: Advice, count: int, spare: float | None) -> Advice:
+    """Return advice to start more than ``count`` workers, twice as many at most, as far as there are spare cores."""
+    most = 2 * count if count else _FIRST_WORKERS
+    more = most if spare is None else min(most, count + int(spare))
+    if more <= count:
+        return _FULL[0].replace("{more_workers}", "more workers" if count else "workers"), ""
+    return advice[0], advice[1].replace("{more}", str(more))

@@ -282,6 +282,7 @@ class PaceShift:
         callee, known_ns = cause.callee if cause is not None else "", self.change.known_ns
         # The first steps may have passed unsampled.
         slow_until_ns = known_ns + PATIENCE_NS if self.is_worse else 0
+        phase = self.change.measure_levels().get(self.carrier)
         return Delay(
             process,
             where,
@@ -291,6 +292,7 @@ class PaceShift:
             callee,
             slow_until_ns=slow_until_ns,
             is_gpu_idle=self.is_gpu_idle,
+            levels=(phase, (self.before_s, self.after_s)) if phase is not None else None,
         )
 
 

@@ -53,6 +53,8 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
     known = line.known_call
     if not delay.process.is_on_gpu:
         return True
+    if line.is_new:
+        return delay.is_gpu_idle
     if known is None:
         return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
     return not known.waits_for_gpu or delay.is_gpu_idle

@@ -16,6 +16,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own, list_own
 from zerotop.analysis.findings.support.lines.known_calls import KnownCall, find_known_call
+from zerotop.analysis.findings.support.lines.new_lines import find_new_line
 from zerotop.analysis.findings.support.rank_process import Process
 from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording import event_values, events
@@ -88,6 +89,7 @@ class StackLine(CodeLine):
     seconds: float  # that its samples stand for
     share: float  # of all samples of the place
     is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
+    is_new: bool = False  # whether it hardly took time before
 
     @property
     def known_call(self) -> KnownCall | None:
@@ -130,6 +132,8 @@ class Delay(NamedTuple):
     slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
     is_all_work: bool = False  # an evaluation: lines that compute count, too, and those that call the model
     is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
+    # the seconds in an iteration before and since, of a phase that takes longer, and of the whole iteration
+    levels: tuple[tuple[float, float], tuple[float, float]] | None = None
 
 
 def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> StackLine | None:
@@ -139,12 +143,16 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     """
     known_ns = delay.known_ns if known_ns is None else known_ns
     process, where, callee = delay.process, delay.where, delay.callee
+    is_computing = where in _COMPUTING
+    if delay.levels is not None and is_computing and (new := _find_new(delay, delay.levels, known_ns)) is not None:
+        return new
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
     samples: Counter[tuple[str, str]] = Counter()  # of each function
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
     for event in _select_events(delay, known_ns):
-        if why and event.why != why:
+        # Of a phase that computes all lines are sampled in turn, whether it takes longer or not.
+        if (why and event.why != why) or (is_computing and event.why == SHARE):
             continue
         for stack, found in select_stacks(event, where, outside_model=delay.is_all_work):
             if callee and (found is None or callee not in found.callees):
@@ -164,6 +172,20 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
         return None  # it may have been there by chance
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
+
+
+def _find_new(delay: Delay, levels: tuple[tuple[float, float], tuple[float, float]], known_ns: int) -> StackLine | None:
+    """Return the line that is new in a phase since the delay began, or in all phases of counted steps."""
+    process, begin_ns = delay.process, delay.begin_ns - delay.process.source.offset_ns
+    for where, level in zip((delay.where, UNSEEN), levels, strict=True):
+        known = select_events(process.events_of(Stacks), 0, known_ns)
+        sampled = [event for event in known if event.why == SHARE and event.where == where]
+        before = [event for event in sampled if event.end_ns <= begin_ns]
+        since = [event for event in sampled if event.begin_ns >= begin_ns]
+        found = find_new_line(before, since, level)
+        if found is not None:
+            return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
+    return None
 
 
 def find_entries(process: Process, event: Stacks) -> frozenset[tuple[str, int]]:

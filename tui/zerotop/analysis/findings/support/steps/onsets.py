@@ -36,5 +36,9 @@ def find_growth_onset(steps: Ints, held: Ints, slope: float) -> int:
 
     ``steps``, ``held``: the last reading before the growth, and the readings during it, shape (n + 1,) each.
     """
-    grown = int(np.ceil((int(held[1]) - int(held[0])) / slope)) if slope > 0 else 1
-    return int(steps[1]) + 1 - min(max(grown, 1), int(steps[1] - steps[0]))
+    if slope <= 0:
+        return int(steps[1])
+    # Values that hardly differ from the first one were read before the growth.
+    first = int(np.argmax(held[1:] - held[0] >= slope / 2)) + 1
+    grown = int(np.ceil((int(held[first]) - int(held[0])) / slope))
+    return int(steps[first]) + 1 - min(max(grown, 1), int(steps[first] - steps[first - 1]))

@@ -1,0 +1,110 @@
+"""A leak that fills the GPU: its rows in the ledger at the failure, and a cause and advice that name what leaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memory_recording import (
+    HELD_LIST,
+    OOM,
+    PlantedRecording,
+    gib_to_bytes,
+    make_reading,
+    record_leak,
+)
+from small_recording import BEGIN_NS, S, make_identity
+from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.kept_memory import find_leak
+from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, GROWN, HELD
+from zerotop.recording.reader import Recording
+from zerotop_probe.recording import events, tables
+
+FULL = {"allocated_bytes": gib_to_bytes(9), "reserved_bytes": gib_to_bytes(9), "limit_bytes": gib_to_bytes(10)} | {
+    "requested_bytes": gib_to_bytes(2),
+    "free_bytes": gib_to_bytes(1),
+    "step": 40,
+}
+
+
+def fail_at_the_end(folder: Path, *, held: dict[str, Any] | None, **facts: Any) -> Recording:
+    """Record the leak of 3.8 GiB, of which a list kept 3.2 when it was counted, until memory runs out."""
+    record_leak(folder, held=held)
+    recording = PlantedRecording(folder)
+    recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL | facts))
+    recording.write_inventory(50.5, "out_of_memory", {"parameters": 4}, unclaimed=5, step=40)
+    return recording.open_recording()
+
+
+def explain(recording: Recording) -> PostMortem:
+    post_mortem = find_post_mortem(recording.at(BEGIN_NS + 60 * S))
+    assert post_mortem is not None
+    return post_mortem
+
+
+def test_the_fix_is_that_of_the_leak(tmp_path: Path) -> None:
+    found = explain(fail_at_the_end(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)}))
+    assert "Memory after a step grew by 3.80 GiB between steps 20 and 39." in found.cause
+    assert "The list seen in main() (train.py) kept 20 tensors in step 36; train.py:97 adds to it." in found.cause
+    assert (found.setting, found.fix) == ("seen", "seen.clear()")
+    assert found.advice.startswith("Add a copy of the view to seen: .clone() lets the block go.")
+
+
+def test_a_leak_whose_holder_is_unknown_still_comes_before_smaller_batches(tmp_path: Path) -> None:
+    found = explain(fail_at_the_end(tmp_path, held=None))
+    assert "grew by 3.80 GiB between steps 20 and 39." in found.cause
+    assert found.advice.startswith("Keep numbers instead of tensors where losses or outputs are collected")
+    assert found.fix == ""
+
+
+@pytest.mark.parametrize("facts", [{"requested_bytes": gib_to_bytes(6)}, {"allocated_bytes": gib_to_bytes(70)}])
+def test_a_leak_without_which_memory_would_have_been_short_too_is_not_blamed(facts: dict[str, Any], tmp_path: Path) -> None:
+    found = explain(fail_at_the_end(tmp_path, held=HELD_LIST, **facts))
+    assert "grew by" not in found.cause
+
+
+def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
+    recording = fail_at_the_end(tmp_path, held=HELD_LIST | {"bytes": gib_to_bytes(3.2)})
+    (ledger,) = read_ledgers(recording.at(BEGIN_NS + int(50.5 * S)))
+    assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes == gib_to_bytes(9)
+    rows = {row.key: row for row in ledger.rows}
+    assert [round(rows[key].bytes / 2**30, 3) for key in (HELD, GROWN, ACTIVATIONS)] == [3.2, 0.6, 1.2]
+    assert rows[HELD].basis == "tensors counted in step 36, after the update"
+    assert rows[GROWN].describe() == "grown since step 36"
+    assert rows[GROWN].basis == "allocated after step 39 less that counted in step 36"
+
+
+@pytest.mark.parametrize(
+    ("held", "leaked"),
+    [
+        ([4, 4, 4, 5, 6, 7, 8], 4),
+        ([4, 4, 9, 9, 9, 9, 9], None),  # a jump
+        ([4, 5, 6, 7, 4, 4, 4], None),  # given back
+        ([4, 4, 5, 4, 6, 5, 7, 6, 8], 4),  # between evaluations
+        ([4, 4, 4.1, 4.3, 8, 8], None),  # mostly a jump
+    ],
+)
+def test_a_leak_grows_in_several_rises(held: list[float], leaked: float | None, tmp_path: Path) -> None:
+    recording = PlantedRecording(tmp_path)
+    readings = [make_reading(at, size, 20, phase="step", edge="end", step=at) for at, size in enumerate([0, *held])]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    (source,) = recording.open_recording().at(BEGIN_NS + 60 * S).sources["allocator"]
+    leak = find_leak(source, BEGIN_NS + 60 * S)
+    assert (leak and leak.bytes) == (None if leaked is None else gib_to_bytes(leaked))
+
+
+@pytest.mark.parametrize(
+    ("shape", "view_of", "told"),
+    [
+        ([8, 32000], [8, 512, 32000], "A view of 8 x 32,000 keeps a block of 8 x 512 x 32,000."),
+        ([32, 32, 16000], [32, 8, 32, 16000], "A view of 32 x 32 x 16,000 keeps a block 8 times as large."),  # [:, -32:]
+        ([512, 10], [512, 3200, 10], "A view of 512 x 10 keeps a block 3,200 times as large."),  # [:, :10]
+        ([4, 1000], [65536], "A view of 4 x 1,000 keeps a block 16 times as large."),
+    ],
+)
+def test_the_block_of_a_view(shape: list[int], view_of: list[int], told: str, tmp_path: Path) -> None:
+    held = HELD_LIST | {"bytes": gib_to_bytes(3.2), "shape": shape, "view_of": view_of}
+    assert told in explain(fail_at_the_end(tmp_path, held=held)).cause

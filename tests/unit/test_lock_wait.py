@@ -1,0 +1,89 @@
+"""Samples that come late: what the training thread did when they were due may be over then."""
+
+from __future__ import annotations
+
+import dis
+import json
+import subprocess
+import sys
+
+import pytest
+
+from zerotop_probe.inside.stacks.callees import find_slow_line
+
+# Prints the share of the samples in a line that gives the lock away for a moment, after one that keeps it for long.
+SAMPLED = """
+import sys, threading, time
+from zerotop_probe.inside.stacks.frames import UNKNOWN_STACK, StackReader
+from zerotop_probe.inside.stacks.lock_wait import LockWait
+from zerotop_probe.inside.stacks.paths import PathNames
+
+def work():
+    same = known == copied
+    wait(0)
+
+def sample():
+    reader, lock = StackReader(PathNames("/", [], "<string>")), LockWait()
+    while not over.is_set():
+        lock.wait(over, 0.007, is_prompt=True)
+        stack = reader.read_stack(sys._current_frames()[main], is_late=lock.is_late)
+        lines.append(0 if lock.is_misleading or stack is UNKNOWN_STACK else stack.frames[0].line)
+
+known, copied = [*range(1000, 300_000)], [*range(1000, 300_000)]
+lines, over, main, wait = [], threading.Event(), threading.get_ident(), time.sleep
+threading.Thread(target=sample, daemon=True).start()
+end_s = time.monotonic() + 3
+while time.monotonic() < end_s:
+    work()
+over.set()
+print(lines.count(work.__code__.co_firstlineno + 2) / len(lines))
+"""
+
+
+def test_the_line_after_the_one_that_kept_the_lock_is_not_named() -> None:
+    done = subprocess.run([sys.executable, "-c", SAMPLED], check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 0.6  # all, if each sample counts
+
+
+def work(known, log, words, tensor):  # type: ignore[no-untyped-def]
+    for word in words:
+        if word in known:
+            log.append(word)
+    joined = known + known
+    count = len(joined)
+    joined = known + known
+    tensor.to(count)
+    joined = known + known
+    text = json.dumps(joined)
+    for word in words:
+        text.encode(word)
+
+
+def find_lines(instruction: str, line: int) -> set[int | None]:
+    """Return the lines, counted from the function on, that are slow where others are let in late at an instruction."""
+    code, found = work.__code__, set()
+    starts = [(begin, number) for begin, number in dis.findlinestarts(code) if number is not None]
+    for step in dis.get_instructions(code):
+        number = max(one for one in starts if one[0] <= step.offset)[1]
+        if step.opname.startswith(instruction) and number - code.co_firstlineno == line:
+            slow = find_slow_line(code, step.offset, globals())
+            found.add(slow - code.co_firstlineno if slow is not None else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("instruction", "line", "slow"),
+    [
+        ("CALL", 3, 2),  # append() takes no time
+        ("JUMP", 3, 2),
+        ("BINARY", 4, None),  # it gave the lock away itself
+        ("CALL", 5, 4),
+        ("CALL", 7, None),  # to() may have given it away itself
+        ("CALL", 9, 9),
+        ("CALL", 11, 11),
+        ("JUMP", 11, 11),
+        ("RESUME", 0, None),
+    ],
+)
+def test_the_line_that_kept_the_lock(instruction: str, line: int, slow: int | None) -> None:
+    assert find_lines(instruction, line) <= {slow}

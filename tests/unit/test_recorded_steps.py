@@ -1,0 +1,71 @@
+"""The steps whose memory and times stand for a recorded setting are of one moment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recordings import FOLDER
+from zerotop.analysis.sweeps.baseline import Baseline, read_baseline
+from zerotop.analysis.sweeps.recorded_steps import choose_steps, list_steady_steps
+from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
+from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
+
+
+def read(name: str) -> Baseline:
+    return read_baseline(Recording.open(FOLDER / f"{name}.zerotop"))
+
+
+def make_steps(seconds: list[float], full: list[int], peaks: list[int] | None = None) -> Any:
+    """Return a rank with a step for each time; those of ``full`` have phases."""
+    rows = np.zeros(len(seconds), STEP_DTYPE)
+    rows["step"] = np.arange(len(rows))
+    rows["steps"] = rows["micro_steps"] = 1
+    rows["iteration_s"] = seconds
+    rows["allocated_peak_bytes"] = 100 if peaks is None else peaks
+    return SimpleNamespace(step_rows=rows, phased_steps=rows[full])
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "change"),
+    [("gpu-counted-data", 0.151, 26), ("gpu-counted-pause", 0.144, 24), ("hand-fp32", 0.088, 100), ("gpu-slow", 0.082, 20)],
+)
+def test_time_and_memory_are_from_after_the_change_of_pace(name: str, seconds: float, change: int) -> None:
+    base = read(name)
+    assert base.times is not None
+    assert base.steps is not None
+    assert base.times.iteration == pytest.approx(seconds, rel=0.03)
+    assert base.pace_change == change <= base.steps[0]
+    assert f"after its pace changed at step {change}" in describe_baseline(base)
+
+
+def test_memory_that_grows_is_that_of_its_last_step() -> None:
+    base = read("gpu-lines-leak")
+    assert base.steps == (549, 549)
+    assert base.timed_steps is not None
+    assert base.timed_steps[0] < 549
+    assert "memory of step 549, times of steps" in describe_baseline(base)
+
+
+def test_both_are_from_before_if_no_later_step_has_phases() -> None:
+    process = make_steps([0.1] * 60 + [0.3] * 60, list(range(40)))
+    stretches = list_steady_steps(process)
+    assert [one.begin for one in stretches] == [0, 60]
+    chosen = choose_steps(process, stretches, None)
+    assert list(chosen.rows["step"]) == list(chosen.timed["step"]) == list(range(32, 40))
+    assert chosen.pace_change == 60
+
+
+def test_a_step_slower_than_those_around_it_tells_no_time() -> None:
+    process = make_steps([0.1] * 60 + [0.3] * 30 + [0.9] + [0.3] * 29, [*range(40), 90])
+    chosen = choose_steps(process, list_steady_steps(process), None)
+    assert (list(chosen.rows["step"]), list(chosen.timed["step"])) == ([90], [])
+
+
+def test_a_small_change_of_pace_is_none() -> None:
+    process = make_steps([0.1] * 60 + [0.11] * 60, list(range(120)))
+    assert len(list_steady_steps(process)) == 1
