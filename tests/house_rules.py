@@ -1,4 +1,4 @@
-"""Check what linters do not: no public class name twice, and no room longer than the committed table allows.
+"""Check what linters do not: no public class name twice, no room longer than the committed table allows, few private names.
 
 ``python tests/house_rules.py`` prints the lines of each room and fails if a rule is broken; ``--write`` writes the table, so
 that a room that grew shows as a changed line of ``tests/room_sizes.json``.
@@ -17,6 +17,9 @@ _ROOT = Path(__file__).parents[1]
 _TABLE = Path(__file__).with_name("room_sizes.json")
 _PRODUCT = ("probe/zerotop_probe", "tui/zerotop")
 _STEP = 25  # sizes in the table are multiples of this
+# Private functions and attributes of the product that tests may use: to call what a thread would call, to plant a fault, or
+# to compare state that nothing else shows. Constants do not count: tests shorten waits and sizes with them.
+_MOST_PRIVATE_USES = 60
 
 
 def list_modules(folder: str) -> list[Path]:
@@ -44,6 +47,35 @@ def find_shared_names() -> list[str]:
     return [f"Two classes are called {name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
 
 
+def list_private_uses() -> list[str]:
+    """Return where tests use private functions and attributes of the product."""
+    product = [node for part in _PRODUCT for path in list_modules(part) for node in ast.walk(ast.parse(path.read_bytes()))]
+    defined = {node.name for node in product if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    defined |= {node.attr for node in product if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    private = {name for name in defined if name.startswith("_") and not name.endswith("_") and not name[1:].isupper()}
+    private -= {"_replace"}  # of named tuples
+    return [
+        f"{path.relative_to(_ROOT)}:{node.lineno}: {name}"
+        for path in list_modules("tests")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, (ast.expr, ast.ImportFrom))
+        for name in _list_names(node)
+        if name in private
+    ]
+
+
+def _list_names(node: ast.AST) -> list[str]:
+    """Return the names that a node takes from another object: by a dot, an import, or monkeypatch.setattr."""
+    if isinstance(node, ast.Attribute):
+        is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        return [] if is_own else [node.attr]
+    if isinstance(node, ast.ImportFrom):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+        return [str(one.value).rpartition(".")[2] for one in node.args[:2] if isinstance(one, ast.Constant)]
+    return []
+
+
 def main() -> int:
     """Print the sizes, then the broken rules; return their number."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,6 +98,8 @@ def main() -> int:
             broken.append(
                 f"{room} has {lines:,} lines, {limit}: shorten it, or raise the number in {_TABLE.name} with a reason"
             )
+    if len(private := list_private_uses()) > _MOST_PRIVATE_USES:
+        broken += [*private, f"Tests use private names {len(private)} times, at most {_MOST_PRIVATE_USES} are allowed."]
     print(*broken, sep="\n", end="\n" if broken else "")
     return len(broken)
 

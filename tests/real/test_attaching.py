@@ -168,8 +168,8 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
         writer.write(time.monotonic_ns(), events.NotEntered, rank=0, pid=process.pid, why="", pending=True)
         writer.close()
     facts = job_control.read_facts(str(tmp_path))
-    assert attaching._may_hold_probe(str(tmp_path), facts, process.pid) == bool(trace)
-    assert not attaching._may_hold_probe(str(tmp_path), facts, process.pid + 1)
+    assert attaching.may_hold_probe(str(tmp_path), facts, process.pid) == bool(trace)
+    assert not attaching.may_hold_probe(str(tmp_path), facts, process.pid + 1)
 
 
 def test_the_sampler_ends_when_its_recording_was_removed(start_job: Job, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def find_at_end(folder: Path, detectors: Sequence[Detector], piece: int = 16384)
 
 def find_in_pieces(folder: Path, detect: Detector, pieces: Sequence[int]) -> tuple[Finding, ...]:
     """Return all findings, which must be the same for each number of phases that are read at a time."""
-    found = [_search(folder, [detect], piece)._ordered_findings for piece in pieces]
+    found = [_search(folder, [detect], piece).ordered_findings for piece in pieces]
     assert found[1:] == found[:-1]
     return found[0]
 

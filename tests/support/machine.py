@@ -36,7 +36,7 @@ def make_read_only(folder: Path) -> None:
 @contextmanager
 def small_group(limit_bytes: int) -> Iterator[Path]:
     """Make a control group with this memory limit; a process enters it through its ``cgroup.procs``."""
-    own = cgroup._find_folder(os.getpid(), "memory") or cgroup._find_folder(os.getpid(), "")
+    own = cgroup.find_folder(os.getpid(), "memory") or cgroup.find_folder(os.getpid(), "")
     if own is None:
         pytest.skip("there are no control groups here")
     name = "memory.max" if Path(own, "memory.max").exists() else "memory.limit_in_bytes"

@@ -122,7 +122,7 @@ async def test_the_chart_begins_where_the_process_was_sampled_first() -> None:
     async with app.run_test(size=(200, 50)) as pilot:
         await open_threads(app, pilot, 0.6)
         panel = app.screen.query_one(ThreadList)
-        threads = panel._shown_threads
+        threads = panel.shown_threads
         assert threads is not None
         assert 0 <= threads.time_s[0] - threads.begin_s < 0.1 * (threads.end_s - threads.begin_s)
 
@@ -160,7 +160,7 @@ async def test_the_numbers_are_copied() -> None:
         await pilot.press("y")
         heading, *rows = app.clipboard.split("\n")
         assert heading.split("\t")[:4] == ["rank", "tid", "kind", "name"]
-        told = screen.query_one(ThreadList)._shown_threads
+        told = screen.query_one(ThreadList).shown_threads
         assert told is not None
         assert len(rows) == sum(len(group.threads) for group in told.groups) > 10
         assert all(row.startswith("0\t") for row in rows)

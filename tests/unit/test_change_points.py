@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerotop.analysis.stats.change_points import Shift, ShiftFinder, _is_shift, _test_shifts
+from zerotop.analysis.stats.change_points import Shift, ShiftFinder, are_shifts, is_shift
 
 
 def find_shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
@@ -81,7 +81,7 @@ def test_one_row_is_judged_as_many_rows_are(spoilt: float | None) -> None:
             values[generator.integers(len(values))] = spoilt
         before, after = values[:before_count], values[before_count:]
         with np.errstate(invalid="ignore"):
-            expected = bool(_test_shifts(before[None], after[None])[0])
-        assert _is_shift(before.tolist(), after.tolist()) is expected
+            expected = bool(are_shifts(before[None], after[None])[0])
+        assert is_shift(before.tolist(), after.tolist()) is expected
         found += expected
     assert 100 < found < 1900

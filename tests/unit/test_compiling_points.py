@@ -26,13 +26,13 @@ def drop_engine(path: Path) -> None:
 
 def test_a_job_compiles_until_it_has_an_engine(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-microscope", tmp_path)
-    watch = point_run._LifeWatch(folder, hang_after_s=1e9)
-    watch._count_signs()
+    watch = point_run.LifeWatch(folder, hang_after_s=1e9)
+    watch.count_signs()
     assert not watch.is_compiling
     for path in folder.glob("events*.jsonl"):
         drop_engine(path)
-    watch = point_run._LifeWatch(folder, hang_after_s=1e9)
-    watch._count_signs()
+    watch = point_run.LifeWatch(folder, hang_after_s=1e9)
+    watch.count_signs()
     assert watch.is_compiling
 
 

@@ -36,7 +36,7 @@ NAMES = ("held-restart", "z2-fp16", "gpu-offload-4", "z2", "held-save", "gpu-z3-
 def few_notable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make no step notable but the first one, so that as much as possible is deleted."""
     monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
-    monkeypatch.setattr(step_history, "_is_unlike_before", lambda record, before: False)
+    monkeypatch.setattr(step_history, "is_unlike_before", lambda record, before: False)
 
 
 def assert_same(got: Any, expected: Any) -> None:

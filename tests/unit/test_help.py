@@ -20,9 +20,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def find_commands() -> dict[str, argparse.ArgumentParser]:
-    (action,) = [
-        action for action in command_line._build_parser()._actions if isinstance(action, argparse._SubParsersAction)
-    ]
+    (action,) = [action for action in command_line.build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     return dict(action.choices)
 
 
@@ -44,7 +42,7 @@ def test_the_examples_of_a_command(name: str) -> None:
     examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
     assert examples
     for example in examples:
-        assert command_line._parse_arguments(split_words(example)).name == name
+        assert command_line.parse_arguments(split_words(example)).name == name
 
 
 def test_every_command_line_in_the_documentation() -> None:
@@ -55,7 +53,7 @@ def test_every_command_line_in_the_documentation() -> None:
     ]
     assert len(lines) > 30
     for line in lines:
-        assert command_line._parse_arguments(split_words(line)).name in find_commands()
+        assert command_line.parse_arguments(split_words(line)).name in find_commands()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

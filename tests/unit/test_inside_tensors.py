@@ -9,7 +9,7 @@ import pytest
 
 from zerotop_probe.inside.device.tensor_inventory import Inventory, build_facts, build_inventory, build_loop_inventory
 from zerotop_probe.inside.facts.engine_facts import read_facts
-from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, _LoopParts
+from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, LoopParts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 
 torch = pytest.importorskip("torch")
@@ -106,7 +106,7 @@ def test_a_version_of_fsdp_that_keeps_its_parameters_elsewhere() -> None:
     groups = SimpleNamespace(_fsdp_param_groups=[SimpleNamespace(parameters_of_tomorrow=[])])
     module.__class__ = type("FSDPLinear", (torch.nn.Linear,), {"_get_fsdp_state": lambda self: groups})
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    facts = read_facts(_LoopParts([module], [optimizer], TrainingLibrary()), _FACT_READERS)
+    facts = read_facts(LoopParts([module], [optimizer], TrainingLibrary()), _FACT_READERS)
     assert (facts["parallelism"], facts["parameters"], facts["optimizers"][0]["parameters"]) == ("FSDP2", 24, 24)
     assert facts["sharding"] is None
     assert list(facts["unread"]) == ["sharding"]

@@ -11,7 +11,7 @@ import pytest
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.inside.device.tensor_inventory import build_loop_inventory
-from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, _LoopParts
+from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, LoopParts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
@@ -48,7 +48,7 @@ def measure(
         pytest.skip(f"this PyTorch has no {name} with {settings}")
     model = make_model(shapes, dtype, frozen=frozen)
     optimizer = kind(model.parameters(), **settings)
-    parts = _LoopParts([model], [optimizer], TrainingLibrary())
+    parts = LoopParts([model], [optimizer], TrainingLibrary())
     (described,) = _FACT_READERS["optimizers"](parts)
     facts = {"kind": "loop", "dtype": "fp32", "device": "cpu", "optimizer": name, "optimizers": [described]}
     setup = parse_setup(EngineFacts(facts | {"parallelism": "", **_FACT_READERS["parameters"](parts)}))
@@ -106,7 +106,7 @@ def test_muon_updates_matrices() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, OWN])
 def test_nothing_is_expected_of_an_optimizer_without_a_formula(kind: Any) -> None:
     optimizer = kind([torch.nn.Parameter(torch.rand(3))], lr=0.1)
-    described = _FACT_READERS["optimizers"](_LoopParts([], [optimizer], TrainingLibrary()))
+    described = _FACT_READERS["optimizers"](LoopParts([], [optimizer], TrainingLibrary()))
     assert described[0]["tensors"] == [{"shape": [3], "dtype": "fp32", "count": 1, "state_bits": None}]
     assert compute_state_bytes([EngineOptimizer(one) for one in described], 4) is None
 
@@ -154,16 +154,14 @@ def test_layers_that_bitsandbytes_does_not_quantize() -> None:
     optimizer = torch.optim.Adam([*layer.parameters(), torch.nn.Parameter(torch.rand(4))])
     optimizer.args = SimpleNamespace(optim_bits=8)
     optimizer.mng = SimpleNamespace(module_weight_config_triple=[(layer, "weight", {"optim_bits": 32})])
-    (described,) = _FACT_READERS["optimizers"](_LoopParts([], [optimizer], TrainingLibrary()))
+    (described,) = _FACT_READERS["optimizers"](LoopParts([], [optimizer], TrainingLibrary()))
     assert {tuple(kind["shape"]): kind["state_bits"] for kind in described["tensors"]} == {(3, 4): 32, (4,): 8}
 
 
 def test_a_model_that_is_frozen_at_the_moment_is_updated_later() -> None:
     """As of a GAN whose generator takes the first step."""
     layer = torch.nn.Linear(4, 3).requires_grad_(False)
-    (described,) = _FACT_READERS["optimizers"](
-        _LoopParts([layer], [torch.optim.Adam(layer.parameters())], TrainingLibrary())
-    )
+    (described,) = _FACT_READERS["optimizers"](LoopParts([layer], [torch.optim.Adam(layer.parameters())], TrainingLibrary()))
     assert described["parameters"] == 15
 
 

@@ -236,7 +236,7 @@ class TestControlGroup:
 
     def make_group(self, leaf: Path | None, monkeypatch: pytest.MonkeyPatch) -> cgroup.ControlGroup:
         path = None if leaf is None else str(leaf)
-        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: None if controller else path)
+        monkeypatch.setattr(cgroup, "find_folder", lambda pid, controller: None if controller else path)
         return cgroup.ControlGroup(os.getpid())
 
     def test_the_lowest_limit_above_counts(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ class TestControlGroup:
     def test_a_job_that_moves_to_another_group_is_followed(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         group = self.make_group(cgroup_tree.parent.parent, monkeypatch)
         assert (group.read_memory().limit_bytes, group.count_oom_kills()) == (9000, 8)
-        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: None if controller else str(cgroup_tree))
+        monkeypatch.setattr(cgroup, "find_folder", lambda pid, controller: None if controller else str(cgroup_tree))
         group.follow(os.getpid())  # nothing has changed by the kernel's word
         assert group.read_memory().limit_bytes == 9000
         with subprocess.Popen(["sleep", "60"]) as child:
@@ -288,7 +288,7 @@ class TestControlGroup:
         for name, size in (sizes | {"memory.memsw.limit_in_bytes": 1200}).items():
             (tmp_path / name).write_text(f"{size}\n")
         (tmp_path / "memory.stat").write_text("cache 5\ntotal_cache 600\ntotal_active_file 200\ntotal_inactive_file 300\n")
-        monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: str(tmp_path) if controller else None)
+        monkeypatch.setattr(cgroup, "find_folder", lambda pid, controller: str(tmp_path) if controller else None)
         assert cgroup.ControlGroup(os.getpid()).read_memory() == (900, 1000, 500, 150)
         (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
         assert cgroup.ControlGroup(os.getpid()).read_memory() == (900, -1, -1, -1)
@@ -313,9 +313,9 @@ def test_a_container_shows_a_part_of_the_tree(monkeypatch: pytest.MonkeyPatch, t
         ).encode(),
     }
     monkeypatch.setattr(procfs, "read_file", lambda path, limit=0: files.get(path, b""))
-    assert cgroup._find_folder(7, "memory") == f"{tmp_path}/inner"
-    assert cgroup._find_folder(7, "") == "/sys"
-    assert cgroup._find_folder(7, "pids") is None
+    assert cgroup.find_folder(7, "memory") == f"{tmp_path}/inner"
+    assert cgroup.find_folder(7, "") == "/sys"
+    assert cgroup.find_folder(7, "pids") is None
 
 
 class _Steps:

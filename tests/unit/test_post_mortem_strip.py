@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerotop.recording.moments.host_memory import HostMemory
-from zerotop.ui.base.post_mortem import _draw_memory_strip
+from zerotop.ui.base.post_mortem import draw_memory_strip
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import row_text
 
@@ -15,4 +15,4 @@ def test_use_beyond_the_limit_and_below_zero_is_drawn_at_the_ends(glyphs: Glyphs
     used = (-(2**62), 0, 2**30, 2**62)  # as in a damaged recording
     samples = tuple(HostMemory(second * 10**9, value, 2**30) for second, value in enumerate(used))
     low, top = glyphs.levels[1], glyphs.levels[-1]
-    assert low + low + top + top in row_text(_draw_memory_strip(samples, 80, glyphs))
+    assert low + low + top + top in row_text(draw_memory_strip(samples, 80, glyphs))

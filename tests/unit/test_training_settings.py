@@ -370,7 +370,7 @@ def test_the_list_that_keeps_views_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_the_shape_that_a_view_is_of(view: Any, base: list[int]) -> None:
-    assert held_tensors._find_base_shape(view(torch.zeros(8, 64, 100)).detach()) == base
+    assert held_tensors.find_base_shape(view(torch.zeros(8, 64, 100)).detach()) == base
 
 
 def test_the_batch_of_a_failure_is_on_the_stack() -> None:

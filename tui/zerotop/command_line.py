@@ -42,7 +42,7 @@ are in [brackets]. `zerotop COMMAND --help` describes a command.
 """
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="zerotop",
         description="Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal.",
@@ -97,9 +97,9 @@ def _add_command(
     return command
 
 
-def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = _build_parser()
+    parser = build_parser()
     if arguments[:split] and not arguments[0].startswith("-"):
         _check_name(parser, arguments[0])
     options, unknown = parser.parse_known_args(arguments[:split])
@@ -160,10 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _COMPLETION_VARIABLE in os.environ:
         from zerotop.commands.options.completion import print_completions
 
-        print_completions(_build_parser())  # ends the program
+        print_completions(build_parser())  # ends the program
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        options = _parse_arguments(arguments) if arguments or not has_terminal() else argparse.Namespace(name="home")
+        options = parse_arguments(arguments) if arguments or not has_terminal() else argparse.Namespace(name="home")
     except SystemExit as end:  # argparse has printed the error or the help
         return end.code if isinstance(end.code, int) else USAGE
     try:

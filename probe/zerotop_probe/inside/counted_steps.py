@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from zerotop_probe.inside import native
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
-from zerotop_probe.inside.budget import DetailBudget
 from zerotop_probe.inside.counting import StepCounting
-from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
@@ -17,18 +14,10 @@ from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.rings.ring_files import RankFiles, RingFiles, RingTable, TableWriter
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, PHASE_CODE, UNKNOWN
 
+if TYPE_CHECKING:
+    from zerotop_probe.inside.recorder import Recorder
+
 _STEP = PHASE_CODE["step"]
-
-
-class StepRecorder(Protocol):
-    """The part of :class:`Recorder` that counted steps use."""
-
-    budget: DetailBudget
-    device: RankDevice | None
-    ended: deque[Span]
-    last_step: int | None
-
-    def follow_detail(self, time_ns: int) -> None: ...
 
 
 class CountedSteps:
@@ -36,7 +25,7 @@ class CountedSteps:
 
     def __init__(
         self,
-        recorder: StepRecorder,
+        recorder: Recorder,
         counting: StepCounting,
         files: RankFiles,
         writer: TableWriter,

@@ -88,13 +88,15 @@ class ValueLimits:
     def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask) -> None:
         """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""
         for name, fastest in self._fastest.items():
-            if name not in (rows.dtype.names or ()):
+            # Most memory is less than could be allocated in a second.
+            if name not in (rows.dtype.names or ()) or (name not in _COUNTERS and rows[name].max() <= fastest * _SLACK_S):
                 continue
             chosen = np.flatnonzero(~impossible & (rows[name] >= 0))
-            values = np.concatenate((before if len(before) else rows[chosen[:1]], rows[chosen]))
-            rises = np.diff(values[name].astype(np.float64))
-            seconds = np.maximum(0.0, np.diff(values[self._time_column] / 1e9)) + _SLACK_S
-            jumps = (rises > fastest * seconds) & (values[name][:-1] >= 0)
+            first = before if len(before) else rows[chosen[:1]]
+            values, times = (np.concatenate((first[one], rows[one][chosen])) for one in (name, self._time_column))
+            rises = np.diff(values.astype(np.float64))
+            seconds = np.maximum(0.0, np.diff(times / 1e9)) + _SLACK_S
+            jumps = (rises > fastest * seconds) & (values[:-1] >= 0)
             falls = (rises < 0) & (name in _COUNTERS)
             falls[1:] &= ~jumps[:-1]  # back from a jump
             impossible[chosen[jumps | falls]] = True

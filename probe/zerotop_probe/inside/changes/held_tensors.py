@@ -136,14 +136,14 @@ def _describe_holder(
     own_bytes, block_bytes = int(tensor.numel()) * int(tensor.element_size()), unclaimed[address]
     facts |= {"shape": list(tensor.shape), "block_bytes": block_bytes}
     if block_bytes >= _VIEW_FACTOR * max(1, own_bytes):
-        facts["view_of"] = _find_base_shape(tensor)
+        facts["view_of"] = find_base_shape(tensor)
     places = holder.place.find_additions(frame, paths) if len(holder.tensors) > 1 else []
     if len(places) == 1:
         facts |= {"added_file": places[0].file, "added_line": places[0].line, "added_function": places[0].function}
     return facts
 
 
-def _find_base_shape(tensor: Any) -> list[int]:
+def find_base_shape(tensor: Any) -> list[int]:
     """Return the shape of the tensor that a view is of, which its strides show; else the elements of its storage."""
     elements = int(tensor.untyped_storage().nbytes()) // max(1, int(tensor.element_size()))
     shape: list[int] = []

@@ -36,7 +36,7 @@ _WRAPPERS = {
 _DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
-class _LoopParts(NamedTuple):
+class LoopParts(NamedTuple):
     modules: list[Any]
     optimizers: list[Any]
     library: TrainingLibrary
@@ -45,7 +45,7 @@ class _LoopParts(NamedTuple):
 def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], **known: Any) -> None:
     """Record the ``engine`` event of a loop; ``known``: facts that cannot be read at this moment."""
     if probe.recorder is not None:
-        facts = read_facts(_LoopParts(modules, optimizers, probe.library), _FACT_READERS) | known
+        facts = read_facts(LoopParts(modules, optimizers, probe.library), _FACT_READERS) | known
         probe.recorder.write_event(now(), events.Engine, engine=state.index, kind=LOOP, **facts)
 
 
@@ -84,7 +84,7 @@ def _iter_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> Itera
                 yield parameter
 
 
-def _split_parameters(parts: _LoopParts) -> tuple[list[Any], list[Any]]:
+def _split_parameters(parts: LoopParts) -> tuple[list[Any], list[Any]]:
     """Return the parameters that are trained, and the others, each once."""
     references = tensor_parts.list_reference_parameters(parts.modules, parts.optimizers)
     trained: list[Any] = []
@@ -106,16 +106,16 @@ def _unwrap(module: Any) -> tuple[Any, list[str]]:
     return module, kinds
 
 
-def _name_models(parts: _LoopParts) -> str:
+def _name_models(parts: LoopParts) -> str:
     names = [type(_unwrap(module)[0]).__name__.removeprefix("FSDP") for module in parts.modules]
     return " + ".join(dict.fromkeys(names))
 
 
-def _find_parallelism(parts: _LoopParts) -> str:
+def _find_parallelism(parts: LoopParts) -> str:
     return next((kind for module in parts.modules for kind in _unwrap(module)[1]), "")
 
 
-def _count_parameters(parts: _LoopParts) -> dict[str, int]:
+def _count_parameters(parts: LoopParts) -> dict[str, int]:
     groups = _find_groups(parts)
     if groups:  # the parameters of module and optimizer are those of the groups, or parts of them
         trained, frozen = sum(group.trainable for group in groups), sum(group.frozen for group in groups)
@@ -126,7 +126,7 @@ def _count_parameters(parts: _LoopParts) -> dict[str, int]:
     return dict(zip(PARAMETER_COUNTS, (trained + frozen, trained, kept)))
 
 
-def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
+def _find_groups(parts: LoopParts) -> list[sharding.ShardedGroup]:
     try:
         return _read_groups(parts)
     except Exception as error:
@@ -135,11 +135,11 @@ def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
         return []  # its parameters know their whole size
 
 
-def _read_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
+def _read_groups(parts: LoopParts) -> list[sharding.ShardedGroup]:
     return [group for module in parts.modules for group in sharding.find_groups(module)]
 
 
-def _describe_sharding(parts: _LoopParts) -> dict[str, Any] | None:
+def _describe_sharding(parts: LoopParts) -> dict[str, Any] | None:
     """Return how FSDP shards the models; None without."""
     groups = _read_groups(parts)
     if not groups:
@@ -162,12 +162,12 @@ def _name_dtype(dtype: Any) -> str:
     return _DTYPE_NAMES.get(name, name)
 
 
-def _count_largest_layer(parts: _LoopParts) -> int:
+def _count_largest_layer(parts: LoopParts) -> int:
     layers = (module.parameters(recurse=False) for root in parts.modules for module in root.modules())
     return max((sum(weight.numel() for weight in layer) for layer in layers), default=0)
 
 
-def _read_dtype(parts: _LoopParts) -> str | None:
+def _read_dtype(parts: LoopParts) -> str | None:
     """Return the dtype of most elements of trainable parameters, else of all."""
     sizes: dict[str, int] = {}
     trained, frozen = _split_parameters(parts)
@@ -177,19 +177,19 @@ def _read_dtype(parts: _LoopParts) -> str | None:
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
-def _read_frozen_dtype(parts: _LoopParts) -> str | None:
+def _read_frozen_dtype(parts: LoopParts) -> str | None:
     """Return the dtype of frozen parameters, if all have the same."""
     _, frozen = _split_parameters(parts)
     names = {_name_dtype(parameter.dtype) for parameter in frozen if not tensor_parts.is_quantized(parameter)}
     return names.pop() if len(names) == 1 else None
 
 
-def _count_quantized(parts: _LoopParts) -> int:
+def _count_quantized(parts: LoopParts) -> int:
     quantized = filter(tensor_parts.is_quantized, _iter_parameters(parts.modules, []))
     return sum(map(tensor_parts.count_elements, quantized))
 
 
-def _read_autocast(parts: _LoopParts) -> str | None:
+def _read_autocast(parts: LoopParts) -> str | None:
     """Return the dtype of autocast: the library's setting, or the one in effect around this call of the model."""
     torch, device = sys.modules["torch"], find_device(parts.modules, parts.optimizers)
     library = parts.library.find_mixed_precision()
@@ -198,7 +198,7 @@ def _read_autocast(parts: _LoopParts) -> str | None:
     return _name_dtype(torch.get_autocast_dtype(device.type))
 
 
-def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
+def _describe_optimizers(parts: LoopParts) -> list[dict[str, Any]]:
     """Return the elements and settings of each optimizer, on all ranks together."""
     described = [optimizer_facts.describe_optimizer(optimizer, _DTYPE_NAMES) for optimizer in parts.optimizers]
     groups = _find_groups(parts)
@@ -209,11 +209,11 @@ def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
     return described
 
 
-def _name_optimizers(parts: _LoopParts) -> str:
+def _name_optimizers(parts: LoopParts) -> str:
     return " + ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in parts.optimizers))
 
 
-def _find_group_size(parts: _LoopParts) -> int:
+def _find_group_size(parts: LoopParts) -> int:
     """Return the ranks that share the gradients; 1 without parallelism."""
     for module in parts.modules:
         group = getattr(module, "process_group", None)
@@ -222,27 +222,27 @@ def _find_group_size(parts: _LoopParts) -> int:
     return _read_world_size(parts) if _find_parallelism(parts).startswith("FSDP") else 1
 
 
-def _read_world_size(parts: _LoopParts) -> int:
+def _read_world_size(parts: LoopParts) -> int:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_world_size())
     return launchers.read_number(os.environ, launchers.WORLD_SIZE) or 1
 
 
-def _find_train_batch(parts: _LoopParts) -> int | None:
+def _find_train_batch(parts: LoopParts) -> int | None:
     sizes = (parts.library.find_micro_batch(), parts.library.find_gradient_accumulation(), _find_group_size(parts))
     return None if None in sizes else sizes[0] * sizes[1] * sizes[2]  # type: ignore[operator]
 
 
-def _has_activation_checkpointing(parts: _LoopParts) -> bool:
+def _has_activation_checkpointing(parts: LoopParts) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for root in parts.modules for module in root.modules())
 
 
-def _is_compiled(parts: _LoopParts) -> bool:
+def _is_compiled(parts: LoopParts) -> bool:
     return any(type(module).__name__ == "OptimizedModule" for root in parts.modules for module in root.modules())
 
 
-_FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
+_FACT_READERS: dict[str, Callable[[LoopParts], Any]] = {
     "parallelism": _find_parallelism,
     "sharding": _describe_sharding,
     "library": lambda parts: parts.library.find_name(),

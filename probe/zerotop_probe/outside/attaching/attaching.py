@@ -144,7 +144,7 @@ def end_recording(recording: str) -> list[Entry]:
     """
     facts = job_control.read_facts(recording)
     alive = [process for process in dict.fromkeys(facts.ranks) if process.is_alive()]
-    entries = leave_processes([process for process in alive if _may_hold_probe(recording, facts, process.pid)], recording)
+    entries = leave_processes([process for process in alive if may_hold_probe(recording, facts, process.pid)], recording)
     if facts.attached:
         stop_recording(recording, joined=facts.joined)
     return entries
@@ -165,7 +165,7 @@ def find_rank_files(recording: str, pid: int) -> list[str]:
     return glob.glob(os.path.join(glob.escape(recording), pattern))
 
 
-def _may_hold_probe(recording: str, facts: job_control.JobFacts, pid: int) -> bool:
+def may_hold_probe(recording: str, facts: job_control.JobFacts, pid: int) -> bool:
     """Whether the probe is in a process or may be loaded at any moment. Other processes are left alone."""
     # Left by a command that ended before the answer came.
     unanswered = glob.glob(os.path.join(glob.escape(recording), f"answer-{pid}-*"))

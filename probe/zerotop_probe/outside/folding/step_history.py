@@ -87,7 +87,7 @@ class StepHistory:
         for index in range(max(0, first - 1), min(len(self), last + 2)):
             if index not in self._notable:
                 before = [self[number] for number in range(max(0, index - _STEPS_BEFORE), index)]
-                self._notable[index] = index < _FIRST_STEPS or _is_unlike_before(self[index], before)
+                self._notable[index] = index < _FIRST_STEPS or is_unlike_before(self[index], before)
             if self._notable[index]:
                 return True
         return False
@@ -123,7 +123,7 @@ def _make_record(step: FoldedStep, bytes_of: tuple[int, ...]) -> Record:
     return (*times, step.rows, step.tokens, *peaks, step.step, *counts, 0, held_bytes)
 
 
-def _is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
+def is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
     """Whether a step differs from those before it. A block differs if one of its steps does, so that its detail stays."""
     fields = {name: record[index] for name, index in _FIELD.items()}
     if fields["steps"] > 1 or fields["skipped_steps"] or fields["eval_ns"] or fields["checkpoint_ns"]:

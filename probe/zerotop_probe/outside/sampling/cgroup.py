@@ -59,9 +59,9 @@ class ControlGroup:
 
     def _locate(self, pid: int) -> None:
         self._membership = procfs.read_file(f"/proc/{pid}/cgroup")
-        path = _find_folder(pid, "memory")
+        path = find_folder(pid, "memory")
         self._files = _V1 if path is not None else _V2
-        self._group = path or _find_folder(pid, "")
+        self._group = path or find_folder(pid, "")
         self._groups = self._list_groups(self._group) if self._group else []
         self._cache: dict[str, int] = {}
         self._swap_left_bytes = UNKNOWN
@@ -138,7 +138,7 @@ class ControlGroup:
         return self._kills
 
 
-def _find_folder(pid: int, controller: str) -> str | None:
+def find_folder(pid: int, controller: str) -> str | None:
     """Return the cgroup folder of ``pid`` for a controller of version 1, or for version 2 if ``controller`` is empty."""
     for line in os.fsdecode(procfs.read_file(f"/proc/{pid}/cgroup")).splitlines():
         _, _, rest = line.partition(":")
@@ -185,12 +185,12 @@ def count_usable_cores() -> int:
 
 def _read_core_quota() -> int | None:
     """Return the CPU quota in whole cores, rounded up; None without one."""
-    path = _find_folder(os.getpid(), "cpu")
+    path = find_folder(os.getpid(), "cpu")
     if path is not None:
         files = [procfs.read_file(posixpath.join(path, f"cpu.cfs_{name}_us"), 100) for name in ("quota", "period")]
         fields = [field for file in files for field in file.split()]
     else:
-        fields = procfs.read_file(posixpath.join(_find_folder(os.getpid(), "") or "", "cpu.max"), 100).split()
+        fields = procfs.read_file(posixpath.join(find_folder(os.getpid(), "") or "", "cpu.max"), 100).split()
     if len(fields) != 2 or not all(field.isdigit() for field in fields):  # "max", -1, or no such file
         return None
     return -(-int(fields[0]) // int(fields[1]))

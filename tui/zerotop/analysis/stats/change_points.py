@@ -122,7 +122,7 @@ def _find_early_shift(values: Values, start: int, begin: int, end: int) -> int |
         index = int(place)
         before = known[max(0, index - LEVEL_STEPS) : index]
         after = known[index : index + _required_length(start + index)]
-        if _is_shift(before.tolist(), after.tolist()):
+        if is_shift(before.tolist(), after.tolist()):
             return start + index
     return None
 
@@ -148,8 +148,8 @@ def _find_candidates(values: Values, begin: int, end: int) -> Ints:
     return np.flatnonzero(above | below) + begin
 
 
-def _is_shift(before: list[float], after: list[float]) -> bool:
-    """Whether ``after`` begins a change from ``before``. Does what _test_shifts() does, faster for a single pair."""
+def is_shift(before: list[float], after: list[float]) -> bool:
+    """Whether ``after`` begins a change from ``before``. Does what are_shifts() does, faster for a single pair."""
     if any(map(math.isnan, before)) or any(map(math.isnan, after[:SHIFT_STEPS])):
         return False
     level = _find_median(before)
@@ -174,13 +174,13 @@ def _find_first_shift(values: Values, candidates: Ints) -> int | None:
     for begin in range(0, len(candidates), _FIRST_CHUNK):
         some = candidates[begin : begin + _FIRST_CHUNK]
         before, after = (_as_floats(values[some[:, None] + around + shift]) for shift in (-LEVEL_STEPS, 0))
-        passed = np.flatnonzero(_test_shifts(before, after))
+        passed = np.flatnonzero(are_shifts(before, after))
         if len(passed):
             return int(some[passed[0]])
     return None
 
 
-def _test_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
+def are_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
     """Whether each row of ``after`` begins a change from the same row of ``before``."""
     level = np.median(before, axis=1)
     spread = np.median(np.abs(before - level[:, None]), axis=1)

@@ -104,7 +104,7 @@ def _run_job(
             env={name: value for name, value in environment.items() if value is not None},
             start_new_session=True,  # Ctrl+C is ours to pass on
         )
-        watch = _LifeWatch(recording, plan.hang_after_s)
+        watch = LifeWatch(recording, plan.hang_after_s)
         is_hung = False
         while process.poll() is None:
             time.sleep(_POLL_S)
@@ -136,7 +136,7 @@ def _read_last_line(errors: IO[bytes]) -> str:
     return lines[-1].removeprefix("zerotop: ") if lines else ""
 
 
-class _LifeWatch:
+class LifeWatch:
     """Notices when a job neither begins or ends a phase nor prints anything, and while it compiles."""
 
     def __init__(self, path: Path, hang_after_s: float) -> None:
@@ -151,12 +151,12 @@ class _LifeWatch:
         now_s = time.monotonic()
         if now_s - self._looked_s >= _LOOK_INTERVAL_S:
             self._looked_s = now_s
-            signs = self._count_signs()
+            signs = self.count_signs()
             if signs != self._signs:
                 self._signs, self._heard_s = signs, now_s
         return now_s - self._heard_s >= self._hang_after_s
 
-    def _count_signs(self) -> int:
+    def count_signs(self) -> int:
         with suppress(RecordingError):
             if self._recording is None:
                 self._recording = Recording.open(self._path)

@@ -6,45 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerotop.analysis.views.finding_search import SearchResult
 from zerotop.recording.headers import RecordingError
 from zerotop.ui.app.frame_builder import FrameRequest
 from zerotop.ui.app.frame_worker import FrameWorker
-from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenState
-from zerotop.ui.base.frame import Frame
+
+if TYPE_CHECKING:
+    from zerotop.ui.app.monitor import Monitor
 
 REST_FACTOR = 6.0  # a poll is followed by a rest of this multiple of its time: with very many ranks frames are rarer
 ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its time first
-
-
-class FrameHost(Protocol):
-    """The part of the app that the scheduler uses."""
-
-    @property
-    def is_running(self) -> bool: ...
-
-    @property
-    def is_watching(self) -> bool: ...
-
-    @property
-    def viewer(self) -> Viewer: ...
-
-    @property
-    def shown_name(self) -> str: ...
-
-    @property
-    def shown_screen(self) -> MonitorScreen: ...
-
-    def call_later(self, callback: Callable[..., Any], *args: Any) -> Any: ...
-
-    def set_timer(self, delay: float, callback: Callable[[], Any]) -> Any: ...
-
-    def give_up_recording(self, reason: str) -> None: ...
-
-    def handle_shown_frame(self, frame: Frame) -> None: ...
 
 
 class _PollResult(NamedTuple):
@@ -55,7 +29,7 @@ class _PollResult(NamedTuple):
 class FrameScheduler:
     """Submits jobs to the worker and shows their results. All methods run in the UI thread unless they say otherwise."""
 
-    def __init__(self, host: FrameHost) -> None:
+    def __init__(self, host: Monitor) -> None:
         self._host = host
         self._worker = FrameWorker(host.call_later, self._handle_job_error)
         self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # for the next picture

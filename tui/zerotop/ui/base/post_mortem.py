@@ -104,7 +104,7 @@ def _draw_last_seconds(failure: End, width: int, most: int, glyphs: Glyphs) -> l
         rows.append(_draw_phases(failure, width, glyphs))
     on_host = failure.memory is None or failure.memory.kind in ("host", "killed")
     if failure.host_memory and on_host:
-        rows.append(_draw_memory_strip(failure.host_memory, width, glyphs))
+        rows.append(draw_memory_strip(failure.host_memory, width, glyphs))
     if failure.last_words and failure.kind == "memory" and most > len(rows):
         lines = wrap_text(sanitize(failure.last_words, glyphs), width, min(3, most - len(rows)), glyphs)
         rows += [((line, "muted"),) for line in lines]
@@ -127,7 +127,7 @@ def _draw_phases(failure: End, width: int, glyphs: Glyphs) -> Row:
     return (("last phases", "muted"), *(part for phase in reversed(phases) for part in phase))
 
 
-def _draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
+def draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyphs) -> Row:
     """Draw the node's memory as a strip with a cell for each sample."""
     limit = max(sample.limit_bytes for sample in samples)
     unit = choose_size_unit(limit)

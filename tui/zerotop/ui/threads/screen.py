@@ -151,7 +151,7 @@ class ThreadList(Scrollable, PointedPanel):
         self._process_key: tuple[str, int] | None = None
         self._open_groups: set[str] | None = None  # None: chosen by the room there is
         self._top_row = 0
-        self._shown_threads: RankThreads | None = None
+        self.shown_threads: RankThreads | None = None
         self._drawn: ThreadRows | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -173,10 +173,10 @@ class ThreadList(Scrollable, PointedPanel):
         first_ns = self.table.find_first_sample(rank, view.cursor_ns, cells * cell_ns)
         if first_ns is not None:
             cells, cell_ns = measure_history(width, view.cursor_ns - first_ns, nodes=nodes, bound=bound)
-        self._shown_threads = self.table.threads_at(rank, view.cursor_ns, cells, cell_ns)
+        self.shown_threads = self.table.threads_at(rank, view.cursor_ns, cells, cell_ns)
         cores = {host.name: host.cores for host in view.hosts}
         self._drawn = draw_threads(
-            self._shown_threads,
+            self.shown_threads,
             describe_crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
             ListState(self._open_groups, self._top_row),
             self._axis_scales,
@@ -188,9 +188,9 @@ class ThreadList(Scrollable, PointedPanel):
         return self._drawn.rows
 
     def describe_cell(self, frame: Frame, x: int, y: int) -> str:
-        if self._shown_threads is None or self._drawn is None:
+        if self.shown_threads is None or self._drawn is None:
             return ""
-        return self._drawn.describe_cell(self._shown_threads, self.source.begin_ns / 1e9, x, y, self.glyphs)
+        return self._drawn.describe_cell(self.shown_threads, self.source.begin_ns / 1e9, x, y, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:
         """Expand or collapse the threads of a name."""
@@ -200,14 +200,14 @@ class ThreadList(Scrollable, PointedPanel):
 
     def copy_text(self) -> str:
         """Return each thread's figures."""
-        return format_threads(self._shown_threads) if self._shown_threads is not None else ""
+        return format_threads(self.shown_threads) if self.shown_threads is not None else ""
 
     def toggle_groups(self) -> None:
         """Show each thread, or one row for all threads of a name."""
         self.request_redraw(self._toggle_groups)
 
     def _toggle_groups(self) -> None:
-        groups = self._shown_threads.groups if self._shown_threads is not None else ()
+        groups = self.shown_threads.groups if self.shown_threads is not None else ()
         self._open_groups = set() if self._open_groups else {group.name for group in groups}
         self._top_row = 0
 

@@ -25,7 +25,7 @@ class Detection:
         self._evidence = Evidence(recording)
         self._detectors = list(detectors)
         self._findings: dict[_FindingKey, Finding] = {}
-        self._ordered_findings: tuple[Finding, ...] = ()
+        self.ordered_findings: tuple[Finding, ...] = ()
         self._settled: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()  # those known at a cursor, and shown
         self._attempt_begins: tuple[int, ...] = ()
         self._until_ns = -1
@@ -54,7 +54,7 @@ class Detection:
         if len(self._findings) == before:
             return False
         self._attempt_begins = tuple(group.lead.source.created_ns for group in self._evidence.groups)
-        self._ordered_findings = drop_repeats(
+        self.ordered_findings = drop_repeats(
             sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
         )
         return True
@@ -65,7 +65,7 @@ class Detection:
         Of findings about the same event only the latest counts: its numbers are those of the cursor.
         """
         latest = {}
-        for finding in self._ordered_findings:
+        for finding in self.ordered_findings:
             if finding.known_ns > cursor_ns:
                 break
             latest[finding.event] = finding
