@@ -228,7 +228,7 @@ def test_the_autocast_of_a_frozen_teacher_is_not_that_of_the_training(single_run
     (changed,) = rank.find_events("training_changed")
     (change,) = changed["changes"]
     assert (change["name"], change["before"], change["after"]) == ("other_autocast", "", "bf16")
-    assert (change["file"], changed["last_step"] < 8 <= changed["step"]) == ("plain.py", True)
+    assert changed["last_step"] < 8 <= changed["step"]
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         longer = later["iteration_s"] - usual
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
         return float(np.nansum(lost * later["steps"]))
-    if name == "iteration_drift":
+    if name == "iteration_drift" and finding.cost:
         lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
         return float(np.nansum(lost * later["steps"]))
     if name == "steps_in_turn":  # its checkpoints and evaluations are counted
