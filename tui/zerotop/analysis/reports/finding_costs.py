@@ -150,8 +150,9 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
     name = finding.name
     if name in _LONGER and finding.cost:  # iterations that took no longer than before lost nothing
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
-        lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
-        return float(np.nansum(lost * later["steps"]))
+        # As far beyond the new level as below it, so that iterations that vary count as their mean; a pause is no part.
+        lost = np.clip(later["iteration_s"] - before, before - after, 3 * (after - before))
+        return max(0.0, float(np.nansum(lost * later["steps"])))
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
