@@ -29,8 +29,9 @@ _OFTEN = _KIND.with_changes(
     headline="Checkpoints take {share:percent} of the time: one after {every}[: {place}]",
     details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
 )
-# Checkpoints are too frequent if this many in a row take this share of the time.
+# Checkpoints are too frequent if this many in a row take this share of the time, or fewer far more of it.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
+FEW_SAVES, FEW_SHARE = 4, 0.30
 # They are told again after this part of more.
 _MORE_SAVES = 8
 # A pause is worth a finding if it is longer than these seconds and these iterations.
@@ -52,7 +53,7 @@ class _Often:
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.due = OFTEN_SAVES
+        self.due = FEW_SAVES
 
 
 @in_each_attempt(kinds=None)
@@ -95,7 +96,7 @@ def _is_longer(last: float, pause: float) -> bool:
 def _find_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pause | None:
     total = float((ends - begins).sum()) / 1e9
     share = total * 1e9 / float(ends[-1] - begins[0])
-    if len(begins) < OFTEN_SAVES or share < OFTEN_SHARE:
+    if share < (OFTEN_SHARE if len(begins) >= OFTEN_SAVES else FEW_SHARE):
         return None
     steps = before["step"][np.searchsorted(before["end_unix_ns"], begins[0], "right") :]
     period = max(1.0, len(steps) / (len(begins) - 1))

@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.host_load import count_workers
 from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.recording.steps.step_dtype import has_phases
+from zerotop.recording.steps.step_dtype import has_phases, sum_training_s
 from zerotop_probe.recording.events import Stacks
 
 _BURSTS = KIND.with_changes(
@@ -108,7 +108,8 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
     waits = np.flatnonzero(waited_s)
     if len(waits) < _FEWEST_FAR:
         return None
-    share = float(waited_s.sum() / np.nansum(rows["iteration_s"]))
+    waited = float(waited_s.sum())
+    share = waited / sum_training_s(rows)
     period = float(np.diff(waits).mean())
     is_enough = len(waits) >= _FEWEST or share >= FAR_SHARE
     has_passed = bursts.first is not None and len(rows) - waits[-1] > 2 * period
@@ -116,7 +117,8 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
         return None
     group.reported.add(KIND.name)
     bursts.first = int(rows["step"][0]) if bursts.first is None else bursts.first
-    evidence = {"pauses": len(waits), "period": period, "share": share, "iteration_s": usual_s}
+    evidence = {"pauses": len(waits), "period": period, "share": share, "pause_s": waited / len(waits)}
+    evidence["iteration_s"] = usual_s
     return _build_finding(group, process, bursts, rows, known_ns, evidence)
 
 
@@ -154,7 +156,6 @@ def _find_begin(waited_s: Floats, begin: int, most_turns: int) -> int:
 def _build_finding(
     group: Group, process: Process, bursts: _Bursts, rows: Rows, known_ns: int, evidence: dict[str, float]
 ) -> Finding:
-    lost = evidence["share"] * float(np.nansum(rows["iteration_s"]))
     loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), known_ns)
     kind = _BURSTS
     if loader is not None and loader.advice is not None:
@@ -163,7 +164,7 @@ def _build_finding(
     return kind.at_steps(
         process if is_one_of_several else group,
         rows,
-        {**evidence, "pause_s": lost / evidence["pauses"]},
+        evidence,
         known_ns=known_ns,
         cost=evidence["share"],
         concerned=(process.rank,) if is_one_of_several else None,
