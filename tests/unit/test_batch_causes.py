@@ -37,6 +37,20 @@ def test_what_has_changed_is_named(size: tuple[int, int, int], text: str) -> Non
     assert (cause.text, cause.is_expected) == (text, True)
 
 
+@pytest.mark.parametrize(
+    ("earlier", "is_planned"),
+    [([256] * 12, False), ([192] * 12, True), ([256] * 5 + [192] + [256] * 6, False), ([128] * 11 + [192], False)],
+    ids=["one jump", "in steps", "back", "at once"],
+)
+def test_larger_batches_by_a_plan_are_expected(earlier: list[int], is_planned: bool) -> None:
+    """Iterations take 1.4 times as long on 1.25 times as many tokens, which without a plan is worth a warning."""
+    first = make_steps(4, 128, 1, 0.1)
+    first["tokens"] = earlier
+    before = np.concatenate([make_steps(4, earlier[0], 1, 0.1), first, make_steps(4, 256, 1, 0.1)])
+    after = np.concatenate([make_steps(4, 320, 1, 0.14)] * 3)
+    assert find_cause(before, after, {}, first=24).is_expected == is_planned
+
+
 def find_cause(before: Any, after: Any, engine: dict[str, Any], *, first: int = 0) -> Cause:
     """Return the cause of a change between these steps; a few of them, from ``first`` on, are those nearest to it."""
     steps = np.concatenate([before, after])

@@ -171,6 +171,22 @@ def test_iterations_that_begin_to_take_turns(tmp_path: Path) -> None:
     assert not find(tmp_path / "always", steps_in_turn.detect)
 
 
+def test_frequent_checkpoints_are_counted_on(tmp_path: Path) -> None:
+    write_parts(tmp_path, [[0.02, 0.04, 0.005, 0.005]] * 300, saved=range(60, 300, 10))
+    (saves,) = find(tmp_path, checkpoint_pause.detect)
+    assert (saves.step, saves.evidence["period"]) == (59, 10)
+    assert 22 <= saves.evidence["saves"] <= 24
+    assert saves.evidence["pause_s"] == pytest.approx(0.2 * saves.evidence["saves"])
+
+
+@pytest.mark.parametrize(("step_s", "count", "told"), [(0.007, 4, "warning"), (0.007, 3, None), (0.07, 5, None)])
+def test_few_checkpoints_that_take_much_of_the_time(tmp_path: Path, step_s: float, count: int, told: str | None) -> None:
+    """Each takes 0.2 s, which alone is no finding; other parts of the time are theirs if iterations are shorter."""
+    write_parts(tmp_path, [[step_s / 2, step_s / 4, 0.0, step_s / 4]] * 200, saved=range(100, 100 + 10 * count, 10))
+    found = find(tmp_path, checkpoint_pause.detect)
+    assert [one.severity.value for one in found] == ([told] if told else [])
+
+
 def test_turns_that_also_save_a_checkpoint_count_all_of_it(tmp_path: Path) -> None:
     """Each fifth step copies what it saves for 50 ms; the checkpoint itself, of 200 ms, is not a part of its iteration."""
     steps = [[0.004, 0.006, 0.002, 0.054 if step >= 300 and step % 5 == 0 else 0.004] for step in range(500)]

@@ -185,6 +185,21 @@ def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: in
     assert drop_superseded([stall, shift]) == ((stall, shift) if is_told else (stall,))
 
 
+def test_a_change_that_goes_on_is_told_once() -> None:
+    """Its line is known, and takes longer from step to step."""
+    times = {"before_s": 0.03, "after_s": 0.1, "steps": 96.0, "other_change_s": 0.07, "forward_change_s": 0.001}
+    rise = dataclasses.replace(make_finding("iteration_drift", 40, **times), confidence=0.6)
+    jump = make_finding("iteration_shift", 10, before_s=0.005, after_s=0.04, other_change_s=0.03)
+    assert drop_superseded([jump, rise]) == (jump,)
+    for kept in (
+        dataclasses.replace(jump, confidence=0.5),
+        dataclasses.replace(jump, evidence=jump.evidence | {"forward_change_s": 0.05}),
+        dataclasses.replace(jump, evidence=jump.evidence | {"until_step": 30.0}),
+        dataclasses.replace(jump, step=41),
+    ):
+        assert drop_superseded([kept, rise]) == (kept, rise)
+
+
 def test_a_rise_that_came_in_one_step_is_told_once() -> None:
     rise = make_finding("iteration_drift", 29, before_s=0.16, after_s=0.76, data_change_s=0.41)
     rise = dataclasses.replace(rise, end_ns=rise.begin_ns + 48 * 10**9, known_ns=rise.begin_ns + 48 * 10**9)

@@ -154,6 +154,7 @@ CHANGES = [
     ("hooks", "0 all modules", "1 Block, 0 all modules", "1 hook of Block was added"),
     ("parameter_hooks", "2", "0", "2 hooks of parameters were removed"),
     ("autocast", "", "bf16", "autocast is bf16 instead of off"),
+    ("other_autocast", "bf16", "", "autocast is off instead of bf16 in a model that is not trained"),
     ("cudnn.benchmark", "True", "False", "cudnn.benchmark is False instead of True"),
     ("parameters", "10", "20", "the model has 20 parameters instead of 10"),
 ]

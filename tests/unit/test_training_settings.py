@@ -226,6 +226,22 @@ class _Watched:
             self.watch.end_step(self.time_ns, self.step)
 
 
+def test_autocast_of_a_model_that_is_not_trained() -> None:
+    """A step in which none is called, or asked, changes nothing; the first one that is says what was there before."""
+    watched = _Watched(make_model())
+    watched.run(20, 1.0)
+    for is_on, seconds, told in ((True, 1.0, 0), (True, 2.0, 0), (False, 4.0, 1)):
+        for _ in range(12):
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                watched.watch.note_other_autocast()
+            watched.run(1, seconds)
+        watched.run(3, seconds)
+        assert [event["changes"] for event in watched.events] == [
+            [{"name": "other_autocast", "before": "bf16", "after": ""}]
+        ] * told
+    assert watched.watch.autocast == ""
+
+
 def test_a_change_is_found_when_steps_become_longer() -> None:
     model = make_model()
     watched = _Watched(model)

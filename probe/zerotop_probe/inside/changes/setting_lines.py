@@ -27,6 +27,7 @@ _METHODS = {
 _NAMES = {
     "trained_parameters": ("requires_grad", "requires_grad_()"),
     "autocast": ("autocast()",),
+    "other_autocast": ("autocast()",),
     "cudnn.enabled": ("enabled",),
     "cudnn.benchmark": ("benchmark",),
     "cudnn.deterministic": ("deterministic",),

@@ -48,6 +48,7 @@ _LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
 _WORKSPACES, _MOST_WORKSPACES = (33_554_432, 8_519_680), 4
+_OTHER_AUTOCAST = "other_autocast"
 _DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -69,6 +70,8 @@ class TrainingWatch:
         """Returns the number of the thread that trains."""
         self.autocast = ""
         """The dtype of autocast in the last forward that was asked; empty without autocast."""
+        self.other_autocast: str | None = None
+        """The same of the first model in a step that is not trained, such as a teacher; None if none was called."""
         self.begin_recording(lambda time_ns, event, **facts: None, names_lines=False)
 
     def begin_recording(self, write_event: Callable[..., None], *, names_lines: bool) -> None:
@@ -91,6 +94,8 @@ class TrainingWatch:
         """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
         """Whether the next forward should say whether autocast is on."""
+        self.wants_other_autocast = True
+        """The same of a model that is not trained."""
         self._loading_line: list[OwnPlace] | None = None
         self._lines.is_on = False
         self._held_bytes = 0  # in no category, when their holders were last searched
@@ -111,7 +116,7 @@ class TrainingWatch:
 
     def _follow(self, time_ns: int, step: int) -> None:
         self._begin_ns = self._begin_ns or time_ns
-        self.wants_autocast = True
+        self.wants_autocast = self.wants_other_autocast = True
         self._lines.end_step()
         self._has_shifted |= self._follow_time(time_ns, step)
         held, peak = self.read_memory()
@@ -167,8 +172,10 @@ class TrainingWatch:
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
         settings = read_settings(modules, optimizers, self.autocast)
         settings[CHECKPOINTING] = self._lines.checkpoints.is_on
-        if before is not None and before[CHECKPOINTING] is None:
-            before[CHECKPOINTING] = settings[CHECKPOINTING]
+        settings[_OTHER_AUTOCAST] = self.other_autocast
+        for name in (CHECKPOINTING, _OTHER_AUTOCAST):
+            if before is not None and before[name] is None:
+                before[name] = settings[name]
         self._settings = settings
         self._lines.checkpoints.install_hooks()  # PyTorch may have loaded them since
         self._looked_ns, self._looked_step = time_ns, step
@@ -249,22 +256,30 @@ class TrainingWatch:
     def note_autocast(self) -> None:
         """Read whether autocast is on, in a forward of the model."""
         self.wants_autocast = False
-        self._guard.run(self._read_autocast)
+        self.autocast = self._guard.run(_read_autocast) or ""
 
-    def _read_autocast(self) -> None:
-        torch = sys.modules["torch"]
-        kind = "cuda" if torch.cuda.is_initialized() else "cpu"
-        if hasattr(torch, "get_autocast_dtype"):
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ""
-        else:
-            dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else ""
-        name = str(dtype).replace("torch.", "")
-        self.autocast = _DTYPE_NAMES.get(name, name)
+    def note_other_autocast(self) -> None:
+        """Read the same in a forward of a model that is not trained."""
+        if self.wants_other_autocast:
+            self.wants_other_autocast = False
+            self.other_autocast = self._guard.run(_read_autocast)
 
     def _spend(self, begin_ns: int) -> int:
         spent_ns = now() - begin_ns
         self._spent_ns += spent_ns
         return spent_ns
+
+
+def _read_autocast() -> str:
+    """Return the dtype of autocast; empty if it is off."""
+    torch = sys.modules["torch"]
+    kind = "cuda" if torch.cuda.is_initialized() else "cpu"
+    if hasattr(torch, "get_autocast_dtype"):
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else ""
+    else:
+        dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else ""
+    name = str(dtype).replace("torch.", "")
+    return _DTYPE_NAMES.get(name, name)
 
 
 def _format_value(value: Any) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
 from zerotop.recording.samples import Rows
+from zerotop.recording.steps.step_dtype import sum_training_s
 
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
@@ -73,11 +74,7 @@ def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tupl
 
 def measure_training_s(steps: Rows) -> float:
     """Return the seconds of all recorded iterations, evaluations and checkpoints (STEP_DTYPE)."""
-    return _sum_training_s(steps) * _measure_overlap(steps)
-
-
-def _sum_training_s(steps: Rows) -> float:
-    return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
+    return sum_training_s(steps) * _measure_overlap(steps)
 
 
 def _measure_overlap(steps: Rows) -> float:
@@ -88,7 +85,7 @@ def _measure_overlap(steps: Rows) -> float:
     if not len(steps):
         return 1.0
     lasted_s = float(steps["end_unix_ns"].max() - steps["begin_unix_ns"].min()) / 1e9
-    return min(1.0, lasted_s / max(_sum_training_s(steps), 1e-9)) if lasted_s > 0 else 1.0
+    return min(1.0, lasted_s / max(sum_training_s(steps), 1e-9)) if lasted_s > 0 else 1.0
 
 
 def _drop_repetitions(findings: Sequence[Finding]) -> Iterable[Finding]:
@@ -150,8 +147,9 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
     name = finding.name
     if name in _LONGER and finding.cost:  # iterations that took no longer than before lost nothing
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
-        lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
-        return float(np.nansum(lost * later["steps"]))
+        # As far beyond the new level as below it, so that iterations that vary count as their mean; a pause is no part.
+        lost = np.clip(later["iteration_s"] - before, before - after, 3 * (after - before))
+        return max(0.0, float(np.nansum(lost * later["steps"])))
     if name == "evaluation_growth":
         return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
@@ -159,11 +157,11 @@ def _measure_lost(finding: Finding, later: Rows) -> float:
         longer = later["iteration_s"] - usual
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
         return float(np.nansum(lost * later["steps"]))
-    if name == "iteration_drift":
+    if name == "iteration_drift" and finding.cost:
         lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
         return float(np.nansum(lost * later["steps"]))
     if name == "steps_in_turn":  # its checkpoints and evaluations are counted
-        return finding.cost * _sum_training_s(later)
+        return finding.cost * sum_training_s(later)
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 

@@ -16,6 +16,7 @@ _BY_MODULES, _BY_CALLS = "module.gradient_checkpointing", "checkpointing"
 _ORDER = (
     "dtypes",
     "autocast",
+    "other_autocast",
     "devices",
     "trained_parameters",
     _BY_MODULES,
@@ -128,6 +129,8 @@ def _describe_setting(name: str, before: str, after: str) -> str:
         return "the optimizer was made anew"
     if name == "optimizers":
         return f"the optimizer is {after or 'none'} instead of {before or 'none'}"
+    if name == "other_autocast":
+        return f"autocast is {after or 'off'} instead of {before or 'off'} in a model that is not trained"
     kind, _, attribute = name.partition(".")
     if kind == "optimizer":
         return f"the optimizer's {attribute} is {after or 'gone'} instead of {before or 'not set'}"

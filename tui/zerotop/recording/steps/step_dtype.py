@@ -68,6 +68,11 @@ def has_phases(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return known
 
 
+def sum_training_s(rows: NDArray[Any]) -> float:
+    """Return the seconds of all iterations, evaluations and checkpoints (STEP_DTYPE)."""
+    return float(sum(np.nansum(rows[name] * rows["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
+
+
 def erase_phases(rows: NDArray[Any]) -> None:
     """Make the phases of counted steps unknown, and all measurements of phases (STEP_DTYPE)."""
     counted = rows["counted"]

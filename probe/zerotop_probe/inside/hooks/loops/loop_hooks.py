@@ -176,6 +176,8 @@ class LoopHooks:
     def _begin_any_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
+        if not trains:
+            self._note_autocast(module)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
         if recorder is None:
             self._loop.finder.note_root(module)
@@ -207,9 +209,13 @@ class LoopHooks:
         return span
 
     def _note_autocast(self, module: Any) -> None:
-        """Note whether autocast is on in the forward of a model that is trained: a frozen teacher has its own."""
+        """Note whether autocast is on in the forward of a model that is trained, and in that of a teacher or reference."""
         watch = self._probe.watch
-        if watch.wants_autocast and self._is_grad_enabled() and self._loop.owns_parameters(module):
+        if not watch.wants_autocast and not watch.wants_other_autocast:
+            return
+        if not self._loop.owns_parameters(module):
+            watch.note_other_autocast()
+        elif watch.wants_autocast and self._is_grad_enabled():
             watch.note_autocast()
 
     def _is_muted(self, module: Any) -> bool:

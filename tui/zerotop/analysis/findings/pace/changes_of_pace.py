@@ -91,21 +91,18 @@ class PaceSearch:
         self.known.append(KnownChange(int(change.after["step"][0]), change.known_ns))
 
     def _list_hidden(self, group: Group) -> Iterator[tuple[StepChange, str]]:
-        """Yield changes of a cause, such as the time between phases, that the iteration time itself does not show.
+        """Yield changes of a cause, such as the time between phases, that the iteration time itself may not show.
 
         If the phases vary much, for example because other processes use the cores, a change may only show in its cause.
         """
         rows = group.lead.phased_steps
         for change in _find_changes(group, self._between, rows, _list_notable(rows, measure_between)):
-            if _is_longer_between(change) and not is_near(change, self.known, change.known_ns):
+            if _is_longer_between(change):
                 yield change, BETWEEN_PHASES
         for change in _find_changes(group, self._updates, rows, _list_notable(rows, lambda some: some["step_s"])):
-            wide = _widen_change(change)
-            if not is_near(wide, self.known, wide.known_ns):
-                yield wide, STEP_PHASE
+            yield _widen_change(change), STEP_PHASE
         for change in _find_changes(group, self._sizes, rows, StepValues(rows, get_batch_sizes)):
-            is_by_size = _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None
-            if is_by_size and not is_near(change, self.known, change.known_ns):
+            if _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None:
                 yield change, SIZE
 
 

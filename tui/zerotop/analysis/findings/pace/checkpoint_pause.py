@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +29,11 @@ _OFTEN = _KIND.with_changes(
     headline="Checkpoints take {share:percent} of the time: one after {every}[: {place}]",
     details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
 )
-# Checkpoints are too frequent if this many in a row take this share of the time.
+# Checkpoints are too frequent if this many in a row take this share of the time, or fewer far more of it.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
+FEW_SAVES, FEW_SHARE = 4, 0.30
+# They are told again after this part of more.
+_MORE_SAVES = 8
 # A pause is worth a finding if it is longer than these seconds and these iterations.
 PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
@@ -44,6 +46,14 @@ class _Pause(NamedTuple):
     kind: FindingKind
     evidence: dict[str, float]
     step: int
+
+
+class _Often:
+    """The first of frequent checkpoints, once they were told, and with how many since then they are told next."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.due = FEW_SAVES
 
 
 @in_each_attempt(kinds=None)
@@ -69,10 +79,14 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
             evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
             delay = _make_delay(lead, begins[index], ends[index])
             yield _Pause(delay, _KIND, evidence, int(before["step"][-1]))
-        recent = slice(max(index + 1 - OFTEN_SAVES, int(np.searchsorted(begins, before["end_unix_ns"][0]))), index + 1)
-        often = window.find_once(partial(_find_often, lead, begins[recent], ends[recent], before))
-        if often is not None and often.delay.known_ns == ends[index]:
-            yield often
+        told = window.keep(_Often)
+        first = max(index + 1 - OFTEN_SAVES, int(np.searchsorted(begins, before["end_unix_ns"][0])))
+        first = first if told.first is None else told.first
+        if index + 1 - first >= told.due:
+            often = _find_often(lead, begins[first : index + 1], ends[first : index + 1], before)
+            if often is not None:
+                told.first, told.due = first, index + 1 - first + max(1, (index + 1 - first) // _MORE_SAVES)
+                yield often
 
 
 def _is_longer(last: float, pause: float) -> bool:
@@ -82,10 +96,10 @@ def _is_longer(last: float, pause: float) -> bool:
 def _find_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pause | None:
     total = float((ends - begins).sum()) / 1e9
     share = total * 1e9 / float(ends[-1] - begins[0])
-    if len(begins) < OFTEN_SAVES or share < OFTEN_SHARE:
+    if share < (OFTEN_SHARE if len(begins) >= OFTEN_SAVES else FEW_SHARE):
         return None
-    steps = before["step"][np.searchsorted(before["end_unix_ns"], begins[0]) :]
-    period = max(1.0, len(steps) / (OFTEN_SAVES - 1))
+    steps = before["step"][np.searchsorted(before["end_unix_ns"], begins[0], "right") :]
+    period = max(1.0, len(steps) / (len(begins) - 1))
     evidence = {"pause_s": total, "share": share, "period": period, "saves": len(begins)}
     return _Pause(_make_delay(lead, begins[0], ends[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
 

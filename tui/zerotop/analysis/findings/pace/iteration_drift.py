@@ -188,6 +188,8 @@ def _build_finding(told: _Told) -> Finding:
         kind = _KIND.with_changes(
             confidence=cause.confidence, advice=cause.advice, fix=cause.fix, measured_cause=cause.finding
         )
+        if cause.is_expected:
+            kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif carrier in _BY_PHASE:
         advice, fix = _BY_PHASE[carrier]
         kind = _KIND.with_changes(advice=advice, fix=fix)
@@ -204,7 +206,7 @@ def _build_finding(told: _Told) -> Finding:
         rows,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         pace=f"{slope * 1e3:.2g} ms" if slope >= 1e-4 else f"{slope * 1e6:.2g} us",
-        cost=1 - told.low_s / rise.high,
+        cost=1 - told.low_s / rise.high if cause is None or not cause.is_expected else 0.0,
         growth=growth,
         known_ns=found.known_ns,
         pid=change.process.source.pid,

@@ -16,7 +16,7 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange, nam
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.causes.whole_levels import is_same, join_shifts, measure_whole
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines.line_findings import (
@@ -31,8 +31,9 @@ from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, Stack
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
-from zerotop.analysis.stats.change_points import SHIFT_STEPS
-from zerotop.analysis.stats.wander import BLOCK
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.analysis.stats.wander import BLOCK, stands_out
 from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
@@ -64,6 +65,10 @@ _MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
 _PASSED_BLOCKS = 10
 # Iterations that became shorter for no known reason are told after so many steps, or seconds, on each side, by this share.
 _GAIN_STEPS, _GAIN_S, _GAIN_SHARE = 50, 60.0, 0.1
+# Steps in which iterations that show a change do so with certainty.
+_HELD_STEPS = LEVEL_STEPS
+# Steps that show the range of a pace, and how many times as long iterations outside it are.
+_ENOUGH_BEFORE, _LONGER_TIMES = 3 * BLOCK, 1.25
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -88,6 +93,7 @@ class _State:
     def __init__(self) -> None:
         self.search = PaceSearch()
         self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
+        self.held: list[tuple[StepChange, str]] = []  # of a cause alone, until the iterations might have shown them
         self.pending: list[_Pending] = []
         self.real: list[tuple[KnownChange, PaceShift]] = []  # explained changes: levels before them do not count any more
         self.told: list[KnownChange] = []  # real changes of the iterations themselves
@@ -112,11 +118,12 @@ def detect(recording: Evidence) -> Iterator[Finding]:
             if not shift.found_in:
                 if not is_near(shift.change, state.by_cause, found.known_ns):
                     yield from _report(group, state, shift, found)
-            elif is_near(shift.change, state.search.known, found.known_ns):
+            elif is_near(shift.change, state.told, found.known_ns):
                 continue  # the iterations showed it while its line was searched
             elif _is_explained(shift, found.line):
                 state.by_cause.append(KnownChange(shift.step, found.known_ns))
-                yield from _report(group, state, shift, found)
+                is_shown = is_near(shift.change, state.search.known, found.known_ns)
+                yield from _report(group, state, _place_in_iterations(shift, found) if is_shown else shift, found)
         yield from _explain_again(group, state)
         yield from _end_far(group, state)
         yield from _follow_open(group, state, group.lead.at.cursor_ns)
@@ -273,7 +280,7 @@ def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
 def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
     """Yield the changes that are more than the run's own wandering, once that is known."""
     lead = group.lead
-    for change, found_in in _list_ready(group, state):
+    for change, found_in in _hold_hidden(group, state, _list_ready(group, state)):
         yield from _follow_up(group, state, change.known_ns)
         shift = explain_change(change, found_in)
         if shift is None:
@@ -282,7 +289,8 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
         steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
         if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier) and _is_lasting_gain(shift, steps):
-            if shift.has_own_part or shift.has_recorded_cause(None):
+            is_held = found_in and is_near(change, state.search.known, change.known_ns)  # its line may be missing
+            if not is_held and (shift.has_own_part or shift.has_recorded_cause(None)):
                 state.real.append((KnownChange(shift.step, change.known_ns), shift))
             if not found_in:
                 state.told.append(KnownChange(shift.step, change.known_ns))
@@ -290,6 +298,35 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         else:
             state.pending.append(_Pending(shift, len(change.after)))
     yield from _follow_up(group, state, lead.at.cursor_ns)
+
+
+def _hold_hidden(group: Group, state: _State, ready: list[tuple[StepChange, str]]) -> Iterator[tuple[StepChange, str]]:
+    """Yield changes, in order; those of a cause alone after _HELD_STEPS where the iterations may show them until then."""
+    steps = group.lead.steps
+    due: list[tuple[StepChange, str]] = []
+    for change, found_in in ready:
+        if found_in and is_near(change, state.search.known, change.known_ns):
+            state.held.append((change, found_in))
+        else:
+            due.append((change, found_in))
+    held, state.held = state.held, []
+    for change, found_in in held:
+        first, last = np.searchsorted(steps["step"], (change.after["step"][0], change.after["step"][-1])).tolist()
+        last += _HELD_STEPS
+        if last >= len(steps):
+            state.held.append((change, found_in))
+        elif found_in == SIZE or _is_outside(steps["iteration_s"][WARM_UP_STEPS : last + 1], first - WARM_UP_STEPS):
+            due.append((replace(change, known_ns=max(change.known_ns, int(steps["end_unix_ns"][last]))), found_in))
+    yield from sorted(due, key=lambda one: one[0].known_ns)
+
+
+def _is_outside(seconds: Floats, middle: int) -> bool:
+    """Whether iterations from an index on are notably outside the range of those before, if these are enough."""
+    if middle < _ENOUGH_BEFORE:
+        return False
+    before, after = seconds[:middle], seconds[middle:]
+    is_longer = compute_known_median(after) >= _LONGER_TIMES * compute_known_median(before)
+    return is_longer and stands_out(before, after, times=0.0, floor=0.0)
 
 
 def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
@@ -383,6 +420,14 @@ def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
     steps = shift.change.process.steps_until(known_ns)
     onset = find_onset(steps, int(before["step"][-1]), int(after["step"][0]))
     return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
+
+
+def _place_in_iterations(shift: PaceShift, found: FoundLine) -> PaceShift:
+    """Return a change that iterations show too, though not for certain, as one of these from the step where it began."""
+    steps, after = shift.change.process.steps_until(found.known_ns), _find_begin(shift, found.known_ns)
+    first = int(np.searchsorted(steps["step"], after["step"][0]))
+    change = replace(shift.change, before=steps[max(0, first - LEVEL_STEPS) : first], after=after)
+    return replace(shift, change=change, found_in="")
 
 
 def _may_be_warm_up(shift: PaceShift) -> bool:

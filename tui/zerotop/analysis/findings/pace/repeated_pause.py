@@ -30,6 +30,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     select_events_in,
 )
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.steps.step_dtype import sum_training_s
 from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
@@ -174,7 +175,7 @@ def _measure_pauses(
     pauses = int(is_pause.sum())
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
-    share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
+    share = float(longer[is_pause].sum() / sum_training_s(rows))
     is_elsewhere = bool(rows["counted"].any()) and not is_usual
     if share < PAUSE_SHARE or (not is_regular and (line is None or is_elsewhere or _may_be_load(process, rows, line))):
         return None

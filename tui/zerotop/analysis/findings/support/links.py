@@ -24,6 +24,8 @@ _TOGETHER_NS = 60 * 10**9
 _NOTABLY_LEAKED = 0.1
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
+# A cause with less confidence may be a coincidence.
+_CERTAIN = 0.8
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
 _NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
@@ -252,6 +254,20 @@ def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
     return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
 
 
+def _goes_on(effect: Finding, cause: Finding) -> bool:
+    """Whether a slow rise of unknown cause is in the phase of a change just before it, whose cause is known and grows."""
+    if effect.step is None or cause.step is None or "until_step" in cause.evidence:
+        return False
+    parts = [_find_largest_part(one) for one in (effect, cause)]
+    is_just_before = 0 <= effect.step - cause.step <= effect.evidence.get("steps", 0.0)
+    return is_just_before and effect.confidence < _CERTAIN <= cause.confidence and parts[0] == parts[1] != ""
+
+
+def _find_largest_part(finding: Finding) -> str:
+    changes = {name: value for name, value in finding.evidence.items() if name.endswith("_change_s")}
+    return max(changes, key=lambda name: changes[name], default="")
+
+
 def _waits_as_long(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer by about what the others wait for a rank, which is measured rarely."""
     grown = effect.evidence["after_s"] - effect.evidence["before_s"]
@@ -427,5 +443,6 @@ _SUPERSEDED = (
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
+    _Link("iteration_drift", "iteration_shift", _goes_on),
     *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )

@@ -12,6 +12,7 @@ from zerotop.analysis.findings.support.causes.step_change import (
     match_steps,
 )
 from zerotop.analysis.findings.support.evidence import Rows
+from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
 
@@ -24,6 +25,8 @@ _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 # A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
+# Batches that grow so often, with at least so many steps between, do so by a plan.
+_PLANNED_RISES, _PLANNED_STEPS = 2, 3
 # A change of the iterations is found at most one step early.
 _LATE_STEPS = 2
 # If sizes vary: the most steps with phases that show the usual size before a change, the fewest after it, and in which share
@@ -35,8 +38,19 @@ def check_batch(change: StepChange) -> Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     is_one = len(change.group.processes) == 1
     cause = _compare_batches(change, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
+    if cause is not None and _is_planned(change):
+        cause = cause._replace(is_expected=True)
     # The larger batches are another change, with a finding of its own.
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
+
+
+def _is_planned(change: StepChange) -> bool:
+    """Whether batches grow by a plan, in several steps without a way back: the training began with short ones."""
+    rows = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    sizes = get_batch_sizes(rows[np.searchsorted(rows["step"], WARM_UP_STEPS) :])
+    growth = np.diff(sizes[sizes > 0])
+    rises = np.flatnonzero(growth)
+    return bool(len(rises) >= _PLANNED_RISES and growth.min() >= 0 and np.diff(rises).min() >= _PLANNED_STEPS)
 
 
 def check_other_batches(change: StepChange) -> Cause | None:
