@@ -30,7 +30,7 @@ from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.recording import clock, directory, events
+from zerotop_probe.recording import clock, directory, events, segments
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -176,6 +176,26 @@ def test_cut_replaced_and_deleted_files_arrive(tmp_path_factory: pytest.TempPath
         both.take_step(*step)
     both.scan()
     assert read_files(both.target) == read_files(both.source)
+
+
+def test_a_table_is_never_there_with_a_gap(tmp_path: Path) -> None:
+    """A reader would take the later records for those that are still missing, and stop when these come."""
+    stem = SPANS.removesuffix(".rec")
+    first, second, third = (segments.make_name(stem, number) for number in range(3))
+    sent = SentFiles(str(tmp_path), HOST)
+
+    def send() -> list[tuple[str, bytes]]:
+        return [(change.name, data) for batch in sent.find_changes() for change, data in batch if data]
+
+    (tmp_path / first).write_bytes(b"begin")
+    assert send() == [(first, b"begin")]
+    (tmp_path / first).write_bytes(b"begin, end")
+    (tmp_path / second).write_bytes(b"goes on")
+    assert send() == [(first, b", end"), (second, b"goes on")]
+    (tmp_path / second).write_bytes(b"goes on, end")
+    (tmp_path / third).write_bytes(b"goes on")
+    assert send() == [(second, b", end"), (third, b"goes on")]
+    assert send() == []
 
 
 def test_long_files_take_many_messages(tmp_path: Path) -> None:
