@@ -276,6 +276,24 @@ def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path,
         check_two_nodes(job, started)
 
 
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "impi"])
+def test_deepspeeds_other_launchers_make_one_recording(tmp_path: Path, launcher: str) -> None:
+    """Intel MPI's mpirun is MPICH's, Hydra, with other defaults: MPICH's takes its place."""
+    program = {"openmpi": "mpirun.openmpi"}.get(launcher, "mpiexec.hydra")
+    require_program(program)
+    (tmp_path / "bin").mkdir()
+    for name, exec_line in (("mpirun", f'exec {program} "$@"'), ("ompi_info", "exit 0")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{exec_line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment |= {"PATH": f"{tmp_path / 'bin'}:{job.environment['PATH']}", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+        job.environment |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_oob_tcp_if_include": "eth0"}
+        (tmp_path / ".deepspeed_env").write_text(f"PATH={job.environment['PATH']}\n")
+        words = [str(BIN / "deepspeed"), "--hostfile", str(tmp_path / "hostfile"), "--launcher", launcher]
+        started = job.run(*words, *write_loop(tmp_path)[1:], options=("--recording", str(job.recording)))
+        check_two_nodes(job, started)
+
+
 @pytest.mark.skipif(bool(explain_missing_slurm()), reason=explain_missing_slurm() or "-")
 def test_ranks_that_srun_starts_on_two_nodes_are_one_recording(tmp_path: Path) -> None:
     with start_nodes(tmp_path, 2, is_shared=False) as job:
@@ -316,6 +334,7 @@ def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: i
     assert job.find_token() not in job.list_arguments()
     job.until.touch()
     assert started.wait(60) == 0, job.output
+    assert "eof_received" not in job.output, "Python's own words about nats-py"
     for rank in range(ranks):
         steps = job.read_steps(rank)
         assert steps == list(range(len(steps)))
