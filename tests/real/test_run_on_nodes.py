@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import shutil
 import signal
 import ssl
@@ -250,30 +251,24 @@ def test_a_certificate_that_is_not_fit_is_told_and_the_job_goes_on(tmp_path: Pat
     assert f"since {certificate} and {key} are not a certificate and its key without a password" in job.output
 
 
-@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
+@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich", "mpich in a script"])
 def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
     require_program(program)
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         hosts = ",".join(node.name for node in job.cluster.nodes)
+        base = ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0"]
         options = {
-            "openmpi": ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0", "--host", hosts, "-np", "2"],
-            "openmpi -x": [
-                "--allow-run-as-root",
-                "--mca",
-                "oob_tcp_if_include",
-                "eth0",
-                "-x",
-                "HOME",
-                "-H",
-                hosts,
-                "-n",
-                "2",
-            ],
+            "openmpi": [*base, "--host", hosts, "-np", "2"],
+            "openmpi -x": [*base, "-x", "HOME", "-H", hosts, "-n", "2"],
             "mpich": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
+            "mpich in a script": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
         }
-        started = job.run(program, *options[kind], *write_loop(tmp_path), options=("--recording", str(job.recording)))
-        check_two_nodes(job, started)
+        command = [program, *options[kind], *write_loop(tmp_path)]
+        if "script" in kind:
+            (tmp_path / "start.sh").write_text(f"export HOSTS={hosts}\n{shlex.join(command).replace(hosts, '$HOSTS')}\n")
+            command = ["bash", "start.sh"]
+        check_two_nodes(job, job.run(*command, options=("--recording", str(job.recording))))
 
 
 @pytest.mark.parametrize("launcher", ["openmpi", "mpich", "impi"])
