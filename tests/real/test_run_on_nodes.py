@@ -311,13 +311,24 @@ def test_one_zerotop_for_each_task_of_srun_makes_one_recording(tmp_path: Path) -
     assert not list((tmp_path / "state" / "zerotop" / "meetings").iterdir())
 
 
-def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path) -> None:
+def build_torchrun(rank: int) -> list[str]:
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
+    return [str(BIN / "torchrun"), *meeting]
+
+
+def build_accelerate(rank: int) -> list[str]:
+    machines = ["--num_machines", "2", "--num_processes", "2", "--machine_rank", str(rank), "--mixed_precision", "no"]
+    place = ["--main_process_ip", "zt-node-1", "--main_process_port", "29400", "--dynamo_backend", "no"]
+    return [str(BIN / "accelerate"), "launch", "--multi_gpu", *machines, *place]
+
+
+@pytest.mark.parametrize("build", [build_torchrun, build_accelerate])
+def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path, build: Callable[[int], list[str]]) -> None:
     with start_nodes(tmp_path, 2, is_shared=True) as job:
-        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
-        command = [str(BIN / "torchrun"), *meeting, *write_loop(tmp_path)[1:]]
-        first = job.run(*command, options=("--job", "llama", "--recording", str(job.recording)))
+        rest = write_loop(tmp_path)[1:]
+        first = job.run(*build(0), *rest, options=("--job", "llama", "--recording", str(job.recording)))
         wait_for(lambda: list(job.recording.glob("events-node-*")))
-        second = job.run(*command, options=("--job", "llama"), node=1)
+        second = job.run(*build(1), *rest, options=("--job", "llama"), node=1)
         check_two_nodes(job, first)
         assert second.wait(60) == 0, job.output
         assert "goes on" not in job.output, "what sends a part is no process of the job"
