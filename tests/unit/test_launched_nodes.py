@@ -80,7 +80,8 @@ def test_mpirun_names_hosts_in_several_ways(hosts: str) -> None:
     assert list_names(f"mpirun -np 8 -H {HERE}:4,worker-2:4 python train.py") == ["worker-2"]
     assert list_names("mpiexec.hydra -hosts a,b -ppn 4 python train.py") == ["a", "b"]
     assert list_names(f"mpirun -hostfile {hosts} python train.py") == ["worker-2", "worker-3"]
-    assert list_names("mpirun python train.py", PBS_NODEFILE=hosts) == ["worker-2", "worker-3"]
+    for variable in ("PBS_NODEFILE", "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE"):
+        assert list_names("mpirun python train.py", **{variable: hosts}) == ["worker-2", "worker-3"]
     assert list_names("mpirun -n 8 python train.py", SLURM_NNODES="2") == []
     assert list_names("mpirun -n 8 python train.py") is None
     assert list_names("mpirun -H localhost -n 8 python train.py") is None
