@@ -102,10 +102,14 @@ def _measure(
         begin = time.monotonic()
         time.sleep(min(_END_S, options.seconds))
         drawn = [one for one in list(seen) if one[1] > (begin + _SETTLE_S) * 1e9]
-        rows["age on the screen"] = [late / 1e3 for late in measure_lateness_ms(drawn, read_fact_times(target))]
+        late_ms = measure_lateness_ms(drawn, read_fact_times(target)) if drawn else ()
+        rows["age on the screen"] = [late / 1e3 for late in late_ms]
         screen.close()
     print(f"{options.nodes} nodes x {options.ranks} ranks, {options.hertz} Hz, {seconds:.0f} s")
     for title, values in rows.items():
+        if not values:
+            print(f"{title}: unknown, since nothing new was drawn in {options.seconds:.0f} s")
+            continue
         print(f"{title}: median {np.median(values):.2f} s, 99 % {np.percentile(values, 99):.2f} s, most {max(values):.2f} s")
     print("\n".join(costs))
 

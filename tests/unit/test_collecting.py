@@ -254,6 +254,19 @@ def test_the_collected_recording_names_no_process_here(tmp_path: Path) -> None:
         job_control.request_stop(str(tmp_path / "collected"))
 
 
+@pytest.mark.parametrize("host", ["..", "../up", "a/b", "node-1", "", "x" * 65, "node1\n", 7, None, ["node1"]])
+def test_other_names_of_nodes_are_refused(tmp_path: Path, host: Any) -> None:
+    told: list[str] = []
+    collector = make_collector(tmp_path, told.append)
+    info = directory.read_recording_info(str(make_source(tmp_path)))
+    before = sorted(tmp_path.rglob("*"))
+    hello = {"kind": "hello", "host": host, "session": "1", "format": [FORMAT_MAJOR, 0], "info": info}
+    answer, _ = KEY.open(asyncio.run(collector.handle(KEY.seal(hello))))
+    assert answer["kind"] == "refused"
+    assert told == ["Refused: a message has no valid name of a node."]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -418,6 +431,8 @@ def test_without_the_client_a_sentence_says_what_to_install(monkeypatch: pytest.
         ("http://head", "llama", KEY.token, "http://head is not the address of a NATS server"),
         ("nats://me:secret@", "llama", KEY.token, "nats:// is not the address of a NATS server"),
         ("nats://head:port", "llama", KEY.token, "is not the address of a NATS server"),
+        ("tls://head:4222#bm9uc2Vuc2U=", "llama", KEY.token, "tls://head:4222 is not the address of a NATS server"),
+        ("tls://head:4222#x", "llama", KEY.token, "tls://head:4222 is not the address of a NATS server"),
         ("nats://head", "", KEY.token, "Name the job, the same on all nodes: --job NAME"),
         ("nats://head", "a/b", KEY.token, "a/b is not a job's name"),
         ("nats://head", "llama.*", KEY.token, "is not a job's name"),
