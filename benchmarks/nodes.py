@@ -1,22 +1,25 @@
 """What collecting many nodes costs, and how old the newest records are where they are collected.
 
-Made-up jobs (tests/support/growing_recording.py) write at a real job's rates, each on a node with a host name of its own on
-this machine. A forwarder each sends them through a real nats-server to one collector. Root only, because of the host names.
+The recording of a made-up node (tests/support/growing_recording.py) at a real job's rates is played as those of many nodes
+(played_nodes.py), each with a host name of its own. A forwarder each, several
+in a process, sends them through a real nats-server to one collector. "Player" and
+"forwarder" are work that nodes do in reality.
 
-    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60]
+    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60] [--screen]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +27,22 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-import growing_recording
+import played_nodes
+from played_nodes import record_template
+from viewer_cost import SCREENS, Terminal, build_attach_command, measure_lateness_ms, read_fact_times
+
 from nats_servers import TOKEN, NatsServer
 from programs import ZEROTOP, make_environment
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import GPUS
 
-_WARM_S = 10.0
+_WARM_S, _WARM_NODE_S = 10.0, 0.3
+# On another screen, and at the end.
+_END_S = 20.0
 _LOOK_S = 0.02
+_SETTLE_S = 3.0
+# Forwarders in a process: 64 processes would only be busy with starting here.
+_TOGETHER = 16
 
 
 def main() -> None:
@@ -40,73 +51,115 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="on each node")
     parser.add_argument("--hertz", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--screen", action="store_true", help="watch on a terminal, too")
     options = parser.parse_args()
+    warm_s = _WARM_S + options.nodes * _WARM_NODE_S
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name), monitored=True) as server:
+        template = record_template(Path(name), options.ranks, options.hertz, warm_s + options.seconds + 2 * _END_S)
         running: list[subprocess.Popen[bytes]] = []
         try:
-            _measure(options, Path(name), server, running)
+            _measure(options, Path(name), template, server, running, warm_s)
         finally:
             for process in running:
                 process.kill()
                 process.wait()
 
 
-def _measure(options: argparse.Namespace, folder: Path, server: NatsServer, running: list[subprocess.Popen[bytes]]) -> None:
+def _measure(
+    options: argparse.Namespace,
+    folder: Path,
+    template: Path,
+    server: NatsServer,
+    running: list[subprocess.Popen[bytes]],
+    warm_s: float,
+) -> None:
     target = folder / "collected"
-    environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
-    job = ["--job", "bench"]
-    collect = [*ZEROTOP, "collect", server.url, *job, "--headless", "--recording", str(target)]
-    collector = subprocess.Popen(collect, env=environment, stderr=subprocess.DEVNULL)
-    running.append(collector)
     hosts = [f"node{number:03}" for number in range(options.nodes)]
-    forwarders = []
-    for host in hosts:
-        source = str(folder / host)
-        grow = [
-            sys.executable,
-            growing_recording.__file__,
-            source,
-            "--ranks",
-            str(options.ranks),
-            "--hertz",
-            str(options.hertz),
-        ]
-        writer = subprocess.Popen(_on_host(host, grow), stdout=subprocess.PIPE)
-        running.append(writer)
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        forward = [*ZEROTOP, "forward", source, "--collector", server.url, *job]
-        forwarders.append(subprocess.Popen(_on_host(host, forward), env=environment, stderr=subprocess.DEVNULL))
-        running.append(forwarders[-1])
-    time.sleep(_WARM_S)
-    assert server.process is not None
-    watched = {"collector": [collector.pid], "server": [server.process.pid], "forwarder": [one.pid for one in forwarders]}
+    watched = _start_programs(options, folder, template, server, running)
+    begin, screen, seen = time.monotonic(), None, list[tuple[int, int]]()
+    if options.screen:
+        while not (target / "session.json").exists():
+            time.sleep(0.1)
+        screen = Terminal(build_attach_command(target), 200, 50)
+        watched["screen"] = [screen.pid]
+        threading.Thread(target=_watch, args=(screen, seen), daemon=True).start()
+    time.sleep(max(0.0, warm_s - (time.monotonic() - begin)))
+    missing = [host for host in hosts if not list(target.glob(f"{GPUS.name}-node-{host}-*"))]
+    if missing:
+        raise SystemExit(f"{len(missing)} nodes do not take part after {warm_s:.0f} s: this machine is too busy")
     cpu = {name: sum(map(_read_cpu_s, pids)) for name, pids in watched.items()}
     sent, begin = _read_server_bytes(server), time.monotonic()
+    rows = _look_at_ages(folder, hosts, options.seconds)
+    seconds = time.monotonic() - begin
+    costs = [f"load {os.getloadavg()[0]:.1f}"]
+    for name, pids in watched.items():
+        share = (sum(map(_read_cpu_s, pids)) - cpu[name]) / seconds / (options.nodes if name == "forwarder" else 1)
+        memory = max(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
+        costs.append(f"{name}: {share:.1%} of a core, {memory:.0f} MB")
+    costs.append(f"each node sends {(_read_server_bytes(server) - sent) * 8 / 1e6 / seconds / options.nodes:.2f} Mbit/s")
+    if screen is not None:
+        screen.type_keys(str(SCREENS.index("output") + 1).encode())  # many ranks leave no room for it on Live
+        begin = time.monotonic()
+        time.sleep(min(_END_S, options.seconds))
+        drawn = [one for one in list(seen) if one[1] > (begin + _SETTLE_S) * 1e9]
+        late_ms = measure_lateness_ms(drawn, read_fact_times(target)) if drawn else ()
+        rows["age on the screen"] = [late / 1e3 for late in late_ms]
+        screen.close()
+    print(f"{options.nodes} nodes x {options.ranks} ranks, {options.hertz} Hz, {seconds:.0f} s")
+    for title, values in rows.items():
+        if not values:
+            print(f"{title}: unknown, since nothing new was drawn in {options.seconds:.0f} s")
+            continue
+        print(f"{title}: median {np.median(values):.2f} s, 99 % {np.percentile(values, 99):.2f} s, most {max(values):.2f} s")
+    print("\n".join(costs))
+
+
+def _start_programs(
+    options: argparse.Namespace,
+    folder: Path,
+    template: Path,
+    server: NatsServer,
+    running: list[subprocess.Popen[bytes]],
+) -> dict[str, list[int]]:
+    """Start all but the screen; return the processes of each kind."""
+    environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
+    collected = ["--job", played_nodes.JOB, "--headless", "--recording", str(folder / "collected")]
+    collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
+    program = [sys.executable, played_nodes.__file__]
+    player = subprocess.Popen([*program, "play", str(template), str(folder), str(options.nodes)])
+    running += [collector, player]
+    while len(list(folder.glob(f"node*/{GPUS.name}-*"))) < options.nodes:
+        time.sleep(0.1)
+    forwarders = []
+    for first in range(0, options.nodes, _TOGETHER):
+        part = [str(first), str(min(first + _TOGETHER, options.nodes))]
+        command = [*program, "send", str(folder), server.url, *part]
+        forwarders.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
+        running.append(forwarders[-1])
+    assert server.process is not None
+    found = {"collector": [collector.pid], "server": [server.process.pid], "player": [player.pid]}
+    return found | {"forwarder": [one.pid for one in forwarders]}
+
+
+def _look_at_ages(folder: Path, hosts: list[str], seconds: float) -> dict[str, list[float]]:
+    """Return the ages of the newest samples of each node in turn, for so long."""
     ages: list[float] = []
     behind: list[float] = []
-    while time.monotonic() - begin < options.seconds:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
         for host in hosts:
-            newest_ns = _read_newest(target, host)
+            newest_ns = _read_newest(folder / "collected", host)
             ages.append((time.monotonic_ns() - newest_ns) / 1e9)
             behind.append(max(0.0, (_read_newest(folder / host, host) - newest_ns) / 1e9))
-        time.sleep(_LOOK_S)
-    seconds = time.monotonic() - begin
-    print(
-        f"{options.nodes} nodes x {options.ranks} ranks, {options.hertz} Hz, {seconds:.0f} s, load {os.getloadavg()[0]:.1f}"
-    )
-    for title, values in (("age on the collector", ages), ("of it behind the node's file", behind)):
-        print(f"{title}: median {np.median(values):.2f} s, 99 % {np.percentile(values, 99):.2f} s, most {max(values):.2f} s")
-    for name, pids in watched.items():
-        share = (sum(map(_read_cpu_s, pids)) - cpu[name]) / seconds / len(pids)
-        memory = max(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
-        print(f"{name}: {share:.1%} of a core, {memory:.0f} MB")
-    mbits = (_read_server_bytes(server) - sent) * 8 / 1e6 / seconds / options.nodes
-    print(f"each node sends {mbits:.2f} Mbit/s")
+            time.sleep(_LOOK_S)
+    return {"age on the collector": ages, "of it behind the node's file": behind}
 
 
-def _on_host(host: str, command: Sequence[str]) -> list[str]:
-    return ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command]
+def _watch(screen: Terminal, seen: list[tuple[int, int]]) -> None:
+    """Note what is drawn, until the terminal is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            seen += screen.collect_facts(1.0)
 
 
 def _read_cpu_s(pid: int) -> float:

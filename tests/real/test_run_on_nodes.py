@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import shutil
 import signal
 import ssl
@@ -250,29 +251,41 @@ def test_a_certificate_that_is_not_fit_is_told_and_the_job_goes_on(tmp_path: Pat
     assert f"since {certificate} and {key} are not a certificate and its key without a password" in job.output
 
 
-@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich"])
+@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich", "mpich in a script"])
 def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
     require_program(program)
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         hosts = ",".join(node.name for node in job.cluster.nodes)
+        base = ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0"]
         options = {
-            "openmpi": ["--allow-run-as-root", "--mca", "oob_tcp_if_include", "eth0", "--host", hosts, "-np", "2"],
-            "openmpi -x": [
-                "--allow-run-as-root",
-                "--mca",
-                "oob_tcp_if_include",
-                "eth0",
-                "-x",
-                "HOME",
-                "-H",
-                hosts,
-                "-n",
-                "2",
-            ],
+            "openmpi": [*base, "--host", hosts, "-np", "2"],
+            "openmpi -x": [*base, "-x", "HOME", "-H", hosts, "-n", "2"],
             "mpich": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
+            "mpich in a script": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
         }
-        started = job.run(program, *options[kind], *write_loop(tmp_path), options=("--recording", str(job.recording)))
+        command = [program, *options[kind], *write_loop(tmp_path)]
+        if "script" in kind:
+            (tmp_path / "start.sh").write_text(f"export HOSTS={hosts}\n{shlex.join(command).replace(hosts, '$HOSTS')}\n")
+            command = ["bash", "start.sh"]
+        check_two_nodes(job, job.run(*command, options=("--recording", str(job.recording))))
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich", "impi"])
+def test_deepspeeds_other_launchers_make_one_recording(tmp_path: Path, launcher: str) -> None:
+    """Intel MPI's mpirun is MPICH's, Hydra, with other defaults: MPICH's takes its place."""
+    program = {"openmpi": "mpirun.openmpi"}.get(launcher, "mpiexec.hydra")
+    require_program(program)
+    (tmp_path / "bin").mkdir()
+    for name, exec_line in (("mpirun", f'exec {program} "$@"'), ("ompi_info", "exit 0")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{exec_line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        job.environment |= {"PATH": f"{tmp_path / 'bin'}:{job.environment['PATH']}", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+        job.environment |= {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_oob_tcp_if_include": "eth0"}
+        (tmp_path / ".deepspeed_env").write_text(f"PATH={job.environment['PATH']}\n")
+        words = [str(BIN / "deepspeed"), "--hostfile", str(tmp_path / "hostfile"), "--launcher", launcher]
+        started = job.run(*words, *write_loop(tmp_path)[1:], options=("--recording", str(job.recording)))
         check_two_nodes(job, started)
 
 
@@ -298,13 +311,24 @@ def test_one_zerotop_for_each_task_of_srun_makes_one_recording(tmp_path: Path) -
     assert not list((tmp_path / "state" / "zerotop" / "meetings").iterdir())
 
 
-def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path) -> None:
+def build_torchrun(rank: int) -> list[str]:
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
+    return [str(BIN / "torchrun"), *meeting]
+
+
+def build_accelerate(rank: int) -> list[str]:
+    machines = ["--num_machines", "2", "--num_processes", "2", "--machine_rank", str(rank), "--mixed_precision", "no"]
+    place = ["--main_process_ip", "zt-node-1", "--main_process_port", "29400", "--dynamo_backend", "no"]
+    return [str(BIN / "accelerate"), "launch", "--multi_gpu", *machines, *place]
+
+
+@pytest.mark.parametrize("build", [build_torchrun, build_accelerate])
+def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path, build: Callable[[int], list[str]]) -> None:
     with start_nodes(tmp_path, 2, is_shared=True) as job:
-        meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "zt-node-1:29400"]
-        command = [str(BIN / "torchrun"), *meeting, *write_loop(tmp_path)[1:]]
-        first = job.run(*command, options=("--job", "llama", "--recording", str(job.recording)))
+        rest = write_loop(tmp_path)[1:]
+        first = job.run(*build(0), *rest, options=("--job", "llama", "--recording", str(job.recording)))
         wait_for(lambda: list(job.recording.glob("events-node-*")))
-        second = job.run(*command, options=("--job", "llama"), node=1)
+        second = job.run(*build(1), *rest, options=("--job", "llama"), node=1)
         check_two_nodes(job, first)
         assert second.wait(60) == 0, job.output
         assert "goes on" not in job.output, "what sends a part is no process of the job"
@@ -316,6 +340,7 @@ def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: i
     assert job.find_token() not in job.list_arguments()
     job.until.touch()
     assert started.wait(60) == 0, job.output
+    assert "eof_received" not in job.output, "Python's own words about nats-py"
     for rank in range(ranks):
         steps = job.read_steps(rank)
         assert steps == list(range(len(steps)))

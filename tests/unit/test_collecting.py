@@ -30,7 +30,7 @@ from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.recording import clock, directory, events
+from zerotop_probe.recording import clock, directory, events, segments
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -178,6 +178,26 @@ def test_cut_replaced_and_deleted_files_arrive(tmp_path_factory: pytest.TempPath
     assert read_files(both.target) == read_files(both.source)
 
 
+def test_a_table_is_never_there_with_a_gap(tmp_path: Path) -> None:
+    """A reader would take the later records for those that are still missing, and stop when these come."""
+    stem = SPANS.removesuffix(".rec")
+    first, second, third = (segments.make_name(stem, number) for number in range(3))
+    sent = SentFiles(str(tmp_path), HOST)
+
+    def send() -> list[tuple[str, bytes]]:
+        return [(change.name, data) for batch in sent.find_changes() for change, data in batch if data]
+
+    (tmp_path / first).write_bytes(b"begin")
+    assert send() == [(first, b"begin")]
+    (tmp_path / first).write_bytes(b"begin, end")
+    (tmp_path / second).write_bytes(b"goes on")
+    assert send() == [(first, b", end"), (second, b"goes on")]
+    (tmp_path / second).write_bytes(b"goes on, end")
+    (tmp_path / third).write_bytes(b"goes on")
+    assert send() == [(second, b", end"), (third, b"goes on")]
+    assert send() == []
+
+
 def test_long_files_take_many_messages(tmp_path: Path) -> None:
     both = Growing(tmp_path)
     both.take_step("append", SPANS, 3_000_000)
@@ -232,6 +252,18 @@ def test_the_collected_recording_names_no_process_here(tmp_path: Path) -> None:
     assert not facts.samplers
     with pytest.raises(job_control.JobUnreachable, match="stop it there"):
         job_control.request_stop(str(tmp_path / "collected"))
+
+
+@pytest.mark.parametrize("host", ["..", "../up", "a/b", "node-1", "", "x" * 65, "node1\n", 7, None, ["node1"]])
+def test_other_names_of_nodes_are_refused(tmp_path: Path, host: Any) -> None:
+    told: list[str] = []
+    collector = make_collector(tmp_path, told.append)
+    info = directory.read_recording_info(str(make_source(tmp_path)))
+    before = sorted(tmp_path.rglob("*"))
+    hello = {"kind": "hello", "host": host, "session": "1", "format": [FORMAT_MAJOR, 0], "info": info}
+    assert KEY.open(asyncio.run(collector.handle(KEY.seal(hello))))[0]["kind"] == "refused"
+    assert told == ["Refused: a message has no valid name of a node."]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -398,6 +430,8 @@ def test_without_the_client_a_sentence_says_what_to_install(monkeypatch: pytest.
         ("http://head", "llama", KEY.token, "http://head is not the address of a NATS server"),
         ("nats://me:secret@", "llama", KEY.token, "nats:// is not the address of a NATS server"),
         ("nats://head:port", "llama", KEY.token, "is not the address of a NATS server"),
+        ("tls://head:4222#bm9uc2Vuc2U=", "llama", KEY.token, "tls://head:4222 is not the address of a NATS server"),
+        ("tls://head:4222#x", "llama", KEY.token, "tls://head:4222 is not the address of a NATS server"),
         ("nats://head", "", KEY.token, "Name the job, the same on all nodes: --job NAME"),
         ("nats://head", "a/b", KEY.token, "a/b is not a job's name"),
         ("nats://head", "llama.*", KEY.token, "is not a job's name"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from zerotop.commands.job.launch_script import find_launch
 from zerotop.commands.nodes import hub, keys
 from zerotop.commands.nodes.launched_nodes import find_nodes, find_own_address
 from zerotop_probe.recording import clock, directory, node_part
@@ -48,7 +50,14 @@ def test_deepspeed_uses_the_hosts_of_its_hostfile_that_its_filters_leave(hosts: 
 
 @pytest.mark.parametrize(
     ("launcher", "passes"),
-    [("", False), ("--launcher openmpi", False), ("--launcher slurm", True), ("--launcher mpich", True)],
+    [
+        ("", False),
+        ("--launcher openmpi", False),
+        ("--launcher mvapich", False),
+        ("--launcher slurm", True),
+        ("--launcher mpich", True),
+        ("--launcher impi", True),
+    ],
 )
 def test_some_of_deepspeeds_launchers_pass_no_secrets_on(hosts: str, launcher: str, passes: bool) -> None:
     found = find_nodes(f"deepspeed -H {hosts} {launcher} --ssh_port 2222 train.py".split(), {})
@@ -71,7 +80,8 @@ def test_mpirun_names_hosts_in_several_ways(hosts: str) -> None:
     assert list_names(f"mpirun -np 8 -H {HERE}:4,worker-2:4 python train.py") == ["worker-2"]
     assert list_names("mpiexec.hydra -hosts a,b -ppn 4 python train.py") == ["a", "b"]
     assert list_names(f"mpirun -hostfile {hosts} python train.py") == ["worker-2", "worker-3"]
-    assert list_names("mpirun python train.py", PBS_NODEFILE=hosts) == ["worker-2", "worker-3"]
+    for variable in ("PBS_NODEFILE", "OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE"):
+        assert list_names("mpirun python train.py", **{variable: hosts}) == ["worker-2", "worker-3"]
     assert list_names("mpirun -n 8 python train.py", SLURM_NNODES="2") == []
     assert list_names("mpirun -n 8 python train.py") is None
     assert list_names("mpirun -H localhost -n 8 python train.py") is None
@@ -80,6 +90,48 @@ def test_mpirun_names_hosts_in_several_ways(hosts: str) -> None:
 def test_other_commands_have_no_other_nodes(hosts: str) -> None:
     for command in ("torchrun --nnodes 2 train.py", f"python train.py --hostfile {hosts}", "bash run.sh"):
         assert list_names(command) is None
+
+
+START = """\
+#!/bin/bash
+# srun -N 9 python old.py
+set -e; export HOSTFILE={hosts}
+PORT=29500
+if [ -n "$X" ]; then srun hostname; fi
+NCCL_DEBUG=INFO exec deepspeed --hostfile $HOSTFILE \\
+    --master_port ${{PORT}} --num_nodes "${{COUNT:-3}}" train.py --text 'a b' | tee log
+"""
+
+
+@pytest.mark.parametrize("form", ["bash {}", "bash -e {}", "{}", "sh -c '. x; {}'"])
+def test_a_launcher_in_a_shell_script_is_found(tmp_path: Path, hosts: str, form: str) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text(START.format(hosts=hosts))
+    launch = f"deepspeed --hostfile {hosts} --master_port 29500 --num_nodes 3 train.py --text".split()
+    if "-c" in form:
+        form = form.format("srun -N2 python train.py && true")
+        launch = ["srun", "-N2", "python", "train.py"]
+    found = find_launch(shlex.split(form.format(script)), {})
+    assert found[: len(launch)] == launch
+    nodes = find_nodes(found, {})
+    assert nodes is not None
+    assert nodes.names == ([] if "-c" in form else ["worker-2", "worker-3"])
+
+
+def test_scripts_without_such_a_launcher_start_on_this_node_only(tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    for text in ("torchrun train.py", "echo deepspeed", "X='\nsrun -N2 x\n'", "", "\0\xff"):
+        script.write_text(text)
+        assert find_launch(["bash", str(script)], {}) == [], text
+    script.write_text("#!/usr/bin/python\nsrun -N2")
+    for command in ([str(script)], ["bash"], ["bash", "missing"], ["bash", str(tmp_path)], ["bash", "-c"], ["/dev/zero"]):
+        assert find_launch(command, {}) == [], command
+
+
+def test_arguments_of_a_script_are_known(tmp_path: Path) -> None:
+    script = tmp_path / "start.sh"
+    script.write_text("mpirun -H a,$1 python train.py")
+    assert find_launch(["bash", str(script), "b"], {})[2] == "a,b"
 
 
 def test_the_address_is_one_that_others_can_reach() -> None:

@@ -27,21 +27,19 @@ from zerotop.commands.job.job_report import (
     has_ended,
     report_job,
 )
+from zerotop.commands.job.launch_script import find_launch
 from zerotop.commands.job.launching import NotRecorded, make_recording, run_unrecorded
 from zerotop.commands.publishing.companion import accompany, check_targets
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.job_signals import die_of
 from zerotop_probe.outside.sampling.nccl_inspector import enable_inspector
-from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.node_part import PART_OF
 
 if TYPE_CHECKING:
     from zerotop.commands.nodes.joining import Helper
 
-# The launchers that may start ranks on other nodes.
-_LAUNCHERS = ("deepspeed", "slurm", "mpi")
 # Of a process that is one task of several.
 _TASK_VARIABLES = ("SLURM_STEP_ID", "OMPI_COMM_WORLD_SIZE")
 
@@ -170,7 +168,8 @@ def _start_helpers(recording: str, options: argparse.Namespace, *, quiet: bool =
                 *(["--remove-sent"] if options.part_of and not quiet else []),
             ]
             helpers.append(Helper(arguments, options.collector, options.job, quiet=quiet))
-        if options.meeting is not None or find_launcher(options.command) in _LAUNCHERS:
+        options.launch = find_launch(options.command, os.environ)
+        if options.meeting is not None or options.launch:
             from zerotop.commands.nodes.hub import prepare_nodes
 
             helpers += prepare_nodes(recording, options, quiet=quiet)

@@ -71,7 +71,7 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
 
     Says what cannot be done, and why.
     """
-    nodes = find_nodes(options.command, os.environ)
+    nodes = find_nodes(options.launch, os.environ)
     if options.meeting is not None:
         nodes = nodes or options.meeting.nodes
     if nodes is None:

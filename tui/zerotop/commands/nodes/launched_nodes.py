@@ -19,6 +19,8 @@ _HOSTFILE = "/job/hostfile"  # DeepSpeed's default
 _HOSTFILE_OPTIONS = ("-H", "--hostfile", "--deepspeed_hostfile")
 # Of Open MPI, MPICH and Intel MPI, whose programs have the same names.
 _MPI_FILES = ("-hostfile", "--hostfile", "-machinefile", "--machinefile", "-f", "--default-hostfile", "-default-hostfile")
+# Of Open MPI, Intel MPI and MPICH, which an MPIJob of Kubernetes sets, and of PBS.
+_MPI_FILE_VARIABLES = ("OMPI_MCA_orte_default_hostfile", "I_MPI_HYDRA_HOST_FILE", "HYDRA_HOST_FILE", "PBS_NODEFILE")
 _MPI_HOSTS = ("-H", "-host", "--host", "-hosts", "--hosts")
 # DeepSpeed's launchers that log in on each node by ssh and pass no variables but those on their command lines.
 _BY_SSH = ("pdsh", "openmpi", "mvapich")
@@ -86,8 +88,9 @@ def _find_mpi(words: list[str], environment: Mapping[str, str]) -> LaunchedNodes
     names = [name for text in _iter_values(words, _MPI_HOSTS) for name in hostfile.parse_names(text)]
     for path in _iter_values(words, _MPI_FILES):
         names += hostfile.read_file(path)
-    if not names and "PBS_NODEFILE" in environment:
-        names = hostfile.read_file(environment["PBS_NODEFILE"])
+    path = next((environment[name] for name in _MPI_FILE_VARIABLES if name in environment), "")
+    if not names and path:
+        names = hostfile.read_file(path)
     if not names:
         return _find_slurm(["-n", "1", *words], environment)
     others = _drop_this_host(re.sub(r":\d+$", "", name) for name in names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
@@ -97,6 +98,8 @@ async def connect_nats(url: str, key: JobKey) -> Link:
     from nats import errors
     from nats.aio.client import Client
 
+    # Python warns of how nats-py reads an encrypted connection, each time that one ends.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     causes: list[Exception] = []
 
     async def note_error(error: Exception) -> None:

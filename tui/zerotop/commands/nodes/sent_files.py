@@ -31,6 +31,7 @@ class _Sent:
     inode: int = 0
     modified_ns: int = -1
     tail: str = ""
+    is_full: bool = False  # a later segment of its table was there already when it was last read
 
 
 Batch = list[tuple[FileChange, bytes]]
@@ -62,16 +63,17 @@ class SentFiles:
     def find_changes(self) -> Iterator[Batch]:
         """Yield the changes since the last call in messages' worth, files before deletions. Raise OSError.
 
+        Segments of a table come one after the other, since readers take a table for the records that they have together.
         Each counts as sent when the next one is asked for: after an error, begin again.
         """
         names = {name for name in os.listdir(self._folder) if is_file_name(name, self._host)}
-        stems = [parsed for name in names if (parsed := segments.parse_name(name))]
-        full = {segments.make_name(stem, number - 1) for stem, number in stems if number}
+        places = {name: segments.parse_name(name) or (name, 0) for name in names}
+        full = {segments.make_name(stem, number - 1) for stem, number in places.values() if number}
         self._scans += 1
         batch: Batch = []
         room = MAX_DATA_BYTES
-        for name in sorted(names):
-            if name in full and self._scans % _SCANS and name in self._sent and self._sent[name].modified_ns >= 0:
+        for name in sorted(names, key=places.__getitem__):
+            if name in full and self._scans % _SCANS and name in self._sent and self._sent[name].is_full:
                 continue
             for change in self._read_changes(name):
                 batch.append(change)
@@ -79,6 +81,8 @@ class SentFiles:
                 if room < MAX_DATA_BYTES // 2 or len(batch) == MAX_CHANGES:
                     yield batch
                     batch, room = [], MAX_DATA_BYTES
+            if name in self._sent:
+                self._sent[name].is_full = name in full
         for name in sorted(name for name in self._sent if name not in names):
             batch.append((FileChange(name, self._sent.pop(name).generation, 0, 0, -1), b""))
             if len(batch) == MAX_CHANGES:
