@@ -187,8 +187,9 @@ def test_a_change_that_is_mostly_a_wait_for_data_is_told_with_the_wait(begin: in
 
 def test_a_change_that_goes_on_is_told_once() -> None:
     """Its line is known, and takes longer from step to step."""
-    times = {"before_s": 0.03, "after_s": 0.1, "steps": 96.0, "other_change_s": 0.07, "forward_change_s": 0.001}
-    rise = dataclasses.replace(make_finding("iteration_drift", 40, **times), confidence=0.6)
+    rise = dataclasses.replace(
+        make_finding("iteration_drift", 40, before_s=0.03, after_s=0.1, steps=96, other_change_s=0.07), confidence=0.6
+    )
     jump = make_finding("iteration_shift", 10, before_s=0.005, after_s=0.04, other_change_s=0.03)
     assert drop_superseded([jump, rise]) == (jump,)
     for kept in (
