@@ -84,7 +84,7 @@ class EngineSummary:
         """Return the name of an iteration's time outside the recorded phases: ``outside DeepSpeed``."""
         if self.stages:
             return "outside DeepSpeed, other stages"
-        return "outside PyTorch" if self.is_loop else "outside DeepSpeed"
+        return "between the phases" if self.is_loop else "outside DeepSpeed"
 
     @property
     def _parallelism_text(self) -> str:

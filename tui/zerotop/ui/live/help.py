@@ -61,7 +61,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "outside DeepSpeed",
         "The rest of an iteration: logging, callbacks, evaluation, checkpoints, and waiting for data outside the engine.\n"
-        "For loops without DeepSpeed it is called outside PyTorch, in narrow columns outside.",
+        "For loops without DeepSpeed it is called between the phases, in narrow columns outside.",
     ),
     (
         "between stages",

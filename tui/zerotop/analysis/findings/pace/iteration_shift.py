@@ -51,7 +51,7 @@ _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {ca
 _SPREAD_DETAILS = "No single phase carries most of it[; {cause}[: {cause_line}]]."
 _BUSY_DETAILS = "The GPU is busy in {busy_after:percent} of the time instead of {busy_before:percent}[; {cause}]."
 _BETWEEN = _KIND.with_changes(
-    advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
+    advice="See where the time goes between the phases: in the training loop, the data or a callback.",
     fix="py-spy dump --pid {pid}",
 )
 _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")

@@ -48,9 +48,9 @@ _ALWAYS = FindingKind(
     name="time_between_phases",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
+    headline="{share:percent} of each {iteration_s:seconds} iteration is spent between the phases",
     details=(
-        "{between_s:seconds} of it between the phases (data, forward, backward, step), {most} of that at {line}, since the"
+        "{between_s:seconds} of it outside data, forward, backward and step, {most} of that at {line}, since the"
         " first steps."
     ),
 )
