@@ -296,12 +296,17 @@ def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
     assert "time_between_phases" not in [one.name for one in detect_findings(recording, recording.end_ns)]
 
 
-def pause_every(folder: Path, period: int, list_stacks: Callable[[int], list[Any]], where: str) -> list[int]:
-    """Let the rank pause before each so many steps from 10 on. ``list_stacks``: of the n-th pause. Return their begins."""
+def pause_every(
+    folder: Path, period: int, list_stacks: Callable[[int], list[Any]], where: str, *, in_a_row: int = 1
+) -> list[int]:
+    """Let the rank pause before each so many steps from 10 on. ``list_stacks``: of the n-th pause. Return their begins.
+
+    ``in_a_row``: the pauses that follow each other each time.
+    """
     begins: list[int] = []
 
     def insert_pauses(spans: Any) -> None:
-        for step in range(10, 31, period):
+        for step in (first + later for first in range(10, 31, period) for later in range(in_a_row)):
             late = spans["step"] >= step
             begins.append(int(spans["end_ns"][~late].max()))
             for name in ("begin_ns", "end_ns"):
@@ -325,6 +330,14 @@ def format_stacks(stacks: list[Any], seconds: float) -> dict[str, Any]:
         for inside, call in stacks
     ]
     return {"frames": [dict(zip(("file", "line", "function", "own"), one, strict=True)) for one in frames], "stacks": each}
+
+
+def test_pauses_in_a_row_do_not_come_with_every_iteration(tmp_path: Path) -> None:
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
+    pause_every(folder, 9, lambda _: [COLLECT], "between phases", in_a_row=3)
+    recording = Recording.open(folder)
+    headlines = [one.headline for one in detect_findings(recording, recording.end_ns) if one.name == "repeated_pause"]
+    assert headlines == ["A 100 ms pause every 3 iterations: train.py:60"]
 
 
 @pytest.mark.parametrize(

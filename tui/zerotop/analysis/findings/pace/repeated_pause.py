@@ -78,6 +78,8 @@ _NAMED_SHARE = 0.5
 _REGULAR_ALIKE, _ALIKE = 1 / 2, 1 / 8
 # If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
+# Iterations from one pause to the next, on average: others are slower for a while.
+_LEAST_APART = 1.5
 
 
 # The column of each place; empty for the gaps between phases.
@@ -179,7 +181,12 @@ def _measure_pauses(
     is_elsewhere = bool(rows["counted"].any()) and not is_usual
     if share < PAUSE_SHARE or (not is_regular and (line is None or is_elsewhere or _may_be_load(process, rows, line))):
         return None
-    period = float(np.median(np.diff(np.flatnonzero(is_pause))))
+    apart = np.diff(np.flatnonzero(is_pause))
+    period = float(np.median(apart))
+    if period < 2:  # half of them follow each other
+        period = float(apart.mean())
+        if period < _LEAST_APART:
+            return None
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     evidence |= {"pauses": pauses}
     concerned = (process.rank,) if is_one_of_several else None
