@@ -12,7 +12,7 @@ from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.reports.comparison import compare_paths
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
-from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
+from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -35,6 +35,25 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     assert next(describe_pace(only_skipped, np.zeros(3, np.int64))).startswith("An iteration takes 2.00 s (median).")
     assert math.isnan(measure_iteration(make_steps([math.nan])))
     assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
+
+
+def test_the_mean_is_told_where_many_iterations_take_far_longer() -> None:
+    """As where each tenth waits until the GPU has done what the nine before gave it."""
+    turns = ([0.1] * 9 + [2.1]) * 5
+    assert next(describe_pace(make_steps(turns), np.zeros(50, np.int64))).startswith(
+        "An iteration takes 100 ms (median), 300 ms on average, the slowest 2.10 s in step 9"
+    )
+    start = next(describe_pace(make_steps([60.0, *[0.1] * 49]), np.zeros(50, np.int64)))
+    assert "on average" not in start
+
+
+def test_no_figure_takes_more_time_than_the_steps_did() -> None:
+    """Where the pause of one rank is the next iteration of another, the slowest rank of each step takes longer."""
+    rows = make_steps([2.0] * 10)
+    rows["begin_unix_ns"] = np.arange(10) * 1_500_000_000
+    rows["end_unix_ns"] = rows["begin_unix_ns"] + 1_500_000_000
+    assert measure_mean(rows) == pytest.approx(1.5)
+    assert measure_token_rate(rows, np.full(10, 30)) == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("name", ["story", "cpu-hang", "gpu-slow"])
