@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from recordings import open_recording
+from zerotop.analysis.checks.budget import Budget
+from zerotop.analysis.checks.checks import check_run
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.reports.comparison import compare_paths
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
@@ -66,3 +69,14 @@ def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
     assert build_overview(open_recording(name)).iteration_s == pytest.approx(progress.iteration_s, rel=0.02)  # of one rank
     rows = {row.name: row.values for row in compare_paths([open_recording(name), open_recording("z2")]).measures}
     assert rows["iteration"][0] == progress.iteration_s
+
+
+def test_every_command_has_the_same_tokens_per_second() -> None:
+    """In this recording the iterations of one rank overlap with the pauses of another: 7 % of the sum."""
+    source = RecordingSource(open_recording("held-crowded"))
+    rate = measure_token_rate(source.job_steps, source.job_tokens)
+    recordings = [open_recording(name) for name in ("held-crowded", "z2")]
+    rows = {row.name: row.values for row in compare_paths(recordings).measures}
+    assert rows["tokens, on average"][0] == pytest.approx(rate)
+    checks = check_run(RecordedRun(recordings[0], memory=False), Budget(warmup_steps=0, tokens_per_second=1e9))
+    assert any(one.sentence.startswith(f"{rate:,.0f} tokens per second") for one in checks)
