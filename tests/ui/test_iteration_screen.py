@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import shutil
 import threading
@@ -26,6 +27,7 @@ from zerotop.analysis.waveform.fold_cache import WaveformCache
 from zerotop.recording.reader import Recording
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.charts import GrowingScales
+from zerotop.ui.drawing.formatting import format_duration
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
@@ -102,6 +104,15 @@ def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:
     text, how = describe_bottleneck(fold_of(name), BLOCKS)
     assert words in text
     assert how == style
+
+
+def test_long_iterations_that_differ_are_told_by_their_mean() -> None:
+    fold = fold_of("hand-rank0")
+    assert fold.long is not None
+    assert fold.long.mean_s == pytest.approx(fold.long.iteration_s, rel=0.2)
+    unlike = dataclasses.replace(fold, long=dataclasses.replace(fold.long, iteration_s=0.02))
+    text = f"52 iterations take {format_duration(fold.long.mean_s)} on average, {fold.long.share * 100:.0f} % of the time"
+    assert describe_bottleneck(unlike, BLOCKS) == (text, "warn")
 
 
 def test_what_was_left_out_is_said() -> None:

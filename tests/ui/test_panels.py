@@ -199,6 +199,17 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
     assert "phase-other" in styles  # the whole iteration is what the phases leave
 
 
+def test_a_step_far_shorter_than_the_longest_keeps_its_figures() -> None:
+    """Pauses of half a second, and steps of 5 ms between them."""
+    view = view_at("story", 64.0)
+    count = len(view.iterations.step)
+    phases = {name: np.full(count, 0.0013) for name in ("forward", "backward", "step")}
+    iteration_s = np.where(np.arange(count) % 3 == 1, 0.5, 0.0054)
+    short = replace(view.iterations, iteration_s=iteration_s, phase_s=phases)
+    texts = read_texts(draw_iteration(replace(view, iterations=short), 50, 10, BLOCKS))
+    assert any(text.endswith("■ step     0.0013") for text in texts)
+
+
 def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
     view = view_at("story", 64.0)
     phases = {**view.iterations.phase_s, "stages": np.full(len(view.iterations.step), 0.5)}

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -61,6 +62,14 @@ def test_only_what_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert lines[place + 1] == '"offload_optimizer": {"device": "none"}'
     fixes = [line for line in lines if not line.startswith("# ")]
     assert len(fixes) == len(set(fixes)) == len(lines) - len(fixes)
+
+
+def test_a_line_to_look_at_is_nothing_to_paste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recordings.unpack_to_folder("hand-rank0", tmp_path)
+    assert cli.main(["findings", str(path)]) == 0
+    assert re.search(r"^ +\w+\.py:\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert cli.main(["findings", str(path), "--fix"]) == 0
+    assert not re.search(r"^[^#].*\.py:\d+$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

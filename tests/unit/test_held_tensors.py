@@ -98,6 +98,21 @@ def test_blocks_of_a_graph_count_for_the_list_of_losses_until_a_backward_frees_t
     assert held["count"] == 4
 
 
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_a_graph_that_saves_lists_is_followed_though_freed(is_freed: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(50, 50))
+    hidden = torch.tanh(weight)
+    blocks = list_blocks(hidden)
+    kept = hidden[torch.tensor([1, 2])]  # its node saves the list of indices, as that of an LSTM saves its weights
+    del hidden
+    if is_freed:
+        kept.sum().backward()
+    blocks |= list_blocks(kept)
+    held = next(one for one in describe_held(blocks, sys._getframe()) if one["name"] == "kept")
+    assert held["keeps_graph"] == (not is_freed)
+    assert held["bytes"] == 4 * 2 * 50 + (0 if is_freed else 4 * 50 * 50)
+
+
 class Slots:
     __slots__ = ("kept_in_slot",)
 

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from recordings import open_recording
+from zerotop.analysis.checks.budget import Budget
+from zerotop.analysis.checks.checks import check_run
 from zerotop.analysis.formatting import format_seconds
 from zerotop.analysis.reports.comparison import compare_paths
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.reports.verdict import describe_pace
-from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
+from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
@@ -37,6 +40,25 @@ def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
     assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
 
 
+def test_the_mean_is_told_where_many_iterations_take_far_longer() -> None:
+    """As where each tenth waits until the GPU has done what the nine before gave it."""
+    turns = ([0.1] * 9 + [2.1]) * 5
+    assert next(describe_pace(make_steps(turns), np.zeros(50, np.int64))).startswith(
+        "An iteration takes 100 ms (median), 300 ms on average, the slowest 2.10 s in step 9"
+    )
+    start = next(describe_pace(make_steps([60.0, *[0.1] * 49]), np.zeros(50, np.int64)))
+    assert "on average" not in start
+
+
+def test_no_figure_takes_more_time_than_the_steps_did() -> None:
+    """Where the pause of one rank is the next iteration of another, the slowest rank of each step takes longer."""
+    rows = make_steps([2.0] * 10)
+    rows["begin_unix_ns"] = np.arange(10) * 1_500_000_000
+    rows["end_unix_ns"] = rows["begin_unix_ns"] + 1_500_000_000
+    assert measure_mean(rows) == pytest.approx(1.5)
+    assert measure_token_rate(rows, np.full(10, 30)) == pytest.approx(20.0)
+
+
 @pytest.mark.parametrize("name", ["story", "cpu-hang", "gpu-slow"])
 def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
     source = RecordingSource(open_recording(name))
@@ -47,3 +69,14 @@ def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
     assert build_overview(open_recording(name)).iteration_s == pytest.approx(progress.iteration_s, rel=0.02)  # of one rank
     rows = {row.name: row.values for row in compare_paths([open_recording(name), open_recording("z2")]).measures}
     assert rows["iteration"][0] == progress.iteration_s
+
+
+def test_every_command_has_the_same_tokens_per_second() -> None:
+    """In this recording the iterations of one rank overlap with the pauses of another: 7 % of the sum."""
+    source = RecordingSource(open_recording("held-crowded"))
+    rate = measure_token_rate(source.job_steps, source.job_tokens)
+    recordings = [open_recording(name) for name in ("held-crowded", "z2")]
+    rows = {row.name: row.values for row in compare_paths(recordings).measures}
+    assert rows["tokens, on average"][0] == pytest.approx(rate)
+    checks = check_run(RecordedRun(recordings[0], memory=False), Budget(warmup_steps=0, tokens_per_second=1e9))
+    assert any(one.sentence.startswith(f"{rate:,.0f} tokens per second") for one in checks)

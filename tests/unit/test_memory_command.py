@@ -59,6 +59,15 @@ def test_figures_that_several_ranks_share_are_printed_once(capsys: pytest.Captur
     assert sum(line.startswith("Host memory of rank") for line in lines) == 4
 
 
+def test_host_memory_has_no_row_of_zeros(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run_memory(capsys, str(recordings.find_packed_file("gpu-leak")))
+    host = text[text.index("Host memory of rank 0") :].split("\n\n")[0]
+    assert [line.split("  ")[1] for line in host.splitlines()[1:]] == ["Python, batches, other", "resident"]
+    offloaded = run_memory(capsys, str(recordings.find_packed_file("z3-offload-all")))
+    assert "  master weights                           1.840     1.840" in offloaded
+    assert "PyTorch's pinned allocator holds 6.231 GiB" in offloaded
+
+
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
     (gpu,) = report["gpus"]

@@ -271,6 +271,7 @@ def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> No
     )
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.headline for one in findings] == expected
+    assert all(re.match(r"In steps 1 to \d+, 16\d ms of it are outside data, forward,", one.details) for one in findings)
 
 
 IN_FORWARD = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from zerotop.commands.common.open_recording import open_named
 
 _WIDTH = 100
 _INDENT = " " * 4
+_PLACE = re.compile(r"\S+\.py:\d+( .*)?")  # train.py:47, or train.py:47 in collate (calls int)
 
 
 def findings(options: argparse.Namespace) -> int:
@@ -42,10 +44,10 @@ def findings(options: argparse.Namespace) -> int:
 
 
 def _format_fixes(findings: Sequence[Finding]) -> str:
-    """Return what can be pasted, each under the headline of its finding as a comment."""
+    """Return what can be pasted, each under the headline of its finding as a comment. A line to look at is no such fix."""
     fixes: dict[str, str] = {}
     for finding in findings:
-        if finding.fix:
+        if finding.fix and not _PLACE.fullmatch(finding.fix):
             fixes.setdefault(escape_unprintable(finding.fix), escape_unprintable(finding.headline))
     blocks = (f"# {headline}\n{fix}" for fix, headline in fixes.items())
     return "\n".join(blocks) or "No finding in this recording has a fix to paste."

@@ -123,8 +123,16 @@ class _Graphs:
         """Return the names of a node's saved tensors that are no lists; those of functions written in Python are unknown."""
         if kind not in self._saved_names:
             names = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-            self._saved_names[kind] = [name for name in names if not isinstance(getattr(node, name), (tuple, list))]
+            self._saved_names[kind] = [name for name in names if not _is_list(node, name)]
         return self._saved_names[kind]
+
+
+def _is_list(node: Any, name: str) -> bool:
+    """Return whether a node saves a list of tensors; reading one that a backward has freed raises, unlike one tensor."""
+    try:
+        return isinstance(getattr(node, name), (tuple, list))
+    except RuntimeError:
+        return True
 
 
 def _describe_holder(

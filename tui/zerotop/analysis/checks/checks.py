@@ -16,7 +16,7 @@ from zerotop.analysis.formatting import format_bytes, format_count, format_secon
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import measure_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
@@ -133,7 +133,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
     if (least := budget.tokens_per_second) is not None:
         known &= (tokens > 0) | rows["counted"]
         if (tokens[known] > 0).any():
-            rate = estimate_tokens(rows[known], tokens[known]) / float(rows["iteration_s"][known].sum())
+            rate = measure_token_rate(rows[known], tokens[known])
             yield _make_check(
                 "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
             )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from zerotop.analysis.findings import Finding, Severity, link_findings, order_by_cause
+from zerotop.analysis.steps.job_pace import measure_overlap
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import sum_training_s
 
@@ -74,18 +75,7 @@ def rank_findings(findings: Sequence[Finding], steps: Rows, end_ns: int) -> tupl
 
 def measure_training_s(steps: Rows) -> float:
     """Return the seconds of all recorded iterations, evaluations and checkpoints (STEP_DTYPE)."""
-    return sum_training_s(steps) * _measure_overlap(steps)
-
-
-def _measure_overlap(steps: Rows) -> float:
-    """Return by what to multiply a sum over steps on their slowest ranks, so that it is not longer than the time they took.
-
-    Where ranks wait for each other in different phases, the pause of one is the next iteration of another.
-    """
-    if not len(steps):
-        return 1.0
-    lasted_s = float(steps["end_unix_ns"].max() - steps["begin_unix_ns"].min()) / 1e9
-    return min(1.0, lasted_s / max(sum_training_s(steps), 1e-9)) if lasted_s > 0 else 1.0
+    return sum_training_s(steps) * measure_overlap(steps)
 
 
 def _drop_repetitions(findings: Sequence[Finding]) -> Iterable[Finding]:
@@ -139,7 +129,7 @@ def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows,
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0
     later = _select_steps(finding, findings, steps)
-    return _measure_lost(finding, later) * _measure_overlap(later)
+    return _measure_lost(finding, later) * measure_overlap(later)
 
 
 def _measure_lost(finding: Finding, later: Rows) -> float:

@@ -23,7 +23,7 @@ from zerotop.analysis.formatting import (
 from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
-from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
+from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.samples import Ints, Rows
@@ -32,6 +32,8 @@ from zerotop.recording.samples import Ints, Rows
 _LEAST_SHARE = 0.01
 # Memory that others hold does not matter either while much of the device was never used.
 _FULL_SHARE = 0.7
+# The mean is told beside the median if it is as many times the median without the slowest iteration.
+_FAR_MEAN = 1.25
 
 
 class Outcome(str, Enum):
@@ -116,6 +118,10 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
     skipped = int(rows["steps"][rows["skipped"]].sum())
     is_less = 0 < skipped < int(rows["steps"].sum())
     text = f"An iteration takes {format_seconds(median)} (median{f' without {skipped} skipped' if is_less else ''})"
+    usual = rows[find_usual(seconds, rows["skipped"])]
+    mean, count = measure_mean(usual), len(usual)
+    if mean * count - usual["iteration_s"].max() > _FAR_MEAN * median * (count - 1) > 0:
+        text += f", {format_seconds(mean)} on average"
     if seconds[slowest] > 1.5 * median:
         text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):

@@ -28,14 +28,31 @@ def measure_iteration(rows: Rows) -> float:
     return float(np.median(rows["iteration_s"][usual])) if usual.any() else math.nan
 
 
+def sum_training_s(steps: Rows) -> float:
+    """Return the sum of iterations, evaluations and checkpoints (STEP_DTYPE), in seconds."""
+    return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
+
+
+def measure_overlap(steps: Rows) -> float:
+    """Return by what to multiply a sum over steps on their slowest ranks, so that it is not longer than the time they took.
+
+    Where ranks wait for each other in different phases, the pause of one is the next iteration of another.
+    """
+    if not len(steps):
+        return 1.0
+    lasted_s = float(steps["end_unix_ns"].max() - steps["begin_unix_ns"].min()) / 1e9
+    return min(1.0, lasted_s / max(sum_training_s(steps), 1e-9)) if lasted_s > 0 else 1.0
+
+
 def measure_mean(rows: Rows) -> float:
     """Return the mean seconds of the recorded iterations; NaN without any."""
     recorded = find_recorded(rows)
-    return float(rows["iteration_s"][recorded].mean()) if recorded.any() else math.nan
+    return float(rows["iteration_s"][recorded].mean()) * measure_overlap(rows) if recorded.any() else math.nan
 
 
 def measure_token_rate(rows: Rows, token_counts: Ints) -> float:
     """Return tokens per second over all recorded iterations, given the tokens of each; NaN where unknown."""
     recorded = find_recorded(rows)
     tokens, seconds = estimate_tokens(rows, token_counts), float((rows["iteration_s"] * rows["steps"])[recorded].sum())
+    seconds *= measure_overlap(rows)
     return tokens / seconds if tokens > 0 and seconds > 0 else math.nan

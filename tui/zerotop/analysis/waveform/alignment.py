@@ -48,6 +48,8 @@ class LongIterations:
     iteration_s: float  # their median
     phase: str  # that takes most of the difference; empty if none does, or no phases of them were recorded
     longer_s: float  # by how much
+    mean_s: float
+    share: float  # of the time of all iterations since the first folded one
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ def _measure_long(rows: Rows, long: Ints, folded: Ints) -> LongIterations | None
     usual_share = total_s / (total_s + rest_s)
     added_s = long_s - float(np.median(seconds[folded])) if len(folded) else math.inf
     phase = next((name for name, one in longer.items() if _MOST_OF_IT < one / added_s < 1 / _MOST_OF_IT), "")
-    return LongIterations(len(long), usual_share, long_s, phase, longer.get(phase, 0.0))
+    sum_s = float(seconds[long].sum())
+    mean_s, share = sum_s / len(long), sum_s / (sum_s + rest_s)
+    return LongIterations(len(long), usual_share, long_s, phase, longer.get(phase, 0.0), mean_s, share)
 
 
 def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:

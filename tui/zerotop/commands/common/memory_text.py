@@ -17,6 +17,8 @@ from zerotop.analysis.reports.memory import MemoryReport
 from zerotop.analysis.text_tables import align_columns
 
 _UNKNOWN = "-"
+# A figure in GiB below it is 0.000: of a host whose job keeps everything on the GPU, most rows.
+_LEAST_BYTES = MIB // 2
 # Whose figures a section has.
 _NAMED = re.compile(r"GPU \d+ .* on \S+, (?:ranks? [\d, to and]*\d|no rank)|.*? of rank \d+( on \S+, process \d+)?")
 
@@ -130,6 +132,8 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
     title = f"Host memory of rank {host.rank} on {host.host}, process {host.pid}"
     rows = [(title, "GiB", "expected", "difference", "pinned", "bytes/parameter", "source")]
     for row in host.rows:
+        if row.bytes < _LEAST_BYTES and not _expects_bytes(by_key.get(row.key)):
+            continue
         per = f"{row.per_parameter:.2f}" if row.per_parameter else ""
         pinned = format_gib(row.pinned_bytes) if row.pinned_bytes else ""
         rows.append(
@@ -152,10 +156,14 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
     if host.swap_bytes:
         rows.append(("  swapped out", format_gib(host.swap_bytes), "", "", "", "", ""))
     notes = [*(difference.note for difference in differences), *host.notes]
-    if host.pinned is not None and host.pinned.held_bytes:
+    if host.pinned is not None and host.pinned.held_bytes >= _LEAST_BYTES:
         sizes = (host.pinned.held_bytes, host.pinned.active_bytes, host.pinned.tensors_bytes)
         notes.append("PyTorch's pinned allocator holds {} GiB: {} in use, {} in tensors.".format(*map(format_gib, sizes)))
     return [*align_columns(rows, "<>>>>><"), *_format_notes(notes)]
+
+
+def _expects_bytes(difference: Difference | None) -> bool:
+    return difference is not None and (difference.expected_bytes or 0) >= _LEAST_BYTES
 
 
 def _format_allocator(health: AllocatorHealth) -> list[str]:

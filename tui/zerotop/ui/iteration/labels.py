@@ -14,6 +14,7 @@ from zerotop.ui.drawing.labels import phase_word
 # Idling from this share of an iteration is worth a sentence, and so are long iterations with this share of the time.
 _MIN_IDLE_SHARE = 0.15
 _MIN_LONG_SHARE, _FEWEST_LONG = 0.15, 3
+_FAR_MEAN = 1.25  # times the median
 _REASONS = {
     "skipped": "skipped",
     "updated": "with an update",
@@ -53,6 +54,9 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
 
 
 def _describe_long(long: LongIterations, glyphs: Glyphs) -> str:
+    if long.mean_s > _FAR_MEAN * long.iteration_s:  # unlike ones, which their median does not describe
+        mean = format_duration(long.mean_s)
+        return f"{long.count} iterations take {mean} on average, {long.share * 100:.0f} % of the time"
     where = f": {_name_phase(long.phase, glyphs)} {format_duration(long.longer_s)} longer" if long.phase else ""
     many = f"{long.count} iterations take {format_duration(long.iteration_s)}"
     return f"{many}, {long.usual_share * 100:.0f} % of the time{where}"

@@ -186,13 +186,15 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     usual = () if last.get("unknown") else ("forward", "backward", "step")
     names = [name for name in reversed(ITERATION_PHASES) if name in usual or last.get(name, 0.0) > 0]
     skipped, missing = int(iterations.skipped.sum()), int(np.isnan(iterations.iteration_s).sum())
+    iteration_s = float(iterations.iteration_s[place])
+    decimals = _choose_decimals(iteration_s, scale)
     rows: list[Row] = []
     if height > len(names):
         heading = f"step {int(iterations.step[place])}"
-        figure = _format_seconds(float(iterations.iteration_s[place]), scale)
+        figure = format_fixed(iteration_s * scale.factor, decimals, 6)
         rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
     for name in _choose_longest(names, last, height):
-        style, figure = phase_style(name), _format_seconds(last.get(name, math.nan), scale)
+        style, figure = phase_style(name), format_fixed(last.get(name, math.nan) * scale.factor, decimals, 6)
         rows.append(
             ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
         )
@@ -221,6 +223,7 @@ def _choose_longest(names: list[str], last: dict[str, float], most: int) -> list
     return [name for name in names if name not in dropped]
 
 
-def _format_seconds(seconds: float, scale: Scale) -> str:
-    value = seconds * scale.factor
-    return format_fixed(value, 2 if scale.top < 20 else 1 if scale.top < 200 else 0, 6)
+def _choose_decimals(seconds: float, scale: Scale) -> int:
+    """Return the decimals of a step's times: more of one that is far shorter than the longest."""
+    usual = 2 if scale.top < 20 else 1 if scale.top < 200 else 0
+    return 4 if usual == 2 and seconds * scale.factor < 0.1 else usual

@@ -199,7 +199,7 @@ def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
 def draw_worst(overview: Overview, width: int, glyphs: Glyphs) -> Row:
     """Draw ``45 % GPUs idle ...``: the finding that costs most, and its share of the training time."""
     if not overview.worst:
-        return () if overview.worst is None or overview.problem else (("nothing found", "good"),)
+        return () if overview.worst is None or overview.problem else (("nothing costly", "good"),)
     share = f"{format_percent(overview.worst_share)} ".rjust(6) if is_known(overview.worst_share) else " " * 6
     text = fit_text(sanitize(convert_sizes(overview.worst), glyphs), max(0, width - len(share)), glyphs)
     return ((share, "value"), (text, "warn"))

@@ -25,8 +25,8 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="In training, memory peaks{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
-        "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
-        " ({share:percent} of the peak) stay allocated from step to step. Measured in steps {step} to {last}.[ {lines}]"
+        "In steps {step} to {last_step}, {second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}."
+        " {held_after_step_bytes:bytes} ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
@@ -106,12 +106,12 @@ def _build_finding(window: SearchWindow[Group], found: _Owner, look: FoundLook) 
         owner=PARTS[owner],
         peak=peaks[owner],
         device_bytes=lead.device_bytes,
-        second=PARTS[second].capitalize(),
+        second=PARTS[second],
         second_peak=peaks[second],
         third=PARTS[third],
         third_peak=peaks[third],
         share=held / peaks[owner],
-        last=int(rows["step"][-1]),
+        last_step=int(rows["step"][-1]),
         lines=look.look.describe_lines() if look.look is not None else None,
     )
 

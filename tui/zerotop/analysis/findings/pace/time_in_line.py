@@ -50,8 +50,8 @@ _ALWAYS = FindingKind(
     confidence=0.9,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent between the phases",
     details=(
-        "{between_s:seconds} of it outside data, forward, backward and step, {most} of that at {line}, since the"
-        " first steps."
+        "In steps {step} to {last_step}, {between_s:seconds} of it are outside data, forward, backward and step,"
+        " {most} of that at {line}."
     ),
 )
 _LATER = FindingKind(
@@ -185,9 +185,9 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
         return
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
-    kind, share = name_line(_ALWAYS, line), between / iteration
+    values = {"cost": between / iteration, "last_step": int(rows["step"][-1]), **line_values(line)}
     note_named_line(group, line, known_ns)
-    yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
+    yield name_line(_ALWAYS, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
 
 
 def _spends_time(process: Process, known_ns: int) -> bool:
