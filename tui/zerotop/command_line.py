@@ -168,7 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else USAGE
     try:
         code = _run_command(options)
-        sys.stdout.flush()  # here, where a reader that is gone is no error
+        if sys.stdout is not None:  # it is None where the caller has closed it
+            sys.stdout.flush()  # here, where a reader that is gone is no error
         return code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from zerotop.analysis.ranks.matrix import RankMetric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
@@ -22,6 +24,8 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     table = picture.table_rows
     if len(picture.matrix.processes) == 1:  # there is no other rank to wait for it
         table = tuple(row for row in table if row.metric is not RankMetric.WAIT)
+    if len(table) >= height:  # memory says more than what all ranks do alike
+        table = tuple(row for row in table if row.metric is not RankMetric.APART or not np.isclose(row.own, row.usual, 0.1))
     if picture.chosen is None or not table:
         return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix

@@ -35,7 +35,7 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report a call when it has not returned for some seconds, and again when it has. Once for each GPU."""
     told: dict[tuple[str, int | None], tuple[int, tuple[int, ...], int | None]] = {}
     for event in window.results(window.items(window.recording.events_of(GpuSilent)), None):
-        host, seconds = event.writer.host, event.seconds or 0.0
+        host, seconds = event.writer.host, min(event.seconds or 0.0, event.unix_ns / 1e9)  # a damaged file may say more
         begin_ns, key = event.unix_ns - int(seconds * 1e9), (host, event.gpu)
         others = [first for (other, _), first in told.items() if other == host]
         if event.gpu is None and any(begin_ns - first[0] < _TOGETHER_NS for first in others):

@@ -178,6 +178,7 @@ def _build_finding(
         cost=evidence["share"],
         concerned=(process.rank,) if is_one_of_several else None,
         line=bursts.line.text if bursts.line is not None else None,
+        location=bursts.line.location if bursts.line is not None else None,
         workers=loader.text if loader is not None else None,
         pid=process.source.pid,
     )

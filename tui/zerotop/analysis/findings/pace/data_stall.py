@@ -13,7 +13,7 @@ from zerotop.analysis.findings.support.causes.step_change import measure_distanc
 from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.lines.line_findings import line_values
-from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
@@ -70,6 +70,7 @@ class _Told:
     def __init__(self, wait: _Wait, found: FoundLine, finding: Finding) -> None:
         self.wait, self.found, self.finding = wait, found, finding
         self.steps, self.iteration_s = wait.last + 1 - wait.first, _measure(wait)[1]
+        self.line = found.line
         self.awaits_workers = True
 
 
@@ -92,7 +93,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _follow(group: Group, told: _Told) -> Iterator[Finding]:
-    """Yield a wait with the times of all its steps after each quarter of more ones, if they differ from those shown.
+    """Yield a wait after each quarter of more steps, if their times differ from those shown or its line is known now.
 
     Once more when the line of the workers is known.
     """
@@ -100,7 +101,7 @@ def _follow(group: Group, told: _Told) -> Iterator[Finding]:
     late_ns = find_late_line(told.wait.process, begin_ns, known_ns) if told.awaits_workers else None
     if late_ns is not None and late_ns <= group.lead.at.cursor_ns:
         told.awaits_workers = False
-        finding = _build_finding(group, told.wait, told.found._replace(known_ns=late_ns), told.finding.ranks)
+        finding = _build_finding(group, told.wait, FoundLine(told.line, late_ns), told.finding.ranks)
         yield replace(finding, begin_ns=told.finding.begin_ns, step=told.finding.step)
     steps = told.wait.process.phased_steps
     while (last := told.wait.first + told.steps + max(SETTLED_STEPS, told.steps // _MORE_STEPS) - 1) < len(steps):
@@ -108,11 +109,14 @@ def _follow(group: Group, told: _Told) -> Iterator[Finding]:
         known_ns, wait = int(steps["end_unix_ns"][last]), told.wait._replace(last=last)
         if _measure_share(steps[last + 1 - SETTLED_STEPS : last + 1], in_turns=wait.in_turns) < STALL_SHARE:
             continue
-        iteration_s = _measure(wait)[1]
-        if known_ns > told.found.known_ns and abs(iteration_s / told.iteration_s - 1) > _SHOWN_SHARE:
+        iteration_s, first = _measure(wait)[1], told.finding
+        is_new = abs(iteration_s / told.iteration_s - 1) > _SHOWN_SHARE
+        if told.line is None:  # there were few samples
+            told.line = find_line(wait._replace(known_ns=known_ns).find_delay())
+            is_new |= told.line is not None
+        if known_ns > told.found.known_ns and is_new:
             told.iteration_s = iteration_s
-            found, first = told.found._replace(known_ns=known_ns), told.finding
-            finding = _build_finding(group, wait, found, first.ranks)
+            finding = _build_finding(group, wait, FoundLine(told.line, known_ns), first.ranks)
             yield replace(finding, begin_ns=first.begin_ns, step=first.step)
 
 

@@ -24,7 +24,7 @@ _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more work
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
 _BUSY: Advice = ("Start more workers, or do what they compute once, before the training.", "{worker_setting}={more}")
 _MORE: Advice = ("Raise {worker_count}, or prepare the data once, before the training.", "{worker_setting}={more}")
-_FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "")
+_FULL: Advice = ("Prepare the data once, before the training: the job has no core for {more_workers}.", "[{location}]")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
 _ASLEEP: Advice = (
     "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
@@ -140,5 +140,5 @@ def _advise_more(advice: Advice, count: int, spare: float | None) -> Advice:
     most = 2 * count if count else _FIRST_WORKERS
     more = most if spare is None else min(most, count + int(spare))
     if more <= count:
-        return _FULL[0].replace("{more_workers}", "more workers" if count else "workers"), ""
+        return _FULL[0].replace("{more_workers}", "more workers" if count else "workers"), _FULL[1]
     return advice[0], advice[1].replace("{more}", str(more))
