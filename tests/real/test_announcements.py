@@ -88,3 +88,15 @@ def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     early = Announcer(cast(RecordingSource, source), is_own_job=True)
     assert early.find_news(after) == "cpu-hang: The job ended with exit code 0."
     assert early.find_news(after) == ""
+
+
+def test_a_frame_begun_before_the_end_does_not_say_how_it_ended() -> None:
+    recording = recordings.open_recording("cpu-hang")
+    frame = Viewer(RecordingSource(recording), None, time.monotonic).make_frame()
+    lagging = replace(frame, view=replace(frame.view, job=replace(frame.view.job, exit_text="")), all_findings=())
+    source = SimpleNamespace(is_live=False)
+    announcer = Announcer(cast(RecordingSource, source), is_own_job=True)
+    assert announcer.find_news(lagging) == announcer.find_news(lagging) == ""
+    assert announcer.find_news(frame) == "cpu-hang: The job ended with exit code 0."
+    unknown = Announcer(cast(RecordingSource, source), is_own_job=True)
+    assert [news for _ in range(20) if (news := unknown.find_news(lagging))] == ["cpu-hang: The job has ended."]

@@ -211,6 +211,10 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 """
 
 
+def read_alive(recording: Path) -> list[bool]:
+    return [rank.alive for rank in RecordingSource(Recording.open(recording)).view_at(None).ranks]
+
+
 @pytest.mark.usefixtures("cluster_job")
 def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two, shift = cluster.nodes[1], tmp_path / "shift"
@@ -237,8 +241,7 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, cal
             assert abs(newest[0] - newest[1]) < 15 * 10**9
             pair = other.header["clock"]
             assert pair["unix_ns"] - pair["monotonic_ns"] - other.offset_ns > 280 * 10**9
-            alive = [rank.alive for rank in RecordingSource(recorded).view_at(None).ranks]
-            assert alive == [True, True]
+            wait_for(lambda: read_alive(recording) == [True, True], 60)
     finally:
         two.run_command("umount", "/proc/sys/kernel/random/boot_id", check=True)
     assert list_samplers(two) == ""

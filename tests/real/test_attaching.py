@@ -98,11 +98,11 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def why_not(process: subprocess.Popen[bytes], recording: Path) -> str:
+def why_not(process: subprocess.Popen[bytes], recording: Path, *, patience_s: float = 1.0) -> str:
     """Why it cannot be entered."""
     target = ProcessHandle.from_pid(process.pid)
     assert target is not None
-    (entry,) = enter_processes([target], str(recording), patience_s=1.0)
+    (entry,) = enter_processes([target], str(recording), patience_s=patience_s)
     assert entry.reply in ("", "early")
     return entry.why_not
 
@@ -259,7 +259,7 @@ def test_without_a_terminal_nothing_is_begun(start_job: Job, tmp_path: Path) -> 
 
 
 def test_a_python_without_pytorch_is_not_entered_yet(start_job: Job, tmp_path: Path) -> None:
-    assert "has not imported PyTorch yet" in why_not(start_job(), tmp_path)
+    assert "has not imported PyTorch yet" in why_not(start_job(), tmp_path, patience_s=30.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -290,7 +290,7 @@ def test_another_tracer(start_job: Job, tmp_path: Path) -> None:
         tracer.kill()
     assert f"Process {process.pid} is already traced by python" in reason
     assert f"process {tracer.pid})" in reason
-    assert "has not imported PyTorch" in why_not(process, tmp_path)
+    assert "has not imported PyTorch" in why_not(process, tmp_path, patience_s=30.0)
 
 
 def test_a_stopped_process(start_job: Job, tmp_path: Path) -> None:

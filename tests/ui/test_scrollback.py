@@ -14,7 +14,7 @@ from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.frame import Pane
 
 LINES = tuple(f"line {number}" for number in range(5000))
-NOW_NS = time.time_ns() + 60 * 10**9
+NOW_NS = time.time_ns() + 86_400 * 10**9  # a cursor after all output
 
 
 @pytest.fixture

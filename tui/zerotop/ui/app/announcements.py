@@ -12,6 +12,8 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.base.frame import Frame
 
 _MOST_CHARACTERS = 200
+# Frames after the end that may not show why it ended.
+_MOST_LATE_FRAMES = 8
 # They would end the sequence, or begin another one: the text quotes a recording.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]+")
 
@@ -27,6 +29,7 @@ class Announcer:
     def __init__(self, source: RecordingSource, *, is_own_job: bool) -> None:
         self.source = source
         self._was_live = is_own_job
+        self._late_frames = 0  # that do not show the end yet
         self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame
 
     def find_news(self, frame: Frame) -> str:
@@ -36,7 +39,11 @@ class Announcer:
         fresh = [headline for key, headline in errors.items() if self._known is not None and key not in self._known]
         news = fresh[0] if fresh and self._was_live else ""
         if self._was_live and not is_live:
-            news = frame.view.job.exit_text or news or "The job has ended."
+            news = frame.view.job.exit_text or news
+            if not news and self._late_frames < _MOST_LATE_FRAMES:  # this frame was begun before the end
+                self._late_frames, is_live = self._late_frames + 1, True
+            else:
+                news = news or "The job has ended."
         self._known, self._was_live = (self._known or set()) | set(errors), is_live
         return f"{frame.view.job.name}: {news}" if news else ""
 
