@@ -186,7 +186,7 @@ def pair_times(runs: Sequence[tuple[str, Baseline]], kind: str | None) -> Iterat
 
 
 def pair_recordings(runs: Sequence[tuple[str, Baseline]]) -> Iterator[TimedPair]:
-    """Yield the times of recordings that predict each other and are not held out."""
+    """Yield predicted and measured times for pairs of recordings of the same job, without those held out."""
     for (name, base), (target_name, target) in permutations(runs, 2):
         if {name, target_name} & HELD_OUT or is_disturbed(name, target_name) or not is_same_job(base, target):
             continue

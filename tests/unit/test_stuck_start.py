@@ -117,8 +117,8 @@ def test_the_lock_of_a_killed_build_is_named(tmp_path: Path, stands: list[Stand]
     recording = write_start(tmp_path, stands, locked_s=20)
     assert find_stuck(recording, 29) == []
     (stuck,) = find_stuck(recording)
-    assert stuck.headline == "Stuck at the start for 30 s: the ranks wait for a build that was killed"
-    assert "No process on their node holds /cache/my ops/lock" in stuck.details
+    assert stuck.headline == "Stuck at the start for 30 s: the ranks wait for a lock that no process holds"
+    assert "holds /cache/my ops/lock" in stuck.details
     assert (stuck.fix, stuck.severity, stuck.known_ns) == ("rm '/cache/my ops/lock'", Severity.ERROR, second_to_unix_ns(30))
 
 

@@ -39,7 +39,7 @@ def read_severity(fault: GpuFault) -> int:
 
 
 def is_of_memory(report: OperationalEvent) -> bool:
-    """Whether it is about data in memory or caches that became wrong, which no code does."""
+    """Whether it reports corrupted data in memory or caches, which is never the job's own fault."""
     return report.category == _MEMORY
 
 

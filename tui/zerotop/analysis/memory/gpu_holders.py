@@ -82,7 +82,7 @@ def _find_unread(at: At, process: RankProcess, source: Source, unix_ns: int) -> 
 
 
 def find_growth(source: Source, unix_ns: int, inventory: TensorInventory | None) -> Growth | None:
-    """Return the growth of an allocator's memory beyond what an inventory has counted, at a moment."""
+    """Return how much allocated memory has grown since the tensors were counted, at a moment."""
     if inventory is None or inventory.growth is None:
         return None
     return measure_growth(source, unix_ns, inventory.growth)

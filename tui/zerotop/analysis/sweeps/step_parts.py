@@ -158,7 +158,7 @@ class StepParts:
         return self.rates.gathered_forward if setup.stage == 3 and not setup.is_loop else 1.0
 
     def _weigh_backward(self, setup: EngineSetup, work: Workload) -> float:
-        """Return the host time of a backward: in stage 1 the mean, as only the last micro-batch is reduced."""
+        """Return the host time of a backward. In stage 1 it is a mean: only the last micro-batch reduces gradients."""
         rates = self.rates
         plain, reduced = rates.plain_backward, rates.reduced_backward
         if setup.is_loop:

@@ -42,11 +42,14 @@ _AWAITED = _ATTACHED.with_changes(
     severity=Severity.WARNING,
 )
 _LOCKED = _KIND.with_changes(
-    headline="Stuck at the start for {silent_s:seconds}: the ranks wait for a build that was killed",
-    details="[{groups} ]No process on their node holds {locks}, and nothing compiles.",
+    headline="Stuck at the start for {silent_s:seconds}: the ranks wait for a lock that no process holds",
+    details=(
+        "[{groups} ]No process that is visible on their node holds {locks}, and nothing compiles: a build may have"
+        " been killed."
+    ),
     advice=(
-        "Stop the job, delete {it} and start it again. Ranks that go on without a restart would load a library that was"
-        " never built."
+        "Unless another job builds there, stop this one, delete {it} and start it again. Ranks that go on would load a"
+        " library that was never built."
     ),
     fix="rm {files}",
 )

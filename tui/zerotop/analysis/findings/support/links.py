@@ -204,7 +204,7 @@ def _is_counted(effect: Finding, cause: Finding) -> bool:
 
 
 def _counts_less(effect: Finding, cause: Finding) -> bool:
-    """Whether the iterations with checkpoints are told by these."""
+    """Whether the checkpoints explain why some iterations take longer."""
     return _is_simultaneous(effect, cause) and not (cause.severity is Severity.WARNING and _is_counted(cause, effect))
 
 
