@@ -12,11 +12,15 @@ import time
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recordings import FOLDER
+from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, measure_use_in_steps
 from zerotop.analysis.sweeps.asked_setting import Changes, choose_setting
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError, read_baseline
 from zerotop.analysis.sweeps.grading import ask_for
@@ -25,6 +29,7 @@ from zerotop.analysis.sweeps.what_if_time import find_time_obstacle, predict_tim
 from zerotop.cli import main
 from zerotop.commands.measuring.machine_file import MachineFigures, find_machine_file, write_figures
 from zerotop.recording.reader import Recording
+from zerotop.recording.samples import Samples
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -48,6 +53,34 @@ def test_the_recorded_setting_is_what_was_measured(name: str) -> None:
     time = predict_time(base, base.setup, base.work, base.nodes)
     assert base.times is not None
     assert time.seconds == pytest.approx([base.times.iteration] * 3, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["hand-clean0", "hand-clean2", "jobs-publish"])
+def test_the_gpu_computes_for_as_long_as_the_finding_of_its_launches_says(name: str) -> None:
+    recording = Recording.open(FOLDER / f"{name}.zerotop")
+    found = next(one for one in detect_findings(recording, recording.end_ns) if one.name == "launch_bound")
+    base = read(name)
+    rows = predict_time(base, base.setup, base.work, base.nodes).rows
+    assert base.times is not None
+    rest = base.times.iteration - base.times.update
+    compute = next(row.before for row in rows if row.name == "compute")
+    assert compute == pytest.approx(found.evidence["use"] * rest, rel=0.2)  # of fewer steps
+    assert sum(row.before for row in rows) == pytest.approx(base.times.iteration, rel=0.02)
+
+
+def test_the_gpu_is_not_idle_because_of_a_pause() -> None:
+    steps = np.zeros(40, [("begin_unix_ns", "i8"), ("end_unix_ns", "i8"), ("iteration_s", "f8")])
+    steps["iteration_s"] = 0.1
+    steps["iteration_s"][20:22] = 4.0  # two pauses
+    steps["end_unix_ns"] = np.cumsum(steps["iteration_s"] * 1e9)
+    steps["begin_unix_ns"] = steps["end_unix_ns"] - steps["iteration_s"] * 1e9
+    times = np.arange(0, int(steps["end_unix_ns"][-1]), 200_000_000)
+    used = np.zeros(len(times), [("utilization_percent", "f4")])
+    used["utilization_percent"] = np.where((times > 2e9) & (times < 10.1e9), 0, 60)
+    samples = SimpleNamespace(read_window=Samples(times, used).clip_window)
+    process: Any = SimpleNamespace(is_on_gpu=True, gpu_key=("a", 0), gpu_samples=samples)
+    assert measure_gpu_use(process, 0, int(steps["end_unix_ns"][-1])) == 0
+    assert measure_use_in_steps(process, steps) == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         found, key=lambda one: max(one.first.backward_peak, one.last.backward_peak)
     )
     key = gpus[source]
-    measured = (measure_times(recording, one.process, one.chosen.timed) for one in found)
+    measured = (measure_times(recording, one.process, one.chosen) for one in found)
     times = [each for each in measured if each is not None]
     rows = chosen.rows[-1]
     work = _describe_work(engine, rows)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import nan
 
 import numpy as np
 
+from zerotop.analysis.findings.support.gpu_use import measure_use_in_steps
+from zerotop.analysis.sweeps.recorded_steps import ChosenSteps
 from zerotop.recording.keys import identify_process
+from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_table import RankSteps
@@ -28,15 +32,20 @@ class PhaseTimes:
     update: float
     launches: tuple[float, float] | None  # the host's forward and backward, beside those on the GPU
     cpu_optimizer: float = 0.0  # a part of the update; 0 where it is on the GPU, or not known
+    busy: float = nan  # share of the time in which a kernel ran on the GPU, from NVML; NaN: not known
 
 
-def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> PhaseTimes | None:
+def measure_times(recording: Recording, process: RankSteps, chosen: ChosenSteps) -> PhaseTimes | None:
     """Return the times of one rank; None without steps."""
+    steps = chosen.timed
     if not len(steps):
         return None
     iteration, count = float(np.median(steps["iteration_s"])), int(steps[-1]["micro_steps"])
     host = tuple(float(np.median(steps[name])) / count for name in ("forward_s", "backward_s"))
     rank = identify_process(process.source)
+    numbers = process.step_rows["step"]
+    paced = process.step_rows[(numbers >= chosen.stretch.begin) & (numbers < chosen.stretch.end)]
+    busy = measure_use_in_steps(RankRecords(recording.at(), rank), paced)
     table = next((one for one in recording.sources["device_times"] if identify_process(one) == rank), None)
     if table is not None:
         rows = table.array[np.isin(table.array["step"], steps["step"]) & (table.array["micro_step"] >= 0)]
@@ -44,8 +53,8 @@ def measure_times(recording: Recording, process: RankSteps, steps: Rows) -> Phas
         forward, backward, update = found[0] / count, found[1] / count, found[2]
         if 0 < count * (forward + backward) + update <= _MOST_DEVICE_SHARE * iteration and all(found):
             on_cpu = _sum_steps(rows[rows["phase"] == PHASE_CODE["cpu_optimizer"]])
-            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu)
-    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None)
+            return PhaseTimes(iteration, forward, backward, update, (host[0], host[1]), on_cpu, busy)
+    return PhaseTimes(iteration, host[0], host[1], float(np.median(steps["step_s"])), None, busy=busy)
 
 
 def _sum_steps(rows: Rows) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf, isnan, sqrt
 
 from zerotop.analysis.hardware.gpu_speeds import GpuSpeeds, find_speeds
 from zerotop.analysis.memory.expected.peak_moments import Workload
@@ -34,6 +34,7 @@ class Rates:
     """The speeds that a recording need not tell. Host times are in those of the launches of a plain forward."""
 
     efficiency: float = 0.45  # share of the peak that the arithmetic of large batches reaches
+    busy: float = 1.0  # times NVML's share of the time in which kernels run
     link: float = 1.0  # times NCCL's speed on this type of GPU
     gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
     gathered_backward: float = 12.0
@@ -73,7 +74,12 @@ def _count_flops(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[fl
 
 def _wait(device: float, host: float) -> float:
     """Return how long a GPU waits for launches: part of a phase is bound by them, part is not, so it is no sharp maximum."""
-    return float((device**_SHARPNESS + host**_SHARPNESS) ** (1 / _SHARPNESS)) - device
+    return _join(device, host) - device
+
+
+def _join(one: float, other: float) -> float:
+    """Return the length of a phase of two parts, each of which decides some of it."""
+    return float((one**_SHARPNESS + other**_SHARPNESS) ** (1 / _SHARPNESS))
 
 
 def _subtract(total: float, part: float) -> float:
@@ -97,6 +103,7 @@ class StepParts:
         self._read_forward(times)
         self._read_backward(times)
         self._read_update(setup, times)
+        self._read_kernels(times)
         own = work.accumulation * (times.forward + times.backward) + times.update
         self.between = max(0.0, times.iteration - own)
 
@@ -151,6 +158,21 @@ class StepParts:
         rest = sum(parts[name] for name in names)
         self.factors |= {name: (own - cpu) / rest for name in names if rest and parts[name]}
         self.factors[COMMUNICATION] = gathered / parts[COMMUNICATION] if parts[COMMUNICATION] else 1.0
+
+    def _read_kernels(self, times: PhaseTimes) -> None:
+        """Find how long kernels run that are too small for their FLOPs to decide, as the GPU's use shows that they do.
+
+        They also run while the host launches, so no phase is longer by them.
+        """
+        setup, work, all_flops = self.base.setup, self.base.work, sum(self.flops)
+        beside = sum((*self._list_gathered(setup).values(), *self._list_backward(setup, work).values()))
+        busy = min(1.0, self.rates.busy * times.busy) * (times.iteration - times.update) / work.accumulation - beside
+        is_known = not isnan(times.busy) and busy > 0 and all_flops > 0
+        arithmetic = (self.forward, self.backward)
+        self.kernels = tuple(
+            _subtract(busy * flops / all_flops, each) if is_known else 0.0
+            for flops, each in zip(self.flops, arithmetic, strict=True)
+        )
 
     # --- the parts at any setting ------------------------------------------------------------------------------------------
 
@@ -222,14 +244,12 @@ class StepParts:
         forward, host = self.forward * ratios[0], self.launch * self._weigh_forward(setup)
         gathering = {name: self.gathered_factor * each for name, each in self._list_gathered(setup).items()}
         gathered = sum(gathering.values())
-        parts[COMPUTE] += count * forward
         for name, each in gathering.items():  # while earlier layers compute
             parts[name] += count * each * max(0.0, 1 - forward / gathered) if each else 0.0
-        parts[LAUNCHES] += count * _wait(max(forward, gathered), host)
+        _add_phase(parts, count, forward, _wait(max(forward, gathered), host), self.kernels[0])
         backward, host = self.backward * ratios[1], self.launch * self.hooks * self._weigh_backward(setup, work)
         beside = {name: self.beside_factor * each for name, each in self._list_backward(setup, work).items()}
-        parts[COMPUTE] += count * backward
-        parts[LAUNCHES] += count * _wait(backward + sum(beside.values()), host)
+        _add_phase(parts, count, backward, _wait(backward + sum(beside.values()), host), self.kernels[1])
         for name, each in beside.items():
             parts[name] += count * each
         for name, each in self._list_update(setup).items():
@@ -238,3 +258,10 @@ class StepParts:
         parts[BETWEEN] = self.between + each_micro * (count / self.base.work.accumulation - 1)
         parts[BETWEEN] *= 1 + self.rates.grows * (count_tokens(work) / count_tokens(self.base.work) - 1)
         return parts
+
+
+def _add_phase(parts: dict[str, float], count: int, device: float, launches: float, kernels: float) -> None:
+    """Add the arithmetic of a phase and its launches, in part of which small kernels run."""
+    busy = min(_join(device, kernels), device + launches)
+    parts[COMPUTE] += count * busy
+    parts[LAUNCHES] += count * (device + launches - busy)

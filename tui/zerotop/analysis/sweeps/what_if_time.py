@@ -33,7 +33,7 @@ from zerotop.analysis.sweeps.step_parts import (
 )
 
 _FORMULAS = {
-    COMPUTE: "2 P t FLOPs forward, 4 P t backward, 2 P t again with checkpointing; the speed is measured if it decides",
+    COMPUTE: "2 P t FLOPs forward, 4 P t backward, 2 P t again with checkpointing; at least the time of kernels by NVML",
     LAUNCHES: "the GPU waits for the host, also for DeepSpeed's work on each tensor",
     COMMUNICATION: "bytes of gradients and gathered parameters that nothing overlaps, over NVLink",
     OPTIMIZER: "elements of a rank on the GPU, or of the node on its CPUs",
@@ -46,7 +46,7 @@ _UNKNOWN = {
 }
 
 
-_SPREADS = {"link": 1.4, "efficiency": 1.4, "split": 2.0}
+_SPREADS = {"link": 1.4, "efficiency": 1.4, "busy": 1.4, "split": 2.0}
 _SPREAD = 1.5  # of other rates: as many times more or less
 # Between runs of one setting, and between steps of one: the host's work varies most.
 _RUN_SPREADS = {COMPUTE: 0.05, LAUNCHES: 0.25, COMMUNICATION: 0.25, OPTIMIZER: 0.3, TRANSFERS: 0.3, BETWEEN: 0.3}

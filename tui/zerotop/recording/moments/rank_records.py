@@ -41,6 +41,11 @@ class RankRecords:
         return add_library(first, whole.process_events(TotalSteps, process))
 
     @property
+    def is_on_gpu(self) -> bool:
+        """Whether its engine trains on a CUDA device."""
+        return (self.engine.device or "").startswith("cuda")
+
+    @property
     def hello(self) -> Hello | None:
         """How it was started; None before it has reported that."""
         return next(iter(self.at.whole.process_events(Hello, self.process)), None)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.analysis.findings.support.rank_process import Process
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.moments.rank_records import RankRecords
+from zerotop.recording.samples import Rows, Samples
 from zerotop_probe.recording.events import GpuProcess
 
 # A GPU that is busy for a larger share of the time sets the pace itself.
@@ -15,12 +18,30 @@ BUSY_SHARE = 0.85
 _FEWEST_SAMPLES = 3
 
 
-def measure_gpu_use(process: Process, begin_ns: int, end_ns: int) -> float:
+# An iteration that takes as long as this many usual ones has a pause, in which the GPU waits for something else. A sample
+# of NVML covers some time before it (ns).
+_PAUSE_TIMES, _SAMPLE_NS = 5, 200_000_000
+
+
+def measure_use_in_steps(process: RankRecords, steps: Rows) -> float:
+    """Return the GPU's use, as :func:`measure_gpu_use` does, in those of some steps that have no pause."""
+    seconds = steps["iteration_s"]
+    paused = steps[seconds > _PAUSE_TIMES * compute_known_median(seconds)]
+    samples = process.gpu_samples.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
+    begun = np.searchsorted(paused["begin_unix_ns"], samples.times)
+    ended = np.searchsorted(paused["end_unix_ns"] + _SAMPLE_NS, samples.times)
+    return _compute_use(process, samples.select(begun == ended))
+
+
+def measure_gpu_use(process: RankRecords, begin_ns: int, end_ns: int) -> float:
     """Return the median share of the time in which a kernel ran on a rank's GPU, from NVML; NaN if it is unknown."""
+    return _compute_use(process, process.gpu_samples.read_window(begin_ns, end_ns))
+
+
+def _compute_use(process: RankRecords, samples: Samples) -> float:
     if not process.is_on_gpu or process.gpu_key is None:
         return float("nan")
-    rows = process.gpu_samples.read_window(begin_ns, end_ns).rows
-    used = rows["utilization_percent"] if len(rows) else np.empty(0)
+    used = samples.rows["utilization_percent"] if len(samples) else np.empty(0)
     used = used[~np.isnan(used)]
     return float(np.median(used)) / 100 if len(used) >= _FEWEST_SAMPLES else float("nan")
 

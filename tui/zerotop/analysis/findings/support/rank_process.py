@@ -136,11 +136,6 @@ class Process(RankRecords, DetectorState):
         return (self.rank,)
 
     @property
-    def is_on_gpu(self) -> bool:
-        """Whether its engine trains on a CUDA device."""
-        return (self.engine.device or "").startswith("cuda")
-
-    @property
     def device_bytes(self) -> int | None:
         sizes = [device.total_bytes for device in self.engine.devices or []]
         return next((size for size in sizes if size is not None and size > 0), None)
