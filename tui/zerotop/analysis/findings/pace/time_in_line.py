@@ -54,6 +54,8 @@ _ALWAYS = FindingKind(
         " {most} of that at {line}."
     ),
 )
+# Code of the job's own, from its first steps on, may be how the job is meant to be: rollouts, or a sampler of graphs.
+_OWN = _ALWAYS.with_changes(severity=Severity.INFO)
 _LATER = FindingKind(
     name="time_lost_in_line",
     severity=Severity.WARNING,
@@ -187,7 +189,8 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     values = {"cost": between / iteration, "last_step": int(rows["step"][-1]), **line_values(line)}
     note_named_line(group, line, known_ns)
-    yield name_line(_ALWAYS, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
+    kind = _OWN if line.known_call is None else _ALWAYS
+    yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
 
 
 def _spends_time(process: Process, known_ns: int) -> bool:
