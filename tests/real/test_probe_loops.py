@@ -215,6 +215,9 @@ def test_engine_facts(offloaded_run: Counted, number: int) -> None:
     assert {name: engine[name] for name in expected} == expected
     assert engine["config"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert engine["config"]["train_batch_size"] == 8
+    (optimizer,) = engine["optimizers"]
+    assert (optimizer["class"], optimizer["parameters"], optimizer["tensors"]) == ("DeepSpeedCPUAdam", None, None)
+    assert optimizer["settings"]["lr"] > 0
     assert "not-for-recordings" not in json.dumps(engine)
 
 

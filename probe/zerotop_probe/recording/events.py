@@ -155,7 +155,7 @@ class ParameterKind(Facts):
 
 
 class EngineOptimizer(Facts):
-    """An optimizer of a loop."""
+    """An optimizer of a loop, or the one that DeepSpeed wraps, of which parameters and tensors are not known."""
 
     class_: str | None  # class name
     package: str | None  # the package of its class: torch, transformers, bitsandbytes
@@ -221,7 +221,7 @@ class EngineFacts(Facts):
     model: str | None  # class name of the module
     optimizer: str | None  # class name; empty without one
     inner_optimizer: str | None  # class name of the optimizer that DeepSpeed wraps; of a loop, as optimizer
-    optimizers: list[EngineOptimizer] | None  # the optimizers of a loop
+    optimizers: list[EngineOptimizer] | None  # the optimizers of a loop, or the one that DeepSpeed wraps
     device: str | None  # torch device of the engine
     devices: list[EngineDevice] | None  # the GPU of this process, if it has one
     allocator: str | None  # native, cudaMallocAsync or pluggable; null without CUDA

@@ -11,6 +11,7 @@ from zerotop_probe.inside.device import tensor_inventory
 from zerotop_probe.inside.device.allocator import find_backend
 from zerotop_probe.inside.engines import EngineState, TrainingState
 from zerotop_probe.inside.guard import now
+from zerotop_probe.inside.inspection import optimizer_facts
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
 from zerotop_probe.recording.event_values import DIMENSIONS, FAILURE
@@ -260,6 +261,14 @@ def read_dimensions(modules: Iterable[Any]) -> dict[str, int] | None:
     return None
 
 
+def _describe_optimizers(engine: Any) -> list[dict[str, Any]]:
+    """Return the optimizer that DeepSpeed wraps, without its tensors, which are partitions."""
+    optimizer = engine.basic_optimizer
+    if optimizer is None:
+        return []
+    return [optimizer_facts.describe_optimizer(optimizer, {}) | {"parameters": None, "tensors": None}]
+
+
 _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "engine_class": lambda engine: type(engine).__name__,
     "zero_stage": lambda engine: int(engine.zero_optimization_stage()),
@@ -281,6 +290,7 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "model": lambda engine: type(engine.module).__name__,
     "optimizer": lambda engine: _get_class_name(engine.optimizer),
     "inner_optimizer": lambda engine: _get_class_name(engine.basic_optimizer),
+    "optimizers": _describe_optimizers,
     "device": lambda engine: str(engine.device),
     "devices": lambda engine: read_devices(engine.device),
     "allocator": lambda engine: read_allocator(engine.device),

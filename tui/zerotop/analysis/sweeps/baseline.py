@@ -167,18 +167,25 @@ def _describe_work(engine: EngineFacts, step: Any) -> Workload:
     tokens = int(step["tokens"]) // micro_steps if step["tokens"] > 0 else 0
     zero = (engine.config or {}).get("zero_optimization") or {}
     bucket = zero.get("reduce_bucket_size") if isinstance(zero, dict) else None
-    inner = str(engine.inner_optimizer or "").lower()
-    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
-    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
     return Workload(
         micro_batch=max(1, rows),
         sequence=tokens // max(1, rows),
         accumulation=micro_steps,
         checkpointing="full" if engine.activation_checkpointing else "none",
-        foreach="fused" not in inner and not is_made,
+        foreach=is_foreach(engine),
         overlap_comm=isinstance(zero, dict) and zero.get("overlap_comm") is True,
         bucket=int(bucket) if isinstance(bucket, (int, float)) and bucket > 0 else DEFAULT_BUCKET,
     )
+
+
+def is_foreach(engine: EngineFacts) -> bool:
+    """Return whether the optimizer updates all tensors at once by PyTorch's foreach functions, its default on a GPU."""
+    inner = str(engine.inner_optimizer or "").lower()
+    # Of its config DeepSpeed makes DeepSpeedCPUAdam on the CPU, and FusedAdam on the GPU (``_configure_basic_optimizer``).
+    is_made = inner == "deepspeedcpuadam" and "optimizer" in (engine.config or {})
+    settings = [one.settings or {} for one in engine.optimizers or ()]
+    is_other = any(one.get("fused") is True or one.get("foreach") is False for one in settings)
+    return "fused" not in inner and not is_made and not is_other
 
 
 # Families by a part of the model's class name; the first match counts.

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from zerotop.analysis.memory.expected.beyond_allocated import (
+    DEEPSPEED_PROCESS,
+    LOOP_PROCESS,
     NCCL_HOST,
     Interval,
     JobMemory,
@@ -23,7 +25,6 @@ from zerotop.analysis.memory.expected.peak_moments import (
     BACKWARD,
     END_OF_BACKWARD,
     LOSS,
-    REDUCTION,
     STEP,
     WORKSPACE_BYTES,
     MemoryRow,
@@ -31,11 +32,13 @@ from zerotop.analysis.memory.expected.peak_moments import (
     Workload,
     count_updated,
     keep_layers,
+    list_buckets,
     list_gathered,
     list_gradients,
     list_held_gradients,
     list_lasting_buffers,
     list_layer,
+    list_reductions,
     list_states,
     list_update,
 )
@@ -65,6 +68,7 @@ class TokenBytes:
     loss: float  # layers and all copies when the loss's backward holds most
     is_loss_measured: bool  # else another moment was higher
     fixed: float  # of the backward's peak, what no moment explains: perhaps it does not scale
+    reduction: float  # of a reduction that decides, what its formula lacks
 
 
 def change_setup(setup: EngineSetup, stage: int, offload: str) -> EngineSetup:
@@ -156,20 +160,25 @@ def _read_token_bytes(base: Baseline) -> TokenBytes:
     layers = max(0.0, saved - logits)
     # In its last micro-batch the loss is on top of what the others left.
     in_backward = last.backward_peak - last.kept - gathered
-    reduction = layers + _find_bucket(setup, work)
-    if abs(in_backward - reduction) <= _SAME_MOMENT * last.backward_peak and reduction > 1.02 * assumed:
-        return TokenBytes(layers, logits, assumed, is_loss_measured=False, fixed=0.0)
+    reduction = max((moment.bytes for moment in _list_reductions(setup, work, [], [], layers - logits / 2)), default=0.0)
+    # Stage 1 keeps its buckets from the first micro-batch on.
+    lacking = first.backward_peak - first.kept - gathered - reduction
+    if abs(lacking) <= _SAME_MOMENT * first.backward_peak and reduction > 1.02 * assumed:
+        return TokenBytes(layers, logits, assumed, is_loss_measured=False, fixed=0.0, reduction=lacking)
+    lacking = min(0.0, lacking)  # it was not the highest, whatever the formula says
     if logits and work.checkpointing != "none" and in_backward > 1.3 * assumed:
         # A layer is recomputed, or a large gradient is reduced: the recording does not tell which.
-        return TokenBytes(layers, logits, assumed, is_loss_measured=True, fixed=in_backward - assumed)
-    return TokenBytes(layers, logits, max(in_backward, in_forward), is_loss_measured=True, fixed=0.0)
+        fixed = in_backward - assumed
+        return TokenBytes(layers, logits, assumed, is_loss_measured=True, fixed=fixed, reduction=lacking)
+    return TokenBytes(layers, logits, max(in_backward, in_forward), is_loss_measured=True, fixed=0.0, reduction=lacking)
 
 
-def _find_bucket(setup: EngineSetup, work: Workload) -> float:
-    """Return the bytes of the bucket in which stages 1 and 2 reduce gradients, which lives in the backward."""
-    if setup.is_loop or setup.stage not in (1, 2):
-        return 0.0
-    return float(setup.bytes_each * work.bucket)
+def _list_reductions(
+    setup: EngineSetup, work: Workload, static: Sequence[MemoryRow], others: Sequence[MemoryRow], layers: float
+) -> list[PeakMoment]:
+    """Return the moments of the reductions; ``layers``: what the forward keeps, without the logits, in bytes."""
+    kept = MemoryRow("activations", layers, "measured: what the forward keeps, without the logits")
+    return list_reductions(setup, work, static, [*others, kept])
 
 
 def _shape(base: Baseline) -> ModelShape:
@@ -192,18 +201,18 @@ def _list_moments(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: 
         *layers,
         MemoryRow("logits and loss", (tokens.loss - tokens.layers) * ratio, f"{scaled}: beyond what the forward keeps"),
     ]
-    if tokens.fixed:
+    same_work = work.checkpointing == base.work.checkpointing
+    if tokens.fixed and same_work and (list_buckets(setup, work) or not list_buckets(base.setup, base.work)):
         loss.append(
             MemoryRow("in the backward", tokens.fixed, "measured beyond the loss: a recomputed layer or a reduction")
         )
     kept = [loss[0], *layers]
-    bucket = MemoryRow("reduce bucket", _find_bucket(setup, work), "bytes of a parameter x reduce_bucket_size")
+    without_logits = (tokens.layers - tokens.logits / 2) * ratio
+    lacking = [MemoryRow("beyond the formula of the reduction", tokens.reduction, "measured")] if tokens.reduction else []
     moments = [PeakMoment(LOSS, (*static, *gathered, *held, *loss))]
     if changed:
         moments.append(PeakMoment(BACKWARD, (*static, *gathered, *held, *kept, *changed)))
-    if bucket.bytes:
-        others = [row for row in held if row.name != bucket.name]
-        moments.append(PeakMoment(REDUCTION, (*static, *others, *kept, bucket)))
+    moments += _list_reductions(setup, work, [*static, *lacking], [*held, *layers], without_logits)
     gradients = list_gradients(setup, work)
     moments.append(PeakMoment(END_OF_BACKWARD, (*static, *gathered, *gradients)))
     moments.append(PeakMoment(STEP, (*static, *list_update(setup, work), *_list_update_beyond(base, setup))))
@@ -301,11 +310,14 @@ def _predict_host(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[I
     if base.host_rss is None:
         return Interval(0, 0, 0, "not recorded"), ()
     before = _sum([*list_host_rows(base.setup, base.work.accumulation)])
-    change = _sum(rows) - before
-    if setup.is_loop:  # DeepSpeed sets NCCL up for one rank, too
-        change += NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1))
-    likely = max(0.0, base.host_rss + change)
-    width = _HOST_SPREAD * abs(change) + (_HOST_NOISE * base.host_rss if (setup, work) != (base.setup, base.work) else 0)
-    note = "measured" if not change else "measured, and the difference of what is offloaded"
-    process = MemoryRow("process", base.host_rss - before, "measured less what is offloaded by the formula")
-    return Interval(max(0.0, likely - width), likely, likely + width, note), (process, *rows)
+    # If the formula says too much of the recorded setting, the process has its usual size nevertheless.
+    least = min(LOOP_PROCESS[0] if setup.is_loop else DEEPSPEED_PROCESS[0], base.host_rss)
+    is_same = (setup, work) == (base.setup, base.work)
+    process = base.host_rss - before if is_same else max(base.host_rss - before, least)
+    nccl = NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1)) if setup.is_loop else 0.0  # DeepSpeed always starts it
+    likely = process + nccl + _sum(rows)
+    change = likely - base.host_rss
+    width = _HOST_SPREAD * abs(change) + (0.0 if is_same else _HOST_NOISE * base.host_rss)
+    note = "measured, and the difference of what is offloaded" if change else "measured"
+    row = MemoryRow("process", process, "measured less what is offloaded by the formula")
+    return Interval(max(0.0, likely - width), likely, likely + width, note), (row, *rows)

@@ -49,8 +49,8 @@ _NCCL_ALONE, _NCCL, _NCCL_LOOP = (0.6e9, 0.61e9, 0.8e9), (0.5e9, 0.5e9, 0.8e9), 
 
 _ROUNDED = 1.4  # between 1 and 2, by the shapes of tensors
 _TENSORS = "pinned tensor by tensor: the next power of two of the largest, 1.4 x others"
-# Python, PyTorch's, Transformers' and CUDA's libraries in host memory: with DeepSpeed, and without it.
-_PROCESS, _LOOP_PROCESS = (2.2e9, 2.3e9, 2.6e9), (1.5e9, 1.65e9, 2.1e9)
+DEEPSPEED_PROCESS, LOOP_PROCESS = (2.2e9, 2.3e9, 2.6e9), (1.5e9, 1.65e9, 2.1e9)
+"""Host memory of Python, PyTorch's, Transformers' and CUDA's libraries, least, usual, most: with DeepSpeed and without."""
 NCCL_HOST = 0.4e9
 """Host memory of a process that NCCL adds, among several ranks. DeepSpeed starts it for one, too."""
 _SPREAD_PINNED = (0.93, 1.1)
@@ -127,7 +127,7 @@ def estimate_memory(
         reserved, device = _limit(reserved, max(peak, gpu_bytes - context.low)), _limit(device, gpu_bytes)
     rows = tuple(list_host_rows(setup, work.accumulation))
     pinned = sum(row.bytes for row in rows)
-    least, usual, most = _LOOP_PROCESS if setup.is_loop else _PROCESS
+    least, usual, most = LOOP_PROCESS if setup.is_loop else DEEPSPEED_PROCESS
     communicates = NCCL_HOST * (setup.is_loop and setup.ranks > 1)
     host = Interval(
         least + communicates + _SPREAD_PINNED[0] * pinned,

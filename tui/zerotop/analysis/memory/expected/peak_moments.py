@@ -8,7 +8,7 @@ Sources: DeepSpeed's ``stage_1_and_2.py``, ``stage3.py`` and ``bf16_optimizer.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
@@ -39,7 +39,7 @@ LOSSES = {
 """Bytes for each word of the vocabulary and token when the loss's backward begins, by the kind of loss."""
 
 LOSS, BACKWARD, REDUCTION = "loss", "backward of the last layer", "first reduction"
-END_OF_BACKWARD, STEP = "end of backward", "optimizer step"
+LAST_REDUCTION, END_OF_BACKWARD, STEP = "last reduction", "end of backward", "optimizer step"
 """Names of moments."""
 
 CHECKPOINTINGS = ("none", "selective", "full")
@@ -106,6 +106,7 @@ def compute_moments(shape: ModelShape, setup: EngineSetup, work: Workload) -> tu
     moments = [
         PeakMoment(LOSS, (*states, *gathered, *held, *loss)),
         PeakMoment(BACKWARD, (*states, *gathered, *held, kept, *layer)),
+        *list_reductions(setup, work, states, [*held, kept]),
         PeakMoment(END_OF_BACKWARD, (*states, *gathered, *list_gradients(setup, work), *layer)),
         PeakMoment(STEP, (*states, *list_update(setup, work))),
     ]
@@ -255,6 +256,37 @@ def list_held_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     return rows
 
 
+def list_buckets(setup: EngineSetup, work: Workload) -> list[int]:
+    """Return the bytes of each bucket that stages 1 and 2 have in a backward: with ``overlap_comm`` two, filled in turn."""
+    if setup.is_loop or setup.stage not in (1, 2):
+        return []
+    return [setup.bytes_each * work.bucket] * (2 if work.overlap_comm else 1)
+
+
+def list_reductions(
+    setup: EngineSetup, work: Workload, static: Sequence[MemoryRow], kept: Sequence[MemoryRow]
+) -> list[PeakMoment]:
+    """Return the moments at which stages 1 and 2 reduce the first gradients, and the last; none elsewhere.
+
+    ``static``: what lives all the time; ``kept``: what earlier micro-batches and the forward left. A gradient larger than
+    the bucket is reduced by itself: cut by ranks into a copy, and if it is offloaded, its norm is one of fp64.
+    """
+    buckets = list_buckets(setup, work)
+    if not buckets:
+        return []
+    rows = [MemoryRow("reduce bucket", sum(buckets), f"{len(buckets)} x bytes of a parameter x reduce_bucket_size")]
+    largest = min(setup.largest_layer or 0, setup.trainable)
+    if largest:
+        rows.append(MemoryRow("largest gradient", setup.bytes_each * largest, "before it is in the bucket"))
+    if largest > work.bucket and _is_offloaded(setup):
+        rows.append(MemoryRow("norm of the largest gradient", 8 * largest, "in fp64"))
+    elif largest > work.bucket and setup.ranks > 1:
+        rows.append(MemoryRow("copy of the largest gradient", setup.bytes_each * largest, "its parts for the ranks"))
+    others = [row for row in kept if row.name != "reduce bucket"]
+    last = (*static, *list_gradients(setup, work), *rows)
+    return [PeakMoment(REDUCTION, (*static, *others, *rows)), PeakMoment(LAST_REDUCTION, last)]
+
+
 def list_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     if work.update_in_backward or _is_offloaded(setup) or (setup.stage == 3 and not setup.is_loop):
         return []
@@ -278,13 +310,16 @@ def list_update(setup: EngineSetup, work: Workload) -> Iterable[MemoryRow]:
     """Return what the optimizer holds while it updates."""
     if _is_offloaded(setup) or work.update_in_backward:
         return
-    if setup.is_loop or setup.stage == 0:  # ZeRO frees them as it copies its partition
-        yield from list_gradients(setup, work)
     count = count_updated(setup)
     each = setup.bytes_each if setup.is_loop else setup.master_each
+    is_partitioned = setup.stage in (1, 2) and not setup.is_loop
+    if setup.is_loop or setup.stage == 0 or (is_partitioned and not work.foreach):
+        yield from list_gradients(setup, work)
+    if is_partitioned and not work.foreach:  # this is more than what is left when the fused kernels run
+        yield MemoryRow("flattened gradients", setup.bytes_each * count, "of the partition, on their way to fp32")
     if not setup.is_loop:
         yield MemoryRow("gradients in fp32", each * count, "of the parameters that this rank updates")
-    if not setup.is_loop and not work.foreach:
+    if not setup.is_loop and setup.stage == 3 and not work.foreach:
         yield MemoryRow("updated weights", setup.bytes_each * count, "the fused update, cast to 16 bits")
     if work.foreach:
         yield MemoryRow("optimizer temporaries", each * count, "foreach Adam: square roots of the second moments")

@@ -17,6 +17,7 @@ from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
     Workload,
     count_updated,
+    list_buckets,
     list_gathered,
     list_gradients,
     list_held_gradients,
@@ -43,6 +44,8 @@ class StepReplay:
         self._width = 2 if setup.computes_wide else 1
         self._reduction = REDUCTION if setup.stage == 3 or work.overlap_comm else 0
         self._matrix = 2 * shape.vocabulary * shape.hidden  # the gradient of embedding or head
+        self._buckets: list[Block] = []
+        self._filled = 0.0  # bytes of gradients in the bucket
         self._is_tied = shape.counted.embeddings < 1.5 * shape.vocabulary * shape.hidden
 
     def run(self) -> None:
@@ -80,6 +83,10 @@ class StepReplay:
     def start(self) -> None:
         setup, tensors = self._setup, self._list_tensors()
         weights, master = self._states.get(PARAMETERS, 0), self._states.get(MASTER_WEIGHTS, 0)
+        if not setup.stage:  # nothing is flat
+            self._allocate_parts(weights)
+            self._allocate_parts(master)
+            return
         # Stage 3 gives all that was loaded back to the device (``defragment``).
         loaded = [self._allocate(weights * size / sum(tensors)) for size in tensors] if setup.stage < 3 else []
         if weights:
@@ -98,7 +105,12 @@ class StepReplay:
     def make_states(self) -> None:
         """Make the optimizer's moments, at the end of the first step."""
         for _ in range(2):
-            self._allocate(self._states.get(OPTIMIZER_STATE, 0) / 2)
+            self._allocate_parts(self._states.get(OPTIMIZER_STATE, 0) / 2)
+
+    def _allocate_parts(self, size: float) -> list[Block]:
+        """Allocate something of the size of the parameters: a block for each in stage 0, else a flat one."""
+        tensors = self._list_tensors() if size and not self._setup.stage else [1]
+        return [self._allocate(size * part / sum(tensors)) for part in tensors] if size else []
 
     # --- a step ----------------------------------------------------------------------------------------------------------
 
@@ -177,6 +189,8 @@ class StepReplay:
         gradient = self._allocate(self._matrix)
         if is_first:
             self._allocate(WORKSPACE)
+        self._buckets = [self._allocate(size) for size in list_buckets(self._setup, self._work)]
+        self._fill_bucket(self._matrix)
         self._free(half, ends)
         if self._is_tied:
             return [gradient]
@@ -203,6 +217,7 @@ class StepReplay:
             self._pass(2 * hidden, 2 * hidden, 2 * hidden)
             for size in matrices:
                 gradient = self._allocate(size)
+                self._fill_bucket(size)
                 if stays:
                     gradients.append(gradient)
                 else:
@@ -220,11 +235,22 @@ class StepReplay:
         self._free(*head, *[embedding] * bool(head))
         if setup.offload_optimizer != "none":
             self._send_gradient()
+        self._fill_bucket(self._matrix, is_last=True)
         if stays:
             gradients.append(total)
         else:
             self._free(total)
+        self._free(*self._buckets)
         return gradients
+
+    def _fill_bucket(self, size: float, *, is_last: bool = False) -> None:
+        """Put a gradient of ``size`` bytes into the bucket of stages 1 and 2; a full one is cut by ranks into a copy."""
+        bucket = self._setup.bytes_each * self._work.bucket
+        if self._filled + size > bucket or is_last:
+            if self._buckets and self._setup.ranks > 1 and self._filled:
+                self._free(self._allocate(self._filled, stream=self._reduction))
+            self._filled = 0.0
+        self._filled += 0.0 if is_last else size
 
     def _send_gradient(self) -> None:
         """Bring the largest gradient to host memory: a copy of it in stage 3, and its norm from one in fp64."""
@@ -237,19 +263,22 @@ class StepReplay:
         setup, work, count = self._setup, self._work, count_updated(self._setup)
         if setup.stage < 3 and setup.offload_optimizer == "none":
             self._pass(4 * self._matrix)  # for the norm of the largest gradient, in fp64
-        flat = self._allocate(setup.bytes_each * count)
-        wide = self._allocate(setup.master_each * count)
-        self._free(flat, *gradients)
+        flat = [self._allocate(setup.bytes_each * count)] if setup.stage else []
+        wide = self._allocate_parts(setup.master_each * count)
+        self._free(*flat, *(gradients if setup.stage else []))
         if is_first:
             self.make_states()
-        self._pass((setup.master_each if work.foreach else setup.bytes_each) * count)
-        self._free(wide)
+        if work.foreach:
+            self._free(*self._allocate_parts(setup.master_each * count))
+        elif setup.stage == 3:
+            self._pass(setup.bytes_each * count)
+        self._free(*wide, *([] if setup.stage else gradients))
 
 
 def is_simulated(shape: ModelShape, setup: EngineSetup) -> bool:
-    """Return whether the order of blocks is known: DeepSpeed's stages 1 to 3, all parameters trained, a known family."""
+    """Return whether the order of blocks is known: DeepSpeed, all parameters trained, a known family."""
     is_known = shape.counted is not None and shape.layers <= _MOST_LAYERS
-    return is_known and setup.trainable == setup.parameters and setup.stage > 0 and not setup.is_loop and setup.on_gpu
+    return is_known and setup.trainable == setup.parameters and not setup.is_loop and setup.on_gpu
 
 
 def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
