@@ -45,7 +45,9 @@ S = 1_000_000_000
 PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
 # Of these small models a batch that waits for its step, in no category, is more than 2 %; and so are the 512 bytes to which
 # the blocks of many small states are rounded up.
-BATCH_BYTES = {"jobs-workers": 32 << 20, "rollouts": 2 << 20, "outside-frames": 5 << 20}
+BATCH_BYTES = {"jobs-workers": 32 << 20, "rollouts": 2 << 20} | {
+    f"outside-{name}": 5 << 20 for name in ("frames", "draws", "grows")
+}
 ROUNDED_BYTES = {"jobs-workers": 2 << 20}
 # A fix with one of these needs a process that lives.
 LIVE = re.compile(r"--pid|-p \d|-pc \d|-CONT|pgrep")
@@ -61,6 +63,7 @@ LINKED = {
     "host-killed",
     "gpu-lines-jump",
     "hand-fp32",
+    "outside-dense",
 }
 # A signal to the launcher: no detector's finding, but these jobs did not end by themselves.
 STOPPED = ("hand-threads", "gpu-offload-110", "x2-hang-kernel", "x2-hang-collectives")

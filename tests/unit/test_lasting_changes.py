@@ -333,3 +333,30 @@ def test_a_pause_among_the_first_steps_is_no_warning(tmp_path: Path, step: int, 
     steps[step, 1] += 6
     write_parts(tmp_path, steps.tolist())
     assert [one.severity for one in find(tmp_path, iteration_shift.detect, long_pause.detect)] == [told]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "steps", "told"),
+    [
+        ((60, 90), 120, [(60, Severity.WARNING, 2)]),
+        ((60, 75, 90), 120, [(60, Severity.WARNING, 3)]),
+        ((3000, 3030), 3100, [(3000, Severity.INFO, 0)]),  # a small part of the time
+        ((60,), 120, [(60, Severity.INFO, 0)]),
+    ],
+)
+def test_pauses_that_compile_again_and_again(
+    tmp_path: Path, compiled: Sequence[int], steps: int, told: list[tuple[int, Severity, int]]
+) -> None:
+    """As where a shape or an attribute of the model keeps changing: the first alone is no fault, more are."""
+    rows = np.tile([0.01, 0.02, 0.005, 0.001], (steps, 1))
+    rows[list(compiled), 0] += 4.0
+    ends = write_parts(tmp_path, rows.tolist())
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Hello)
+    for step in compiled:
+        begin_ns = int(1e9 * (ends[step] - 4.0))
+        writer.write(int(1e9 * ends[step]), events.Compiled, step=step, begin_ns=begin_ns, graphs=1, seconds=3.9)
+    writer.close()
+    found = find(tmp_path, long_pause.detect)
+    assert [(one.step, one.severity, int(one.evidence.get("times", 0))) for one in found] == told
+    assert all(one.evidence["pause_s"] == pytest.approx(4 * max(1, one.evidence.get("times", 1)), rel=0.01) for one in found)

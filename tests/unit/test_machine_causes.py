@@ -19,6 +19,7 @@ import recordings
 from agents import wait_for
 from loop_runs import torch_version
 from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings.support.causes import loader_causes
 from zerotop.analysis.findings.support.causes.host_causes import may_be_noise
 from zerotop.analysis.findings.support.host_load import CoreLoad
 from zerotop.recording.reader import Recording
@@ -248,6 +249,18 @@ def test_what_loader_workers_do_while_a_rank_waits(
     (stall,) = planted.find_named("data_stall")
     assert stall.details.endswith(f"; {told}.")
     assert fix in stall.fix
+
+
+@pytest.mark.parametrize(("spare", "fix"), [(8, "num_workers=2"), (0, "")])
+def test_a_late_rank_gets_as_many_workers_as_have_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fix: str
+) -> None:
+    planted = Planted("unseen-late-data", tmp_path)
+    planted.add_columns("processes", loader_cores=(0.97, 0.97), loader_workers=(1, 1))
+    monkeypatch.setattr(loader_causes, "measure_spare_cores", lambda *_: spare)
+    (straggler,) = planted.find_named("straggler")
+    assert straggler.advice.startswith("Give each rank the same amount of data, of similar length. ")
+    assert straggler.fix == fix
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,10 @@ from declared_events import check_event
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.pace import repeated_pause
+from zerotop.analysis.findings.support.causes.loader_causes import LoaderCause
 from zerotop.analysis.findings.support.lines.known_calls import find_known_call
 from zerotop.analysis.findings.support.lines.stack_lines import is_training
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.recording.reader import Recording
@@ -401,17 +403,23 @@ LOADING = [("torch/utils/data/dataloader.py", 1440, "_MultiProcessingDataLoaderI
 
 
 @pytest.mark.parametrize(
-    ("distances", "workers", "fix"),
+    ("distances", "workers", "spare", "fix"),
     [
-        ((5, 5, 5, 5), 2, "persistent_workers=True"),
-        ((5, 5, 5, 5), 0, "DataLoader(dataset, num_workers=4, prefetch_factor=8)"),
-        ((3, 6, 4, 7), 2, None),
-        ((5, 5), 2, None),
+        ((5, 5, 5, 5), 2, 8, "persistent_workers=True"),
+        ((5, 5, 5, 5), 0, 3, "num_workers=3"),
+        ((5, 5, 5, 5), 0, None, ""),
+        ((3, 6, 4, 7), 2, 8, None),
+        ((5, 5), 2, 8, None),
     ],
-    ids=["with workers", "without", "irregular", "too few"],
+    ids=["with workers", "without", "unknown", "irregular", "too few"],
 )
 def test_data_that_is_late_at_regular_distances(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[int, ...], workers: int, fix: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    distances: tuple[int, ...],
+    workers: int,
+    spare: int | None,
+    fix: str | None,
 ) -> None:
     """The rank waits in a library for its first batch and for some more: no line of the job takes the time."""
     folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
@@ -427,7 +435,11 @@ def test_data_that_is_late_at_regular_distances(
             spans["end_ns"][late | loading] += 400_000_000
 
     change_table(folder, "spans-rank0", prolong_loading)
-    monkeypatch.setattr(repeated_pause, "count_workers", lambda *_: workers)  # not in this recording
+    # Neither is in this recording.
+    monkeypatch.setattr(repeated_pause, "count_workers", lambda *_: workers)
+    if spare is not None:
+        loader = LoaderCause(Text("it has no loader worker", {}), ("Raise {worker_count}.", f"{{worker_setting}}={spare}"))
+        monkeypatch.setattr(repeated_pause, "find_loader_cause", lambda *_: loader)
     frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in LOADING]
     (path,) = folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:

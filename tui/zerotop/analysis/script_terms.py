@@ -25,12 +25,7 @@ _TRAINER_TERMS = {
     ),
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "worker_setting": ("dataloader_num_workers", "num_workers"),
-    "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
-    "prefetch_fix": (
-        "dataloader_num_workers=4, dataloader_prefetch_factor=8",
-        "DataLoader(dataset, num_workers=4, prefetch_factor=8)",
-    ),
     "fewer_workers_fix": ("dataloader_num_workers=1", "DataLoader(dataset, num_workers=1)"),
     "grouping_fix": (
         'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',

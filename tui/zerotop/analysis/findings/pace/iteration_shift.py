@@ -8,9 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near, is_short
+from zerotop.analysis.findings.pace.changes_of_pace import (
+    BETWEEN_PHASES,
+    SIZE,
+    STEP_PHASE,
+    KnownChange,
+    PaceSearch,
+    is_near,
+    is_short,
+)
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
-from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
+from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting, grows_slowly
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
@@ -283,7 +291,7 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
     for change, found_in in _hold_hidden(group, state, _list_ready(group, state)):
         yield from _follow_up(group, state, change.known_ns)
         shift = explain_change(change, found_in)
-        if shift is None:
+        if shift is None or (found_in == BETWEEN_PHASES and grows_slowly(lead.steps_until(change.known_ns), shift)):
             continue
         # What follows two far outliers does not count against them.
         until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])

@@ -11,6 +11,7 @@ from zerotop.analysis.findings.support.causes.step_change import measure_compili
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.evidence import Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines.known_calls import COMPILE
 from zerotop.analysis.findings.support.lines.line_findings import (
     PLACES,
     is_cause,
@@ -56,6 +57,12 @@ _EVALUATION = _KIND.with_changes(
     advice="",
     fix="",
 )
+_RECOMPILED = _KIND.with_changes(
+    headline="torch.compile compiled again {times:.0f} times since step {step}: {pause_s:seconds}",
+    details="Pauses of {longest_s:seconds} or less take {share:percent} of the training so far[, {most} of it at {line}].",
+    advice=COMPILE.advice,
+    fix=COMPILE.fix,
+)
 _UNFINISHED = _KIND.with_changes(
     headline="Step {step} has taken {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
     details="It is as long as {iterations:.0f} iterations, and has not ended[; {cause}].",
@@ -74,8 +81,8 @@ _LEAST_SHARE, _MOST_S = 0.02, 30.0
 _EVALUATION_SHARE = 0.1
 
 
-class _State:
-    steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
+# Pauses in which torch.compile compiles again and again, and their share of the training so far.
+_RECOMPILES, _RECOMPILED_SHARE = 2, 0.2
 
 
 class _Pause(NamedTuple):
@@ -89,6 +96,7 @@ class _Pause(NamedTuple):
     is_evaluation: bool
     process: Process
     column: str  # of the phase that took the time; empty if it is unknown
+    earlier: tuple[_Pause, ...] = ()  # in which torch.compile compiled, too
 
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
@@ -104,11 +112,16 @@ class _Pause(NamedTuple):
         return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
 
 
+class _State:
+    steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
+    compiling: tuple[_Pause, ...] = ()
+
+
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
     for pause, found in window.await_each(_find_pauses(window), lambda pause: await_line(pause.find_delay())):
-        is_new = found.line is None or not is_named(window.subject, found.line, found.known_ns)
+        is_new = pause.earlier or found.line is None or not is_named(window.subject, found.line, found.known_ns)
         if is_new and not pause.is_by_probe:
             yield _build_finding(pause, found)
     yield from _find_unfinished(window)
@@ -179,11 +192,40 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
         is_change = end - index >= SHIFT_STEPS or (
             end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
         )
-        if not is_change and _is_notable(pause, usual, least) and window.is_news(pause, _is_longer):
-            known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
-            process, column = _find_place(group, steps[index], known_ns)
-            yield _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
+        if is_change or not _is_notable(pause, usual, least):
+            continue
+        known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
+        process, column = _find_place(group, steps[index], known_ns)
+        found = _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
+        found = _join_compiling(state, found, float(np.nansum(seconds[:end])))
+        if found.earlier or window.is_news(pause, _is_longer):
+            yield found
     state.steps_read = max(state.steps_read, len(steps))
+
+
+def _join_compiling(state: _State, pause: _Pause, trained_s: float) -> _Pause:
+    """Return a pause with the earlier ones if torch.compile compiled in each, and they took a notable share together."""
+    if not _is_compiling(pause):
+        return pause
+    earlier, state.compiling = state.compiling, (*state.compiling, pause)
+    is_notable = sum(one.seconds for one in state.compiling) >= _RECOMPILED_SHARE * trained_s
+    return pause._replace(earlier=earlier) if len(state.compiling) >= _RECOMPILES and is_notable else pause
+
+
+def _is_compiling(pause: _Pause) -> bool:
+    """Whether torch.compile took most of a pause."""
+    compiled = measure_compiling(pause.group.lead, pause.rows)
+    return compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
+
+
+def _build_recompiled(pause: _Pause, found: FoundLine) -> Finding:
+    """Return the finding of several pauses, at the first of them, in place of its own."""
+    all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
+    lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
+    evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
+    kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_KIND.advice, fix=_KIND.fix)
+    rows, values = all_pauses[0].rows, line_values(found.line)
+    return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 
 
 def _is_notable(pause_s: float, usual_s: float, least_s: float) -> bool:
@@ -213,6 +255,8 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
 
 
 def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
+    if pause.earlier:
+        return _build_recompiled(pause, found)
     kind, line, steps = _EVALUATION if pause.is_evaluation else _KIND, found.line, pause.group.lead.steps
     compiled = measure_compiling(pause.group.lead, pause.rows)
     if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
@@ -220,7 +264,7 @@ def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
         note_named_line(pause.group, line, found.known_ns)
     elif pause.is_evaluation and line is not None:
         kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
-    is_compiling = compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
+    is_compiling = _is_compiling(pause)
     is_warm_up = line is None and int(np.searchsorted(steps["step"], pause.rows["step"][0])) <= WARM_UP_STEPS
     if is_compiling or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 
+from zerotop.analysis.findings.support.causes.loader_causes import add_advice, find_loader_cause
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
@@ -51,8 +52,7 @@ _LOADING = _KIND.with_changes(
         "{pauses:count pause} since step {step} take {share:percent} of the time from there on; other iterations take"
         " {iteration_s:seconds}."
     ),
-    advice="See what those iterations read that the others do not; workers that prefetch more batches hide it.",
-    fix="{prefetch_fix}",
+    advice="See what those iterations read that the others do not.",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",
@@ -206,8 +206,11 @@ def _is_as_ever(process: Process, rows: Rows, period: float, pause_s: float) -> 
 
 
 def _choose_loading(process: Process, rows: Rows) -> FindingKind:
-    has_workers = count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) > 0
-    return _STARTING if has_workers else _LOADING
+    window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    if count_workers([process], *window) > 0:
+        return _STARTING
+    loader = find_loader_cause(process, *window)
+    return add_advice(_LOADING, loader) if loader is not None else _LOADING
 
 
 def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.findings.support.causes.loader_causes import add_advice, find_loader_cause
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
@@ -46,8 +47,8 @@ _DATA = _KIND.with_changes(
     details=_KIND.details.replace(
         "Its own work between the phases takes that much longer", "It waits that much longer for data"
     ),
-    advice="Raise {worker_count}, and give each rank the same amount of data, of similar length.",
-    fix="{workers_fix}",
+    advice="Give each rank the same amount of data, of similar length.",
+    fix="",
 )
 
 
@@ -121,7 +122,10 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
     process = group.processes[index]
     rows = process.aligned_steps[steps]
     usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
-    kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
+    kind, evidence = _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
+    if data >= late / 2:
+        loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), found.known_ns)
+        kind = add_advice(_DATA, loader) if loader is not None else _DATA
     evidence |= measure_distance(rows)
     if wait is not None:
         evidence["nccl_wait_s"] = wait.share * usual

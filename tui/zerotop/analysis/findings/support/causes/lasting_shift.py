@@ -9,6 +9,8 @@ from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, expla
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.stats.knee import is_gradual
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import BLOCK, compute_levels, find_split, measure_order, refine_split
@@ -26,6 +28,8 @@ _PART_TIMES, _BACKWARD_TIMES = 1.4, 2.0
 # Steps with phases on each side, and standard errors by which their means differ.
 _FEWEST_PHASED, _ERRORS = 5, 4.0
 _PARTS = ("data_s", "forward_s", "backward_s", "step_s", "other_s")
+# Blocks of steps in each half of those that show slow growth, and its part of the change in the phases.
+_GROWING_BLOCKS, _GROWN_SHARE = 4, 0.25
 # A pause in a step counts as that many times the usual time.
 _MOST_TIMES = 5.0
 
@@ -37,20 +41,56 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     levels = compute_levels(np.asarray(steps["iteration_s"], np.float64))
     if len(levels) * BLOCK != len(steps) or len(levels) < 2 * _LEAST_BLOCKS:
         return None  # times of some steps are unknown
+    if (shift := _find_with_memory(group, steps, known_ns)) is not None:
+        return shift
     split = find_split(levels, _LEAST_BLOCKS)
     if not _is_new_level(levels[:split], levels[split:]) or is_gradual(levels):
         return None
     split = refine_split(levels, split, _LEAST_BLOCKS)
-    before, after = steps[: split * BLOCK], steps[split * BLOCK :]
-    is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= _AFTER_S
-    shift = explain_change(StepChange(group, before, after, known_ns)) if is_long else None
-    if shift is None or abs(shift.added_s) < _CHANGED_SHARE * min(shift.before_s, shift.after_s):
+    shift = _explain_split(group, steps, split * BLOCK, known_ns)
+    if shift is None:
         return None
     is_short = find_shortage(shift.change) > 1
     if shift.cause is not None and shift.cause.is_host:
         return shift if is_short else None
     is_own = not is_short and (_is_by_gpu(shift) or bool(find_carrier(shift)))
     return shift if shift.has_recorded_cause(None) or is_own else None
+
+
+def _find_with_memory(group: Group, steps: Rows, known_ns: int) -> PaceShift | None:
+    """Return the change of pace at the step since which all steps need more memory, whatever the pace did before."""
+    rows = group.lead.phased_steps_until(known_ns)
+    rows = rows[(rows["step"] >= steps["step"][0]) & (rows["allocated_peak_bytes"] > 0)]
+    if len(rows) < 2:
+        return None
+    peaks = rows["allocated_peak_bytes"].astype(np.int64)
+    grown = np.minimum.accumulate(peaks[::-1])[::-1][1:] - np.maximum.accumulate(peaks)[:-1]
+    at = int(grown.argmax())
+    split = find_onset(steps, int(rows["step"][at]), int(rows["step"][at + 1])) if grown[at] > 0 else 0
+    if min(split, len(steps) - split) < _LEAST_BLOCKS * BLOCK:
+        return None
+    before, after = (compute_levels(np.asarray(one["iteration_s"], np.float64)) for one in (steps[:split], steps[split:]))
+    shift = _explain_split(group, steps, split, known_ns) if _is_new_level(before, after) else None
+    is_by_memory = shift is not None and shift.cause is not None and shift.cause.finding == "memory_step"
+    return shift if is_by_memory else None
+
+
+def _explain_split(group: Group, steps: Rows, split: int, known_ns: int) -> PaceShift | None:
+    """Return the change from the steps before an index to those from it on, if both are long enough and differ enough."""
+    before, after = steps[:split], steps[split:]
+    is_long = _measure_seconds(before) >= _BEFORE_S and _measure_seconds(after) >= _AFTER_S
+    shift = explain_change(StepChange(group, before, after, known_ns)) if is_long else None
+    is_enough = shift is not None and abs(shift.added_s) >= _CHANGED_SHARE * min(shift.before_s, shift.after_s)
+    return shift if is_enough else None
+
+
+def grows_slowly(steps: Rows, shift: PaceShift) -> bool:
+    """Whether iterations became longer little by little: then no step is the one from which on they take longer."""
+    levels = compute_levels(np.asarray(steps["iteration_s"][WARM_UP_STEPS:], np.float64))
+    half = len(levels) // 2
+    if half < _GROWING_BLOCKS or not is_gradual(levels):
+        return False
+    return float(np.median(levels[half:]) - np.median(levels[:half])) >= _GROWN_SHARE * shift.added_s
 
 
 def _measure_seconds(steps: Rows) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.findings.support.causes.step_change import Advice
 from zerotop.analysis.findings.support.evidence import Process
+from zerotop.analysis.findings.support.finding import FindingKind
 from zerotop.analysis.findings.support.host_load import measure_spare_cores
 from zerotop.analysis.formatting import Text, pluralize
 from zerotop.recording.samples import read_column
@@ -49,6 +50,14 @@ class LoaderCause(NamedTuple):
 
     text: Text
     advice: Advice | None = None
+
+
+def add_advice(kind: FindingKind, loader: LoaderCause) -> FindingKind:
+    """Return the kind with advice about the workers after its own, and what can be copied for them."""
+    if loader.advice is None:
+        return kind
+    advice, fix = loader.advice
+    return kind.with_changes(advice=f"{kind.advice} {advice}", fix=fix)
 
 
 def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:

@@ -228,6 +228,10 @@ class PaceShift:
         floor = self.before_s * (_FLOOR_ON_HOST if offloads(lead) or not lead.is_on_gpu else _FLOOR)
         processes, begin_ns = self.change.group.processes, int(self.change.after["begin_unix_ns"][0])
         is_host = bool(first) and is_paced_by_host(processes, int(steps["begin_unix_ns"][0]), begin_ns)
+        # A part that no slower core explains may take most in the first steps, and less in those after them.
+        is_own = is_lasting and self.has_own_part and self._own_part not in ("forward_s", "backward_s")
+        if is_own and len(after) >= LEVEL_STEPS and stands_out(before, after, times=1.0, floor=floor):
+            return True
         if not self._holds(after, is_host=is_host):
             return False
         if self._is_own_alone(is_host=is_host):

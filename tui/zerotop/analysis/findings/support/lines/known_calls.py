@@ -101,7 +101,6 @@ _CALLS = (
             "mmap.mmap",
         ),
         "Prefetch the data for {location}, in the workers of a DataLoader or in a separate thread.",
-        "{workers_fix}",
     ),
     KnownCall(
         ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
