@@ -17,8 +17,10 @@ from memory_recording import (
 )
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
+from zerotop.analysis.memory.leak_holders import choose_holder
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, GROWN, HELD
 from zerotop.analysis.reports.memory import read_report
 from zerotop.commands.common.memory_text import format_report
@@ -136,3 +138,37 @@ def test_a_leak_grows_in_several_rises(held: list[float], leaked: float | None, 
 def test_the_block_of_a_view(shape: list[int], view_of: list[int], told: str, tmp_path: Path) -> None:
     held = HELD_LIST | {"bytes": gib_to_bytes(3.2), "shape": shape, "view_of": view_of}
     assert told in explain(fail_at_the_end(tmp_path, held=held)).cause
+
+
+REPLACED = HELD_LIST | {"name": "out", "kind": "ModelOutput", "bytes": gib_to_bytes(3), "added_line": None}
+NO_LINE = HELD_LIST | {"added_line": None}
+
+
+def count_held(*held: dict[str, Any]) -> events.Tensors:
+    return events.Tensors({"step": 36, "held": list(held)}, BEGIN_NS, make_identity(0))
+
+
+@pytest.mark.parametrize(
+    ("held", "before", "name"),
+    [
+        ([REPLACED, HELD_LIST | {"bytes": gib_to_bytes(1)}], [], "seen"),
+        ([REPLACED], [], None),
+        ([NO_LINE | {"name": "buffer", "bytes": gib_to_bytes(3)}, HELD_LIST | {"bytes": gib_to_bytes(1)}], [], "seen"),
+        ([NO_LINE | {"bytes": gib_to_bytes(1)}], [], "seen"),
+        ([NO_LINE | {"bytes": gib_to_bytes(1)}], [NO_LINE | {"bytes": gib_to_bytes(1)}], None),
+        ([NO_LINE | {"bytes": gib_to_bytes(1)}], [NO_LINE | {"bytes": gib_to_bytes(1), "count": 4}], "seen"),
+    ],
+    ids=["a local variable is larger", "only that", "no line adds to it", "no line is known", "as before", "it has grown"],
+)
+def test_what_holds_a_leak_is_added_to(held: list[dict[str, Any]], before: list[dict[str, Any]], name: str | None) -> None:
+    found = choose_holder(count_held(*held), gib_to_bytes(1), count_held(*before))
+    assert (found.name if found is not None else None) == name
+
+
+def test_what_a_variable_takes_once_where_a_leak_begins_is_no_part_of_it(tmp_path: Path) -> None:
+    """The model's output keeps 1.5 GiB more from step 21 on, and a list 0.1 GiB more in each."""
+    sizes = tuple(4 + (1.5 + 0.1 * (step - 20) if step > 20 else 0) for step in range(40))
+    held = HELD_LIST | {"bytes": gib_to_bytes(0.5), "count": 5}
+    recording = record_leak(tmp_path, held=held, sizes=sizes, count=(25, 2.0))
+    (creep,) = [one for one in detect_findings(recording, BEGIN_NS + 60 * S) if one.name == "memory_creep"]
+    assert "The list seen in main() (train.py) kept 5 tensors in step 25" in creep.details

@@ -15,7 +15,7 @@ import pytest
 from agents import wait_for
 from memory_recording import PlantedRecording
 from small_recording import BEGIN_NS, S, make_identity
-from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings import Severity, detect_findings
 from zerotop.analysis.processes import missing_probe as missing_analysis
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.views.loop_notices import describe_training
@@ -164,6 +164,41 @@ def test_which_processes_are_ranks(
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_process_below_one_with_the_probe_counts_only_if_that_waits(
+    start_python: Callable[..., ProcessHandle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_busy: bool
+) -> None:
+    library = tmp_path / "libtorch_cpu.so"
+    library.write_bytes(b"x")
+    monkeypatch.setattr(missing_probe, "_WAITING_S", 0.5)
+    monkeypatch.setattr(ProbelessProcesses, "_cannot_write", lambda tracked, pid: False)
+    wait = "while not select.select([0], [], [], 0)[0]: zlib.crc32(bytes(10**6))" if is_busy else "sys.stdin.read()"
+    code = TORCH + (
+        "import select, subprocess, zlib\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {TORCH + 'sys.stdin.read()'!r}, sys.argv[1]], env={{}})\n"
+        f"print(flush=True)\n{wait}"
+    )
+    parent = start_python(
+        [sys.executable, "-c", code, str(library)], build_environment(SESSION, os.environ, unbuffered=False)
+    )
+    (pid,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    child = ProcessHandle.from_pid(int(pid))
+    assert child is not None
+    tracked = ProbelessProcesses(SESSION)
+    tracked.add_process(parent, None, read_command_line(parent.pid), read_environment(parent.pid))
+    time.sleep(0.3)
+    list(tracked.find_new(time.monotonic()))
+    time.sleep(0.7)
+    wait_for(lambda: missing_probe.has_imported_torch(child.pid))
+    tracked.add_process(child, None, read_command_line(child.pid), {})
+    assert [one.process for one, _ in tracked.find_new(time.monotonic())] == ([] if is_busy else [child])
+
+
+@pytest.mark.parametrize("script", ["/venv/torch/_inductor/compile_worker/__main__.py", "/src/compile_worker/__main__.py"])
+def test_a_compile_worker_of_pytorch_is_no_rank(script: str) -> None:
+    assert missing_probe.is_compile_worker(["python", script, "--kind=fork"]) == ("/torch/" in script)
+
+
 def write_missing(recording: PlantedRecording, at: float, pid: int, **facts: Any) -> None:
     usual = {"rank": None, "start": 1, "is_rank": True, "program": "python loop.py", "reason": "pythonpath", "by": "script"}
     recording.write_event(recording.node, at, events.ProbeMissing, pid=pid, **usual | facts)
@@ -226,6 +261,20 @@ def test_a_process_without_a_number_counts_only_while_no_rank_reports(tmp_path: 
     assert describe_missing_probes(recording.at(BEGIN_NS + 20 * S)) == [
         "The probe was not loaded in 1 rank: it runs python -S, which does not load site modules."
     ]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_process_beside_one_that_reports_later_was_not_loaded_late(tmp_path: Path, *, is_over: bool) -> None:
+    planted = PlantedRecording(tmp_path)
+    planted.write_event(planted.node, 0, events.JobStarted, pid=9)
+    write_missing(planted, 2, 50)
+    planted.write_event(make_identity(0, 52), 12, events.Hello)
+    recording = open_ended(planted, 20)
+    (early,) = detect_findings(recording, BEGIN_NS + 11 * S)
+    assert early.headline == "The probe was not loaded in 1 rank: PYTHONPATH lacks its entry"
+    (late,) = detect_findings(recording, BEGIN_NS + (20 if is_over else 13) * S)
+    assert (late.severity, late.event) == (Severity.INFO, early.event)
+    assert late.headline == "A process with PyTorch runs without the probe: PYTHONPATH lacks its entry"
 
 
 def test_a_rank_that_was_entered_later_has_the_probe(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from memory_recording import PlantedRecording, make_record
-from small_recording import make_identity, second_to_unix_ns
+from small_recording import make_identity, make_span, second_to_unix_ns
 from stuck_ranks_recording import SLEEPING, WAITING, Stand, make_facts
 from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.hangs.reader import find_stillness
@@ -48,9 +48,19 @@ COMING = Stand(
 
 
 def write_start(
-    folder: Path, stands: Sequence[Stand], read_s: Sequence[float] = (15, 30), *, gone_s: float = 0.0, locked_s: float = 0.0
+    folder: Path,
+    stands: Sequence[Stand],
+    read_s: Sequence[float] = (15, 30),
+    *,
+    gone_s: float = 0.0,
+    locked_s: float = 0.0,
+    moved_s: float = 60.0,
+    trained_s: float = 0.0,
 ) -> Recording:
-    """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time."""
+    """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time.
+
+    From ``moved_s`` on they compute, and from ``trained_s`` on they train.
+    """
     recording = PlantedRecording(folder)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
     for rank, pid in enumerate(pids):
@@ -68,11 +78,15 @@ def write_start(
             recording.write_event(recording.node, gone_s, events.RankGone, rank=rank, pid=pid)
         recording.write_event(recording.node, gone_s + 1, events.JobEnded, exit_code=1)
     rows = [
-        make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=stand.cores_used, waiting_cores=0.0)
+        make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=used, waiting_cores=0.0)
         for second in range(60)
         for rank, stand in enumerate(stands)
+        for used in [stand.cores_used if second < moved_s else 1.0]
     ]
     recording.write_records(tables.PROCESSES, recording.node, rows)
+    for rank in range(len(stands)) if trained_s else ():
+        spans = [make_span(trained_s + step, trained_s + step + 1, "step", step, tables.BOUNDARY) for step in range(9)]
+        recording.write_records(tables.SPANS, make_identity(rank), spans, born=int(trained_s))
     return recording.open_recording()
 
 
@@ -90,6 +104,24 @@ def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
     assert stuck.headline == said
     assert stuck.details == "Ranks 0 and 2 wait in all_reduce at train.py:90 in step. No rank has moved on since then."
     assert (stuck.ranks, stuck.fix, stuck.severity) == ((1,), "train.py:40", Severity.ERROR)
+
+
+def test_a_standstill_that_has_ended_is_told_in_the_past_with_its_length(tmp_path: Path) -> None:
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED], moved_s=40, trained_s=45)
+    (told,) = find_stuck(recording, 45)
+    (over,) = find_stuck(recording)
+    assert (told.severity, told.event) == (Severity.ERROR, over.event)
+    assert over.headline == "No rank moved for 40 s at the start: rank 1 was at train.py:40 in build_batch"
+    assert over.details == "Then they moved on: the first step began 5.00 s later."
+    assert (over.severity, over.evidence["silent_s"], over.known_ns) == (Severity.INFO, 40.0, second_to_unix_ns(46))
+    assert (over.advice, over.fix) == ("", "")
+
+
+def test_a_standstill_is_told_again_while_it_lasts(tmp_path: Path) -> None:
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED], [15, 30, 45])
+    (first,), (second,) = find_stuck(recording, 44), find_stuck(recording)
+    assert (first.evidence["silent_s"], second.evidence["silent_s"]) == (30.0, 45.0)
+    assert first.event == second.event
 
 
 def test_a_rank_that_is_not_there_at_all(tmp_path: Path) -> None:

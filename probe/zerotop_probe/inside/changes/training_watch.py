@@ -42,8 +42,9 @@ _RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 8_000_00
 _MOST_CHANGES = 100
 # Looks after a call that changes the training, whatever the budget.
 _MOST_GRANTED = 5
-# Bytes in no category whose holders are searched, and the time between two searches, which doubles each time (ns).
-_LEAST_HELD, _HELD_PAUSE_NS = 64 << 20, 5_000_000_000
+# Bytes in no category whose holders are searched, and the time between two searches, which doubles each time, and where the
+# bytes have doubled (ns).
+_LEAST_HELD, _HELD_PAUSE_NS, _DOUBLED_PAUSE_NS = 64 << 20, 5_000_000_000, 1_000_000_000
 # Time between two counts because of memory, which doubles each time while it keeps changing (ns).
 _COUNT_PAUSE_NS = 500_000_000
 # Sizes of cuBLAS's workspaces, of which there are a few: other blocks may have the same size.
@@ -228,7 +229,7 @@ class TrainingWatch:
         workspaces = [size for size in unclaimed.values() if size in _WORKSPACES][:_MOST_WORKSPACES]
         held, time_ns = sum(unclaimed.values()) - sum(workspaces), now()
         # A holder that is found early holds little: where the memory has doubled, the search comes sooner.
-        pause_ns = min(self._held_pause_ns, _HELD_PAUSE_NS) if held >= 2 * self._held_bytes else self._held_pause_ns
+        pause_ns = _DOUBLED_PAUSE_NS if held >= 2 * self._held_bytes else self._held_pause_ns
         is_due = time_ns - self._held_ns >= pause_ns
         if not self._names_lines or not is_due or abs(held - self._held_bytes) < max(_LEAST_HELD, 0.1 * self._held_bytes):
             return None

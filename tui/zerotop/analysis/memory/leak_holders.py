@@ -23,15 +23,27 @@ class LeakAdvice(NamedTuple):
     fix: str
 
 
-def choose_holder(event: Tensors, leaked_bytes: int) -> HeldTensors | None:
-    """Return the variable that holds most of the bytes that had leaked when tensors were counted; None if none does."""
-    several = [one for one in read_held(event) if one.count >= _LEAST_HELD]
-    holder = max(several, key=lambda one: one.bytes, default=None)
-    if holder is not None and holder.bytes >= _HELD_SHARE * leaked_bytes:
-        return holder
+def choose_holder(event: Tensors, leaked_bytes: int, before: Tensors | None = None) -> HeldTensors | None:
+    """Return the variable that holds most of the bytes that had leaked when tensors were counted; None if none does.
+
+    One to which a line of the job adds comes first. ``before``: an earlier count, since which it must have grown.
+    """
+    earlier = {one.text: one for one in read_held(before)} if before is not None else {}
+    several = [
+        one
+        for one in read_held(event)
+        if one.count >= _LEAST_HELD and one.may_grow and _has_grown(one, earlier.get(one.text))
+    ]
+    large = [one for one in several if one.bytes >= _HELD_SHARE * leaked_bytes]
+    if large:
+        return max(large, key=lambda one: (bool(one.line), one.bytes))
     # What a graph keeps is not counted to its end: a variable with graphs is meant if it is the only one.
     with_graphs = [one for one in several if one.keeps_graph]
     return with_graphs[0] if len(with_graphs) == 1 else None
+
+
+def _has_grown(holder: HeldTensors, earlier: HeldTensors | None) -> bool:
+    return earlier is None or holder.count > earlier.count or holder.bytes > earlier.bytes
 
 
 def describe_holder(holder: HeldTensors) -> str:

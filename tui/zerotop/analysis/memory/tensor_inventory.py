@@ -67,6 +67,8 @@ _STATIC_MOMENTS = (AGAIN, AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
 _MOST_WORKSPACES = 4  # of each size: more blocks of it are others
 _LEAST_GROWTH = 1 << 25  # bytes; less is outputs and losses of other batches
+# Kinds of values that are added to.
+_CONTAINERS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict")
 # When tensors were counted between two steps.
 _BETWEEN_STEPS = (AFTER_UPDATE, NEXT_FORWARD, AGAIN)
 # Spans to look back through for the last backward; an evaluation in between has many.
@@ -105,6 +107,7 @@ class HeldTensors:
     view_of: tuple[int, ...]  # the shape whose block that tensor keeps, if it is a small view; else empty
     line: str  # the only line that adds to it, ``train.py:97``; else empty
     step: int | None = None  # after which it was searched
+    may_grow: bool = True  # False for a local variable that is no container and to which no line adds: it is replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +303,7 @@ def _read_holder(one: HoldingVariable, step: int) -> HeldTensors:
         view_of=tuple(one.view_of or ()),
         line=f"{one.added_file}:{one.added_line}" if one.added_file and one.added_line else "",
         step=step,
+        may_grow=scope != "local" or bool(one.added_line) or one.kind in _CONTAINERS,
     )
 
 

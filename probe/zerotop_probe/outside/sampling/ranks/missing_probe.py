@@ -3,8 +3,8 @@
 The reason is read from a process's command line and from the environment with which it was started. Whether such a process
 trains cannot be seen from outside. One that a launcher numbered is a rank, and so is one with the threads of a process group
 or of a backward on a GPU. Any other is taken for a rank once it has had PyTorch for a few seconds and does more than import
-modules. Launchers do not count, nor a process that only waits for its children, nor the children of one that does not: they
-are loader workers or compilers.
+modules. Launchers do not count, nor a process that only waits for its children, nor the children of one that does not, with
+the probe or without: they are loader workers or compilers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from zerotop_probe.recording.node_part import read_session_value
 
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(zerotop_probe.__file__)), "bootstrap")
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
+_COMPILE_WORKER = os.path.join("torch", "_inductor", "compile_worker", "__main__.py")
 # Names of threads that only a rank has.
 _RANK_THREADS = (b"pt_gloo", b"pt_nccl", b"pt_mpi", b"pt_autograd")
 # With PyTorch for so long, a process that no launcher numbered is a rank if it has slept at so many looks, or computed for
@@ -94,6 +95,7 @@ class ProbelessProcesses:
         self._session = read_session_value(recording)
         self._reasons: dict[tuple[ProcessHandle, tuple[str, ...]], Missing | None] = {}
         self._candidates: dict[int, _Candidate] = {}
+        self._loaded: dict[int, _Candidate] = {}  # those with the probe: they may have helpers without it
 
     def add_process(
         self, process: ProcessHandle, rank: int | None, arguments: Sequence[str], environment: Mapping[str, str]
@@ -103,11 +105,15 @@ class ProbelessProcesses:
         if key in self._reasons:
             return
         missing = self._reasons[key] = self._explain(process.pid, arguments, environment)
-        if missing is not None and not find_launcher(arguments):
+        self._candidates.pop(process.pid, None)
+        self._loaded.pop(process.pid, None)
+        if is_compile_worker(arguments) or find_launcher(arguments):
+            return
+        if missing is not None:
             program = procfs.read_program(process.pid)
             self._candidates[process.pid] = _Candidate(Found(process, rank, program, missing))
         else:
-            self._candidates.pop(process.pid, None)
+            self._loaded[process.pid] = _Candidate(Found(process, rank, "", Missing("")))
 
     def _explain(self, pid: int, arguments: Sequence[str], environment: Mapping[str, str]) -> Missing | None:
         """Return why the probe is not in a process; None if nothing speaks against it."""
@@ -140,6 +146,10 @@ class ProbelessProcesses:
 
     def find_new(self, now_s: float) -> Iterator[tuple[Found, bool]]:
         """Yield the processes that have imported PyTorch, and again when it is known whether they are ranks."""
+        for pid, loaded in list(self._loaded.items()):
+            loaded.look(now_s)
+            if not loaded.found.process.is_alive():
+                del self._loaded[pid]
         for pid, candidate in list(self._candidates.items()):
             if not candidate.found.process.is_alive():
                 del self._candidates[pid]
@@ -173,8 +183,14 @@ class ProbelessProcesses:
 
     def _is_helper(self, pid: int) -> bool:
         """Whether a process belongs to one above it that has PyTorch, too."""
-        above = [one for ancestor in procfs.list_ancestors(pid)[1:] if (one := self._candidates.get(ancestor)) is not None]
+        ancestors = procfs.list_ancestors(pid)[1:]
+        above = [one for ancestor in ancestors if (one := self._candidates.get(ancestor)) is not None]
         is_used = any(one.is_rank or (one.torch_since_s is not None and not one.is_waiting()) for one in above)
+        is_used = is_used or any(
+            not one.is_waiting() and has_imported_torch(ancestor)
+            for ancestor in ancestors
+            if (one := self._loaded.get(ancestor)) is not None
+        )
         return is_used and not _has_rank_threads(pid)
 
     def _is_rank(self, candidate: _Candidate, now_s: float) -> bool:
@@ -184,6 +200,11 @@ class ProbelessProcesses:
         below = [one for other, one in self._candidates.items() if pid in procfs.list_ancestors(other)[1:]]
         candidate.starts_ranks |= any(one.is_rank for one in below)
         return not candidate.starts_ranks and not (below and candidate.is_waiting()) and candidate.is_working(now_s)
+
+
+def is_compile_worker(arguments: Sequence[str]) -> bool:
+    """Whether a command line is that of torch.compile's processes, which PyTorch starts with a PYTHONPATH of its own."""
+    return any(argument.endswith(_COMPILE_WORKER) for argument in arguments[1:2])
 
 
 def has_imported_torch(pid: int) -> bool:

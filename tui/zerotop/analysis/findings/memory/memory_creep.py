@@ -204,15 +204,27 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
     It is that of the last search up to the last step, or else of the first one up to the deadline.
     """
     found: tuple[HeldTensors | None, int] = None, 0
+    before: events.Tensors | None = None
     for event in stretch.process.events_of(events.Tensors):
         if not stretch.begin_ns <= event.unix_ns <= deadline_ns or (
             found[0] is not None and (event.step or 0) > int(stretch.rows["step"][-1])
         ):
             continue
         if event.held and event.allocated_bytes is not None:
-            holder = choose_holder(event, event.allocated_bytes - int(stretch.held[0]))
-            found = (holder, event.unix_ns) if holder is not None else found
+            holder = choose_holder(event, _measure_left(stretch, event.step or 0), before)
+            found, before = (holder, event.unix_ns) if holder is not None else found, event
     return found
+
+
+def _measure_left(stretch: GrowthStretch, step: int) -> int:
+    """Return the bytes that had been left by the end of the step after this one.
+
+    While tensors are counted, a step may have more allocated than it leaves, and where the growth began, it may have taken
+    more once, for a variable that is replaced since.
+    """
+    index = min(int(np.searchsorted(stretch.steps, step + 1)), len(stretch.held) - 1)
+    grown = stretch.slope * float(stretch.steps[index] - stretch.before_step)
+    return int(min(stretch.held[index] - stretch.held[0], grown))
 
 
 def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:

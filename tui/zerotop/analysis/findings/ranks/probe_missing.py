@@ -23,6 +23,12 @@ _OVER = _KIND.with_changes(advice="{remedy}", fix="")
 _LOADED_LATE = _OVER.with_changes(
     headline="The probe was loaded late: {short}", details="{why}. Steps before it was loaded are not recorded."
 )
+_HELPER = _OVER.with_changes(
+    severity=Severity.INFO,
+    headline="A process with PyTorch runs without the probe: {short}",
+    details="{why}. Another process trains and is recorded: this one may be a helper of it.",
+    advice="",
+)
 # The ranks of a job import PyTorch within this time (ns).
 _TOGETHER_NS = 5 * 10**9
 
@@ -41,14 +47,22 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
         early = window.find_once(lambda: tuple(find_missing_probes(at.at(min(times)))))
     for missing in early or ():
         yield _build_finding(missing, min(times), _KIND)
+    reported_ns = {event.process_key: event.unix_ns for event in window.recording.events_of(events.Hello)}
     if found and ended:
         window.is_closed = True
         known, last = _list_keys(early or ()), find_missing_probes(at.at(ended[0]))
         for missing in early or ():
-            yield _build_finding(missing, ended[0], _OVER if _list_keys([missing]) & _list_keys(last) else _LOADED_LATE)
+            kind = _LOADED_LATE if _list_keys([missing]) & reported_ns.keys() else _HELPER
+            yield _build_finding(missing, ended[0], _OVER if _list_keys([missing]) & _list_keys(last) else kind)
         for missing in last:
             if not _list_keys([missing]) & known:
                 yield _build_finding(missing, ended[0], _OVER)
+    elif reported_ns:
+        first_ns = min(reported_ns.values())
+        for missing in early or ():
+            if first_ns > min(times) and all(event.rank is None for event in missing.events):
+                is_late = _list_keys([missing]) & reported_ns.keys()
+                yield from [] if is_late else [_build_finding(missing, first_ns, _HELPER)]
 
 
 def _list_keys(found: Iterable[MissingProbe]) -> set[tuple[str, object]]:

@@ -53,17 +53,37 @@ _LOCKED = _KIND.with_changes(
     ),
     fix="rm {files}",
 )
+_OVER = _KIND.with_changes(
+    severity=Severity.INFO,
+    headline="No rank moved for {silent_s:seconds}[ {when}]: {odd}",
+    details="Then they moved on: the first step began {later_s:seconds} later.",
+    advice="",
+    fix="",
+)
+_AWAITED_OVER = _OVER.with_changes(headline="Others waited {silent_s:seconds} for {odd}")
 # Events from before the first step are read at most this much later (ns).
 _LATE_NS = 10 * 10**9
 _MOST_USES = 8
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
+# Looks at the same standstill differ by at most this much in when it began (ns).
+_SAME_NS = 2 * 10**9
 
 
-@in_job()
+class _State:
+    """The standstill that was told, and its last finding."""
+
+    start: Start | None = None
+    finding: Finding | None = None
+
+
+@in_job(kinds=None)
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
-    """Report once if all ranks stood still before the first step, unless one of them does work that merely takes long."""
-    recording = window.recording
+    """Report if all ranks stand still before the first step, unless one of them does work that merely takes long.
+
+    It is told again while it lasts, and when the first step has ended.
+    """
+    recording, state = window.recording, window.keep(_State)
     ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
     first_ns = min(ends, default=recording.cursor_ns + 1)
     window.is_closed = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
@@ -72,10 +92,28 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     for time_ns in window.items(times):
         start = find_standstill(recording.at.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
-            yield _build_finding(recording, start, time_ns)
+            start = _continue(state, start)
+            yield from _tell(state, start, _build_finding(recording, start, time_ns))
         awaited = find_awaited(recording.at.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
-            yield _build_awaited(awaited, time_ns, use)
+            awaited = _continue(state, awaited)
+            yield from _tell(state, awaited, _build_awaited(awaited, time_ns, use))
+    if ends and state.start is not None and state.finding is not None:
+        yield _build_over(recording, state.start, state.finding, first_ns)
+
+
+def _continue(state: _State, start: Start) -> Start:
+    """Return a standstill with the begin of the one that was told, if it is the same."""
+    if state.start is None or abs(start.since_ns - state.start.since_ns) > _SAME_NS:
+        return start
+    return start._replace(since_ns=state.start.since_ns)
+
+
+def _tell(state: _State, start: Start, finding: Finding) -> Iterator[Finding]:
+    """Yield the finding if it is the first, or about the same standstill as the one before."""
+    if state.finding is None or finding.event == state.finding.event:
+        state.start, state.finding = start, finding
+        yield finding
 
 
 def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
@@ -177,6 +215,39 @@ def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Finding:
         line=shown.place.partition(" in ")[0] or None,
         cost=1.0,
     )
+
+
+def _build_over(recording: Evidence, start: Start, told: Finding, first_ns: int) -> Finding:
+    """Build the finding about a standstill that has ended. ``first_ns``: when the first step had ended."""
+    groups = start.standstill.groups
+    is_awaited = told.kind is not None and told.kind.headline == _AWAITED.headline
+    late = [group for group in groups if not group.awaits_others] if is_awaited else [start.standstill.odd or groups[0]]
+    shown = late[0]
+    place = shown.place.partition(" in ")[0] if is_awaited else shown.place
+    who = "all ranks" if len(groups) == 1 and len(shown.ranks) > 1 else format_ranks(shown.ranks)
+    begun_ns = min(int(group.lead.steps["begin_unix_ns"][0]) for group in recording.groups if len(group.lead.steps))
+    moved_ns = max(told.known_ns, _find_moved(recording, start, told.known_ns, max(begun_ns, told.known_ns)))
+    return (_AWAITED_OVER if is_awaited else _OVER).at(
+        None,
+        start.since_ns,
+        moved_ns,
+        {"silent_s": (moved_ns - start.since_ns) / 1e9, "later_s": max(0, begun_ns - moved_ns) / 1e9},
+        known_ns=first_ns,
+        ranks=told.ranks,
+        odd=f"{who} {'were' if len(shown.ranks) > 1 else 'was'} at {place}",
+        when=None if recording.events_of(events.Attached) else "at the start",
+    )
+
+
+def _find_moved(recording: Evidence, start: Start, after_ns: int, until_ns: int) -> int:
+    """Return when a rank that stood still used a core again; ``until_ns`` if samples do not show that."""
+    for group in start.standstill.groups:
+        for process in group.processes:
+            records = recording.at.records("processes", process.host, "pid", process.pid)
+            samples = records.read_window(after_ns, until_ns)
+            busy = np.flatnonzero(samples.rows["cores_used"] >= BUSY_CORES)
+            until_ns = int(samples.times[busy[0]]) if len(busy) else until_ns
+    return until_ns
 
 
 def _list_stale_locks(recording: Evidence, time_ns: int) -> list[str]:
