@@ -73,10 +73,9 @@ class ValueLimits:
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
         """Return which records, shape (n,), have an impossible value. ``before``: the record before them, if any."""
         impossible = np.zeros(len(rows), np.bool_)
-        names = rows.dtype.names or ()
         combined = _combine_bits(rows)
         for name, highest in self._highest.items():
-            if name not in names or 0 <= combined[name] <= highest:
+            if 0 <= combined.get(name, 0) <= highest:
                 continue
             values = rows[name]
             lowest = -highest if name.endswith(_MAY_BE_NEGATIVE) else UNKNOWN
@@ -86,17 +85,17 @@ class ValueLimits:
             self._find_jumps(rows, before, impossible, combined)
         if self._has_steps:
             _find_lone_steps(rows, before, impossible)
-        if {"used_bytes", "total_bytes"} <= set(names):
+        if {"used_bytes", "total_bytes"} <= combined.keys():
             above = rows["used_bytes"] > rows["total_bytes"]
             if above.any():
                 impossible |= above & (rows["total_bytes"] > 0)
         return impossible
 
-    def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask, combined: np.void) -> None:
+    def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask, combined: dict[str, Any]) -> None:
         """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""
         for name, fastest in self._fastest.items():
             # Most memory is less than could be allocated in a second.
-            if name not in (rows.dtype.names or ()) or (name not in _COUNTERS and 0 <= combined[name] <= fastest * _SLACK_S):
+            if name not in combined or (name not in _COUNTERS and 0 <= combined[name] <= fastest * _SLACK_S):
                 continue
             chosen = np.flatnonzero(~impossible & (rows[name] >= 0))
             first = before if len(before) else rows[chosen[:1]]
@@ -139,17 +138,15 @@ def _find_lone_steps(rows: Rows, before: Rows, impossible: Mask) -> None:
             impossible[chosen[place + 1 - len(known) : end - len(known)]] = True
 
 
-def _combine_bits(rows: Rows) -> np.void:
-    """Return a record with the bits of all: a column in which it is not negative is nowhere negative, and nowhere higher.
+def _combine_bits(rows: Rows) -> dict[str, Any]:
+    """Return the bits of all values of each column: where that is not negative, no value is, and none is higher.
 
     The bits of floats above 0 are in the order of their values. This reads memory once for all columns.
     """
     size = rows.dtype.itemsize
-    data = np.ascontiguousarray(rows).view(np.uint8)
-    many = len(rows) // _ROWS_AT_ONCE * _ROWS_AT_ONCE * size
-    parts = [
-        np.bitwise_or.reduce(data[:many].reshape(-1, _ROWS_AT_ONCE * size)).reshape(-1, size),
-        data[many:].reshape(-1, size),
-    ]
-    combined: np.void = np.bitwise_or.reduce(np.concatenate(parts)).view(rows.dtype)[0]
-    return combined
+    data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, size)
+    if len(rows) >= _ROWS_AT_ONCE:
+        rest = len(rows) % _ROWS_AT_ONCE
+        many = np.bitwise_or.reduce(data[rest:].reshape(-1, _ROWS_AT_ONCE * size)).reshape(-1, size)
+        data = np.concatenate((data[:rest], many))
+    return dict(zip(rows.dtype.names or (), np.bitwise_or.reduce(data).view(rows.dtype)[0].item(), strict=True))
