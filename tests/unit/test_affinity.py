@@ -49,7 +49,7 @@ def bound_thread() -> Iterator[tuple[int, str]]:
     thread.join()
 
 
-def test_only_what_is_new_is_reported(bound_thread: tuple[int, str]) -> None:
+def test_only_new_affinities_are_reported(bound_thread: tuple[int, str]) -> None:
     tid, core = bound_thread
     pid, told = os.getpid(), []
     affinity = AffinityWatcher(pid, lambda *_, **facts: told.append(facts))

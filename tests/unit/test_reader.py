@@ -176,7 +176,7 @@ def test_damage_near_the_end_is_left_out_of_a_last_tick(tmp_path: Path) -> None:
     assert source.damaged_records == 10
 
 
-def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+def test_released_memory_is_read_again(tmp_path: Path) -> None:
     folder = make_recording(tmp_path)
     count = 100_000
     write_probe(folder, *range(count)).close()
@@ -251,7 +251,7 @@ def test_newer_formats(tmp_path: Path) -> None:
     assert "newer zerotop" in read_refusal(folder)
 
 
-def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_tables_and_newer_columns_do_no_harm(tmp_path: Path) -> None:
     folder = make_recording(tmp_path)
     extra = tables.Field("new", "q", "something of the future")
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))

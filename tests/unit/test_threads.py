@@ -98,7 +98,7 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
     assert group.cores_used == 0.0
 
 
-def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
+def test_samples_after_the_cursor_are_not_shown(tmp_path: Path) -> None:
     recording = record_threads(tmp_path, *[make_thread(at / 2, 101, at / 20) for at in range(1, 20)])
     before = read_threads(recording, 4.1)
     assert before.groups[0].cores_used == pytest.approx(7.5 / 20)  # mean of the last second's two samples
@@ -123,7 +123,7 @@ def test_growing_equals_opening_later(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
+def test_waiting_cores_are_averaged_over_the_last_second(tmp_path: Path) -> None:
     rows = [make_thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
     recording = record_threads(tmp_path, *rows, processes=[make_process(at, 1.0, 1) for at in range(1, 26)])
     assert read_threads(recording, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
@@ -131,7 +131,7 @@ def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
     assert math.isnan(read_threads(recording, 1.1, 2).groups[0].waiting_cores)
 
 
-def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
+def test_threads_have_their_cores_nodes_and_affinity(tmp_path: Path) -> None:
     write_event(tmp_path, 0.1, Node, numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
     writer = EventWriter(str(tmp_path), make_identity(-1, pid=7))
     writer.write(int(0.2 * S), Affinity, pid=100, cpus="0-7", threads={"102": "5"})
@@ -204,7 +204,7 @@ def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
     assert parse_cores(format_cores(cores)) == cores
 
 
-def test_what_is_no_set_of_cores_is_none() -> None:
+def test_an_invalid_list_of_cores_is_empty() -> None:
     assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == parse_cores("\N{SUPERSCRIPT TWO}") == frozenset()
     assert len(parse_cores("0-99999999999")) < 1 << 17
 
