@@ -106,11 +106,15 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
             Column((), AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
             # Where no more than this is left, the cores that threads may use and the nodes are left out.
             Column((), 8 if width < 72 else 28, 9, history, grows=True, left=True),
-            Column((("cores", "heading"),), 5, 9, _draw_cores),
-            Column((("runnable", "heading"),), 8, 7, _draw_runnable),
-            Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _draw_ran_on),
-            *([Column((("node", "heading"),), 4, 3, _draw_nodes)] if nodes > 1 else []),
-            *([Column((("may run on", "heading"),), 12, 2, _draw_allowed)] if bound else []),
+            Column("cores", 5, 9, _draw_cores),
+            Column("runnable", 8, 7, _draw_runnable),
+            Column("ran on cores", 12 if width < 110 else 16, 6, lambda line, size: _draw_core_list(line.item.ran_on, size)),
+            *([Column("node", 4, 3, _draw_nodes)] if nodes > 1 else []),
+            *(
+                [Column("may run on", 12, 2, lambda line, size: _draw_core_list(line.item.allowed_cores, size))]
+                if bound
+                else []
+            ),
         ],
         width,
     )
@@ -147,14 +151,6 @@ def _draw_runnable(line: TableLine, size: int) -> Row:
     """Draw how many threads ran or waited for a core, on average; NaN where unknown."""
     item = line.item
     return ((format_fixed(item.cores_used + item.waiting_cores, 1, size), "warn" if item.waiting_cores >= 0.5 else "muted"),)
-
-
-def _draw_ran_on(line: TableLine, size: int) -> Row:
-    return _draw_core_list(line.item.ran_on, size)
-
-
-def _draw_allowed(line: TableLine, size: int) -> Row:
-    return _draw_core_list(line.item.allowed_cores, size)
 
 
 def _draw_core_list(cores: Cores, size: int) -> Row:
