@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Rank
-from zerotop.analysis.processes.cores import format_cores, parse_cores
+from zerotop.analysis.processes.cores import parse_cores
 from zerotop.analysis.processes.thread_kinds import MAIN, OPENMP, POOL, UNNAMED
 from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
@@ -21,6 +21,7 @@ from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.event_values import format_numbers
 from zerotop_probe.recording.events import Affinity, Event, Node, ThreadNames
 from zerotop_probe.recording.writer import EventWriter
 
@@ -140,10 +141,10 @@ def test_threads_have_their_cores_nodes_and_affinity(tmp_path: Path) -> None:
     recording = record_threads(tmp_path, *rows)
     (group,) = read_threads(recording, 9.6).groups
     first, second = sorted(group.threads, key=lambda one: one.tid)
-    assert (format_cores(first.ran_on), first.numa_nodes, format_cores(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
-    assert (format_cores(second.ran_on), second.numa_nodes, format_cores(second.allowed_cores)) == ("5", (1,), "5")
+    assert (format_numbers(first.ran_on), first.numa_nodes, format_numbers(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
+    assert (format_numbers(second.ran_on), second.numa_nodes, format_numbers(second.allowed_cores)) == ("5", (1,), "5")
     affinities = Affinities(recording)
-    assert [format_cores(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
+    assert [format_numbers(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
         "",
         "0-7",
         "0-3",
@@ -201,7 +202,7 @@ def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
-    assert parse_cores(format_cores(cores)) == cores
+    assert parse_cores(format_numbers(cores)) == cores
 
 
 def test_an_invalid_list_of_cores_is_empty() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.processes.cores import Cores, format_cores
+from zerotop.analysis.processes.cores import Cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
 from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.analysis.text_tables import format_tsv
@@ -25,6 +25,7 @@ from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_tit
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.threads.chart import draw_chart, resample_columns
 from zerotop.ui.threads.phase_means import has_phase_means
+from zerotop_probe.recording.event_values import format_numbers
 
 _WINDOW_PIECES = 120  # half seconds shown at least
 _MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
@@ -155,7 +156,7 @@ def _draw_runnable(line: TableLine, size: int) -> Row:
 
 def _draw_core_list(cores: Cores, size: int) -> Row:
     """Return ``0-3,8``, or the number of cores if that is too long."""
-    text = format_cores(cores)
+    text = format_numbers(cores)
     return (((text if len(text) <= size else f"{len(cores)} cores").rjust(size), "muted"),)
 
 
@@ -292,6 +293,7 @@ def format_threads(threads: RankThreads) -> str:
     for group in threads.groups:
         for thread in group.threads:
             figures = (f"{thread.cores_used:.3f}", f"{thread.waiting_cores:.3f}")
-            places = (format_cores(thread.ran_on), ",".join(map(str, thread.numa_nodes)), format_cores(thread.allowed_cores))
+            ran_on, allowed = map(format_numbers, (thread.ran_on, thread.allowed_cores))
+            places = (ran_on, ",".join(map(str, thread.numa_nodes)), allowed)
             lines.append((threads.rank.rank, thread.tid, thread.kind, thread.name, *figures, *places))
     return format_tsv(lines)
