@@ -21,8 +21,8 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.compare.screen import CompareScreen
-from zerotop.ui.dialogs.delete_dialog import DeleteDialog
 from zerotop.ui.dialogs.dialog import Page
+from zerotop.ui.dialogs.yes_no_dialogs import DeleteDialog
 from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import ASCII
 from zerotop.ui.drawing.theme import LIGHT_NAME
