@@ -104,9 +104,9 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
     """Return the columns. Those for nodes and affinity are there only if they say something."""
     return place_columns(
         [
-            Column((), AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
+            Column("", AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
             # Where no more than this is left, the cores that threads may use and the nodes are left out.
-            Column((), 8 if width < 72 else 28, 9, history, grows=True, left=True),
+            Column("", 8 if width < 72 else 28, 9, history, grows=True, left=True),
             Column("cores", 5, 9, _draw_cores),
             Column("runnable", 8, 7, _draw_runnable),
             Column("ran on cores", 12 if width < 110 else 16, 6, lambda line, size: _draw_core_list(line.item.ran_on, size)),
