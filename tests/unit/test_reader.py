@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -322,3 +323,25 @@ def test_read_only(tmp_path: Path) -> None:
         assert sorted(folder.iterdir()) == before
     finally:
         folder.chmod(0o700)
+
+
+COUNT_FAULTS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from zerotop.recording.reader import Recording
+recording = Recording.open(Path(sys.argv[1]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    [np.ones(1 << 17) for _ in range(4)]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by rules of its own")
+def test_memory_of_freed_arrays_is_used_again(tmp_path: Path) -> None:
+    """Four arrays of 1 MiB have 1024 pages."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS, str(make_recording(tmp_path))], capture_output=True, check=True
+    )
+    assert int(done.stdout) < 2 * 1024
