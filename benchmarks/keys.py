@@ -33,10 +33,11 @@ UP, DOWN, LEFT, RIGHT = b"\x1b[A", b"\x1b[B", b"\x1b[D", b"\x1b[C"
 GROUPS = {
     "rank": (DOWN, DOWN, UP, DOWN),
     "m": (b"m", b"m"),
-    "zoom": (b"z", b"z", b"+", b"-"),
+    "panel": (b"z", b"z"),
+    "zoom": (b"+", b"-"),
     "time": (b" ", LEFT, LEFT, RIGHT, b"<", b">", b"f"),
 }
-LACKING = {"m": "12467", "rank": "7"}  # screens that have no such key
+LACKING = {"m": "12467", "rank": "7", "zoom": "14567"}  # screens that have no such key
 LONGEST_S = 10.0
 SAMPLE_S = 0.002
 SLOW_S = 0.025  # of processor time for an answer

@@ -113,7 +113,7 @@ def test_the_ledger_follows_another_dtype(tmp_path: Path) -> None:
     assert watched.rank.find_events("tensors")[-1]["step"] > watched.counted["first"]
 
 
-def test_what_the_script_keeps_is_a_row(tmp_path: Path) -> None:
+def test_tensors_that_the_script_keeps_have_a_row(tmp_path: Path) -> None:
     watched = run_kind("state", tmp_path)
     ledger = watched.read_ledger()
     parameters = watched.rank.find_events("engine")[-1]["parameters"]

@@ -97,7 +97,7 @@ def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> Non
     assert counted_rate(last) == pytest.approx(copied * 1.08, rel=0.15)
 
 
-def test_what_a_sample_costs() -> None:
+def test_each_query_of_the_driver_is_answered() -> None:
     """Prints the time of each query on this driver; asserts only that there is an answer."""
     _, devices = nvml.discover_gpus()
     for name, body in (

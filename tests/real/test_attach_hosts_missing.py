@@ -150,7 +150,7 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Ze
     ],
 )
 @pytest.mark.usefixtures("cluster_job")
-def test_what_names_no_nodes(call_zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
+def test_a_host_list_that_names_no_nodes_is_refused(call_zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
     done = call_zerotop("attach", find_first_pid(call_zerotop), f"--hosts={names}", "--headless")
     assert done.returncode in (1, 2)
     assert done.stderr == f"zerotop: {said}\n"

@@ -15,8 +15,7 @@ from agents import wait_for
 from programs import make_environment, run_zerotop
 from zerotop.analysis.sweeps.settings import build_points
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
-from zerotop.commands.sweeping.slurm_queue import read_ended_jobs
+from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters, read_ended_jobs
 from zerotop.recording.sweeps import Plan, Sweep, read_sweep, write_sweep
 
 pytest.importorskip("submitit")

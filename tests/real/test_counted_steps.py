@@ -97,7 +97,7 @@ def test_counted_steps_have_exact_numbers_and_times(
         assert seconds[1:] == pytest.approx(np.diff(ends_ns) / 1e9)
 
 
-def test_what_is_in_a_counted_step_is_unknown(clean_run: ShortRun) -> None:
+def test_phases_and_sizes_of_counted_steps_are_unknown(clean_run: ShortRun) -> None:
     (steps,) = clean_run.steps
     counted, phased = steps[steps["counted"]], steps[~steps["counted"]]
     assert all(np.isnan(counted[f"{name}_s"]).all() for name in ("data", "forward", "backward", "step", "optimizer"))

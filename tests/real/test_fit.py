@@ -65,7 +65,7 @@ def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
     assert "[run 1]" not in terminal.text
 
 
-def test_what_to_maximize_must_be_said(tmp_path: Path) -> None:
+def test_fit_refuses_to_start_without_a_setting_to_maximize(tmp_path: Path) -> None:
     done = run_zerotop(tmp_path, "fit", "--stage", "2,3")
     assert done.returncode == 2
     assert b"Say what to maximize" in done.stderr

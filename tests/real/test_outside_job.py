@@ -53,7 +53,7 @@ def test_how_a_job_ended(tmp_path: Path, code: str, exit_code: int, signal_name:
     assert [event["event"] for event in read_node_events(tmp_path)][-1] == "sampler_ended"
 
 
-def test_what_a_job_gets_from_us_is_what_a_shell_would_give_it(tmp_path: Path) -> None:
+def test_a_job_starts_as_a_shell_would_start_it(tmp_path: Path) -> None:
     """Signals, limits, folder, input are the caller's, and so is the environment but for two variables."""
     code = """
 import json, os, resource, signal, sys

@@ -82,7 +82,7 @@ def test_resident_memory_is_that_of_each_tick(child: Child) -> None:
     assert still_shared == shared
 
 
-def test_what_grows_much_is_read_whole_at_once(child: Child) -> None:
+def test_memory_that_grows_much_is_read_again_at_once(child: Child) -> None:
     resident, shared = child.read_memory(0)
     child.grow(-64)
     grown, more_shared = child.read_memory(1)

@@ -106,7 +106,7 @@ def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path,
     return recording, started, rank
 
 
-def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, ProcessHandle, ProcessHandle]) -> None:
+def test_ranks_that_left_their_launcher_are_killed_too(stubborn_job: tuple[Path, ProcessHandle, ProcessHandle]) -> None:
     recording, started, rank = stubborn_job
     job_control.request_stop(str(recording))
     wait_for(lambda: not started.is_alive())

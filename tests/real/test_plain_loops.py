@@ -102,7 +102,7 @@ def test_evaluation_checkpoint_and_data(ddp_run: Counted, number: int) -> None:
 
 
 @BOTH
-def test_what_trains(ddp_run: Counted, number: int) -> None:
+def test_the_recorded_loop_has_its_model_and_optimizer(ddp_run: Counted, number: int) -> None:
     rank, own = ddp_run.read_rank(number)
     (engine,) = rank.find_events("engine")
     expected = {

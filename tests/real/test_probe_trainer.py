@@ -54,7 +54,7 @@ def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> 
 
 
 @BOTH
-def test_what_the_trainer_logs(trained_run: Counted, number: int) -> None:
+def test_values_that_the_trainer_logs_are_recorded(trained_run: Counted, number: int) -> None:
     rank, own = trained_run.read_rank(number)
     logged = rank.read_table("logged")
     by_trainer = logged[(logged["known"] & LOGGED_BITS["loss"]) > 0]

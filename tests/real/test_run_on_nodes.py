@@ -407,7 +407,7 @@ def test_the_screen_shows_all_nodes_and_stops_them(tmp_path: Path) -> None:
         assert Rank(job.recording, rank).find_events("goodbye")[0]["step"] == job.read_steps(rank)[-1]
 
 
-def test_what_a_killed_collector_lacks_is_fetched_afterwards(tmp_path: Path) -> None:
+def test_records_that_a_killed_collector_lacks_are_fetched_afterwards(tmp_path: Path) -> None:
     """The server dies with it, the job goes on, and a sentence says what to do."""
     with start_nodes(tmp_path, 2, is_shared=False) as job:
         first = job.cluster.nodes[0]

@@ -202,7 +202,7 @@ def test_steps_are_counted_from_where_one_goes() -> None:
 
 
 @pytest.mark.parametrize("metric", [RankMetric.PEAK, RankMetric.FREE, RankMetric.CORES])
-def test_what_is_looked_up_after_the_first_picture_is_the_same(
+def test_a_picture_completed_later_equals_one_made_at_once(
     metric: RankMetric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})

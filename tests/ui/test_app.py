@@ -46,7 +46,7 @@ def test_each_tab_is_the_screen_of_that_name() -> None:
     assert [(kind.NAME, kind.TITLE) for kind in kinds.values()] == [(tab.name, tab.title) for tab in TABS]
 
 
-async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
+async def test_new_records_are_drawn_at_the_next_tick() -> None:
     seen = Watch("story", 64.0)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
@@ -506,7 +506,7 @@ NASTY = "[red]x[/red] [link=file:///]y \x1b]0;title\x07\x1b[2J \u202e rtl 损失
 
 
 @pytest.mark.parametrize("glyphs", [None, ASCII], ids=["utf8", "ascii"])
-async def test_what_others_wrote_is_drawn_literally(glyphs: object, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_markup_in_recorded_text_is_drawn_literally(glyphs: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Watch("story", 64.0, glyphs=cast(Glyphs, glyphs)) if glyphs else Watch("story", 64.0)
     whole = seen.source.view_at
 
@@ -590,7 +590,7 @@ async def test_resizing() -> None:
         assert "13/14" in seen.text()
 
 
-async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changed_cells_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Watch("story", 65.55, findings=())
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()

@@ -41,7 +41,7 @@ class Page(App[None]):
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
-async def test_what_a_panel_passes_on(glyphs: Glyphs) -> None:
+async def test_panels_pass_on_printable_text_only(glyphs: Glyphs) -> None:
     app = Page(glyphs)
     async with app.run_test(size=(60, 1)):
         panel = app.query_one(Told)

@@ -100,7 +100,7 @@ async def test_the_story_in_one_sentence() -> None:
         ("cpu-slow", "code outside the phases takes 50.3 ms of 108 ms", "value"),
     ],
 )
-def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:
+def test_the_verdict_follows_the_evidence(name: str, words: str, style: str) -> None:
     text, how = describe_bottleneck(fold_of(name), BLOCKS)
     assert words in text
     assert how == style
@@ -115,7 +115,7 @@ def test_long_iterations_that_differ_are_told_by_their_mean() -> None:
     assert describe_bottleneck(unlike, BLOCKS) == (text, "warn")
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_excluded_iterations_are_counted_by_reason() -> None:
     assert describe_left_out(fold_of("z2-offload")) == "excluded: 2 with evaluation, 1 outlier"
     assert describe_left_out(fold_of("story")) == ""
     assert describe_left_out(fold_of("hand-rank0")) == "excluded: 172 only counted, 52 outliers"
@@ -190,7 +190,9 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Re
         ("nowhere", "There is no recording"),
     ],
 )
-async def test_what_cannot_lie_beside_it_is_said(own_folder: Recording, typed: str, said: str) -> None:
+async def test_a_recording_that_cannot_be_overlaid_is_refused_with_the_reason(
+    own_folder: Recording, typed: str, said: str
+) -> None:
     async with open_app(own_folder) as screen:
         await screen.press_keys("v")
         await wait_until(screen.pilot, lambda: "Reading" not in screen.read_text())
@@ -385,7 +387,7 @@ def test_phases_within_others_give_way_first() -> None:
     assert choose_lines(found, 0) == []
 
 
-def test_what_is_copied_has_all_numbers() -> None:
+def test_the_copied_text_has_all_numbers() -> None:
     fold = fold_of("z2-offload")
     heading, *rows = format_waveform(fold).splitlines()
     assert heading.split("\t")[:4] == ["position_s", "utilization", "utilization_p10", "utilization_p90"]

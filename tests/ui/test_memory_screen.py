@@ -47,7 +47,7 @@ async def open_memory(
         yield Shown(app, pilot, MemoryScreen)
 
 
-async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
+async def test_a_panel_without_room_is_named_and_a_key_shows_it() -> None:
     async with open_memory(recordings.open_recording("z2"), size=(80, 24)) as seen:
         assert "b peaks" in seen.read_text()
         assert "Peak by phase" not in seen.read_text()
@@ -127,7 +127,7 @@ async def test_y_copies_bytes() -> None:
         assert peaks.copy_text().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
 
 
-async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
+async def test_the_choice_stays_when_screens_are_switched() -> None:
     async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
         await screen.press_keys("H", "1")
         screen.app.action_switch("memory")

@@ -142,7 +142,7 @@ async def test_searching(long_output: Printing, monkeypatch: pytest.MonkeyPatch)
         assert screen.reading.search is None
 
 
-async def test_what_is_not_there_is_not_found(long_output: Printing) -> None:
+async def test_searching_for_absent_text_finds_nothing(long_output: Printing) -> None:
     app = app_of(Recording.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await open_output(app, pilot)
@@ -174,7 +174,7 @@ async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
         assert app.clipboard == "first\n" + "x" * 150 + "\nlast"
 
 
-async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
+async def test_markup_that_the_job_prints_is_shown_literally(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.write_output("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
     app = app_of(Recording.open(job.path))

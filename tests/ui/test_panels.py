@@ -137,7 +137,7 @@ def test_the_ranks_on_the_host_are_shown_together() -> None:
     ]
 
 
-def test_swap_is_said() -> None:
+def test_used_swap_is_shown() -> None:
     view = view_at("cpu-clean", 35.05)
     host = replace(view.hosts[0], swap_used_bytes=3 * 1024**3)
     row = draw_memory(replace(view, hosts=(host,)), 56, 4, BLOCKS)[1]
@@ -172,7 +172,7 @@ def test_iterations_in_milliseconds_and_ascii() -> None:
     ]
 
 
-def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
+def test_the_end_of_the_steps_is_shown_at_once() -> None:
     panel = Iteration(BLOCKS, id="iteration")
     frame = Viewer(PlayedSource("story", lambda: 20.0), None, lambda: 0.0).make_frame()
     first = panel.draw_cached(frame, 60, 5)
@@ -262,7 +262,7 @@ def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
     assert "main thread 0.7  gloo 0.0" in read_texts(draw_cpu(view_at("cpu-clean", 35.05), 90, 7, BLOCKS))[1]
 
 
-def test_what_ended_well_is_not_loud() -> None:
+def test_a_rank_that_ended_well_is_muted() -> None:
     view = view_at("cpu-clean", 200.0)
     assert ("ended".ljust(12), "muted") in draw_cpu(view, 60, 3, BLOCKS)[1]
     failed = replace(view, job=replace(view.job, exit_code=1))
@@ -475,7 +475,7 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
         (JobState.LOST, None, ("LOST", "badge-bad"), "alert", "!"),
     ],
 )
-def test_what_is_not_known_to_be_bad_is_not_red(
+def test_an_ending_is_red_only_if_it_is_known_to_be_bad(
     state: JobState, code: int | None, badge: tuple[str, str], style: str, mark: str
 ) -> None:
     view = view_at("story", 64.0)

@@ -91,7 +91,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
             assert terminal.text == read_rows(app)
 
 
-async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dialog_over_a_panel_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     app = ZerotopApp(PlayedSource("story", lambda: 65.0), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         app.notify("Something")

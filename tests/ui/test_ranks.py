@@ -71,7 +71,7 @@ async def test_keys_turn_to_other_metrics_and_back(six_ranks: Path) -> None:
         assert screen.ranking.metric is RankMetric.OTHER
 
 
-async def test_what_was_not_recorded_is_passed_over(tmp_path: Path) -> None:
+async def test_metrics_that_were_not_recorded_are_skipped(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
     app = app_of(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -122,7 +122,7 @@ async def test_enter_goes_to_that_ranks_timeline(six_ranks: Path) -> None:
         assert any("Rank 4 node000" in line for line in read_rows(app))
 
 
-async def test_what_was_set_stays_while_another_screen_is_shown(six_ranks: Path) -> None:
+async def test_settings_stay_while_another_screen_is_shown(six_ranks: Path) -> None:
     app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await open_ranks(app, pilot)

@@ -10,7 +10,7 @@ import pytest
 from printing import Printing
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
-from zerotop.ui.app.scrollback import Scrollback
+from zerotop.ui.app.frame_builder import Scrollback
 from zerotop.ui.base.frame import Pane
 
 LINES = tuple(f"line {number}" for number in range(5000))

@@ -21,8 +21,8 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.compare.screen import CompareScreen
-from zerotop.ui.dialogs.delete_dialog import DeleteDialog
 from zerotop.ui.dialogs.dialog import Page
+from zerotop.ui.dialogs.yes_no_dialogs import DeleteDialog
 from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import ASCII
 from zerotop.ui.drawing.theme import LIGHT_NAME
@@ -282,7 +282,7 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(recording_ro
     assert (elsewhere / "session.json").is_file()
 
 
-async def test_what_appears_while_one_looks_is_shown(recording_root: Path) -> None:
+async def test_a_recording_that_appears_is_listed(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)

@@ -18,7 +18,7 @@ from zerotop.ui.live.panels import Summary
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (300, 80)])
-async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
+async def test_the_costliest_findings_come_first_at_the_end(size: tuple[int, int]) -> None:
     source = RecordingSource(Recording.open(demo.RECORDING_PATH))
     count = len(detect_findings(source.recording, source.recording.last_written_ns))
     app = ZerotopApp(source, glyphs=BLOCKS, title="story")

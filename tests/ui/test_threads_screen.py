@@ -176,7 +176,7 @@ async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, 
         assert any(f" {sample} {phase} " in line for line in rows), phase
 
 
-async def test_crowding_is_said() -> None:
+async def test_crowded_cores_are_announced() -> None:
     app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await open_threads(app, pilot, 0.8)

@@ -78,7 +78,7 @@ async def open_timeline(
         yield Looking(recording, pilot, app)
 
 
-async def test_all_that_there_is_of_it() -> None:
+async def test_the_timeline_names_all_its_lanes() -> None:
     async with open_timeline(open_recording("story")) as seen:
         text = seen.read_text()
         for words in (
@@ -244,7 +244,7 @@ async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, d
         assert seen.length == length
 
 
-async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
+async def test_window_and_range_stay_while_another_screen_is_shown() -> None:
     async with open_timeline(open_recording("story")) as seen:
         await seen.press_keys("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
         window = seen.picture.timeline.window

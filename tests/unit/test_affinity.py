@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from zerotop_probe.outside.sampling.affinity import AffinityWatcher, format_cores, read_allowed_cores, read_numa_nodes
+from zerotop_probe.outside.sampling.affinity import AffinityWatcher, read_allowed_cores, read_numa_nodes
+from zerotop_probe.recording.event_values import format_numbers
 
 
 def test_sets_of_cores_are_written_as_the_kernel_does() -> None:
-    assert format_cores([]) == ""
-    assert format_cores([5]) == "5"
-    assert format_cores({3, 1, 2, 8, 10, 11}) == "1-3,8,10-11"
+    assert format_numbers([]) == ""
+    assert format_numbers([5]) == "5"
+    assert format_numbers({3, 1, 2, 8, 10, 11}) == "1-3,8,10-11"
 
 
 def test_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def bound_thread() -> Iterator[tuple[int, str]]:
     thread.join()
 
 
-def test_only_what_is_new_is_reported(bound_thread: tuple[int, str]) -> None:
+def test_only_new_affinities_are_reported(bound_thread: tuple[int, str]) -> None:
     tid, core = bound_thread
     pid, told = os.getpid(), []
     affinity = AffinityWatcher(pid, lambda *_, **facts: told.append(facts))

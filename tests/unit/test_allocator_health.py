@@ -37,7 +37,7 @@ def with_flushes(folder: Path) -> PlantedRecording:
     return recording
 
 
-def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
+def test_flushes_have_the_time_that_they_cost(tmp_path: Path) -> None:
     recording = with_flushes(tmp_path).open_recording()
     (health,) = read_allocator_health(recording.at(second_to_unix_ns(14)), read_steps(recording))
     assert (health.rank, health.pid, health.retries, health.ooms) == (0, make_identity(0).pid, 3, 1)
@@ -64,7 +64,7 @@ def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_p
     assert [found.segments for found in read_allocator_health(recording.at(recording.last_written_ns))] == [None]
 
 
-def test_what_was_known_before(tmp_path: Path) -> None:
+def test_allocator_health_is_as_known_at_the_moment(tmp_path: Path) -> None:
     recording = with_flushes(tmp_path).open_recording()
     (health,) = read_allocator_health(recording.at(second_to_unix_ns(5)))
     assert (health.retries, health.flushes, health.extra_s) == (0, (), None)
@@ -144,7 +144,7 @@ def test_torch_2_9_takes_expandable_segments_from_the_old_name_only() -> None:
     assert parse_settings({OLD: "expandable_segments:True"}, "2.9.1").has_expandable_segments
 
 
-def test_what_is_set() -> None:
+def test_allocator_settings_are_read_from_the_environment() -> None:
     text = "backend:cudaMallocAsync, roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8"
     settings = parse_settings({OLD: text}, "2.8")
     assert settings.values == {

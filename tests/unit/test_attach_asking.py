@@ -113,7 +113,7 @@ def test_a_path_has_to_fit() -> None:
 
 
 @pytest.mark.parametrize("version", [0x031000F0, 0x030E00B1, 0x030E00C2])
-def test_what_is_not_known_or_not_released_is_not_touched(version: int) -> None:
+def test_an_unknown_or_unreleased_python_is_refused(version: int) -> None:
     with start_lookalike(version) as one:
         assert "This version of zerotop cannot enter the Python" in one.check_refusal()
 
@@ -170,7 +170,7 @@ def test_half_of_a_file_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) -> None:
+def test_files_for_another_user_are_written_as_that_user(tmp_path: Path) -> None:
     open_folder, closed = Path("/dev/shm") / f"zerotop-open-{os.getpid()}", tmp_path / "closed"
     open_folder.mkdir()
     open_folder.chmod(0o777)
@@ -233,7 +233,7 @@ class TestRealOnes:
             assert process.poll() is None
         assert list(tmp_path.iterdir()) == []
 
-    def test_what_it_forbids_is_not_done(self, python: str, tmp_path: Path) -> None:
+    def test_a_process_that_forbids_entering_is_left_alone(self, python: str, tmp_path: Path) -> None:
         with self.start_python(python, "-X", "disable-remote-debug") as (_, found):
             (entry,) = enter_processes([found], str(tmp_path))
         assert "forbids entering it" in entry.why_not

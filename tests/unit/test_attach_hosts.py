@@ -52,7 +52,7 @@ def test_ranks_of_one_job_meet_from_two_nodes() -> None:
         {"SLURM_JOB_ID": "2"},
     ],
 )
-def test_what_differs_makes_another_job(other: dict[str, str]) -> None:
+def test_ranks_with_another_rendezvous_are_of_another_job(other: dict[str, str]) -> None:
     ours = TORCHRUN | {"TORCHELASTIC_RUN_ID": "day", "SLURM_JOB_ID": "1"}
     assert make_rendezvous(0, 1, **ours).is_same_job(make_rendezvous(2, 3, **ours))
     assert not make_rendezvous(0, 1, **ours).is_same_job(make_rendezvous(2, 3, **ours | other))
@@ -79,7 +79,7 @@ def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
-def test_what_is_no_name_of_a_node(name: str) -> None:
+def test_invalid_node_names_are_refused(name: str) -> None:
     with pytest.raises(hostfile.NoHosts, match="is not a valid node name"):
         hostfile.parse_names(f"good,{name}")
 
@@ -152,7 +152,7 @@ def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask_nod
         ("exit 3", "zerotop failed there (no error message)"),
     ],
 )
-def test_what_ssh_says_is_made_a_sentence(ask_node: Callable[[str], ssh.Answer], script: str, why: str) -> None:
+def test_errors_of_ssh_become_sentences(ask_node: Callable[[str], ssh.Answer], script: str, why: str) -> None:
     assert ask_node(script).why_not.startswith(why)
 
 

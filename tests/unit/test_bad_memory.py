@@ -277,7 +277,7 @@ def test_which_allocator_there_is() -> None:
     assert find_backend(SimpleNamespace(cuda=SimpleNamespace(get_allocator_backend=lambda: "cudaMallocAsync"))) != "native"
 
 
-def test_what_cuda_malloc_async_does_not_count_is_not_zero(tmp_path: Path) -> None:
+def test_counters_that_cuda_malloc_async_lacks_are_unknown(tmp_path: Path) -> None:
     allocator = AllocatorSampler(
         DiskFiles(str(tmp_path), ME), 0, (lambda: STATS, lambda: STATS), CostMeter(), windows=True, has_blocks=False
     )
@@ -416,7 +416,7 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
-def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
+def test_the_expected_memory_of_several_engines_adds_up(tmp_path: Path) -> None:
     planted = record_two_steps(tmp_path)
     planted.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
     planted.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)

@@ -31,7 +31,7 @@ def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
     ],
     ids=["accumulation", "without tokens", "rows", "length", "both"],
 )
-def test_what_has_changed_is_named(size: tuple[int, int, int], text: str) -> None:
+def test_the_changed_setting_is_named(size: tuple[int, int, int], text: str) -> None:
     before, after = make_steps(4, 256 if size[1] else 0, 1, 0.1), make_steps(*size, 0.4)
     cause = find_cause(before, after, {})
     assert (cause.text, cause.is_expected) == (text, True)

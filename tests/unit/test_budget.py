@@ -146,7 +146,7 @@ def test_two_seconds_or_sixteen_steps_have_one_with_phases_whatever_that_costs(s
     assert len({step % 16 for step in uncounted}) == 16  # whatever the job does in every 16th step is seen
 
 
-def test_what_was_overspent_is_saved_again() -> None:
+def test_overspent_time_is_saved_again() -> None:
     """Steps that became longer have phases though nothing was saved for them."""
     training = ShortSteps(light_us=600, full_us=1500, counted_us=6)
     training.run_steps(1000, 10)
@@ -207,7 +207,7 @@ def test_steps_that_become_longer_have_phases_at_once() -> None:
 
 @pytest.mark.parametrize("detail", [LIGHT, FULL])
 @pytest.mark.parametrize("added_ms", [20, 0])
-def test_what_was_moved_to_the_one_time_costs_is_no_cost_below_nothing(*, detail: int, added_ms: int) -> None:
+def test_moving_a_cost_to_the_one_time_costs_leaves_none_below_zero(*, detail: int, added_ms: int) -> None:
     """A look takes 20 ms, which are taken away within one step and added within the next, or not at all."""
     training = ShortSteps()
     training.run_steps(100, 8)

@@ -230,7 +230,7 @@ def test_a_request_that_is_lost_is_repeated(tmp_path: Path, number: int, is_hand
     assert read_files(tmp_path / "collected") == read_files(source)
 
 
-def test_what_the_collector_has_is_not_sent_again(tmp_path: Path) -> None:
+def test_records_that_the_collector_has_are_not_sent_again(tmp_path: Path) -> None:
     source = make_source(tmp_path)
     (source / SPANS).write_bytes(os.urandom(5_000_000))
     first = WrongAnswers(make_collector(tmp_path))

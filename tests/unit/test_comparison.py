@@ -49,7 +49,7 @@ def test_setup_time_memory_and_findings_are_beside_one_another(offload_compariso
     assert find_measure(offload_comparison, "end").values == ("exit code 0", "exit code 0")
 
 
-def test_what_is_the_same_does_not_differ(offload_comparison: Comparison) -> None:
+def test_equal_measures_do_not_differ(offload_comparison: Comparison) -> None:
     differing = {measure.name.strip() for measure in offload_comparison.different_measures}
     same = {"model", "ZeRO stage", "data type", "micro-batch", "torch", "parameters", "end", "forward", "steps"}
     assert not same & differing
@@ -77,11 +77,11 @@ def test_a_recording_does_not_differ_from_itself() -> None:
         (Unit.SECONDS, (0.0, 0.0), False),
     ],
 )
-def test_what_was_measured_differs_by_more_than_noise(unit: Unit, values: tuple[object, ...], differs: bool) -> None:
+def test_measures_differ_only_by_more_than_their_noise(unit: Unit, values: tuple[object, ...], differs: bool) -> None:
     assert Measure("", "", unit, values).is_different is differs  # type: ignore[arg-type]
 
 
-def test_factors_are_of_what_has_one() -> None:
+def test_factors_need_two_numbers() -> None:
     assert Measure("", "", Unit.BYTES, (2, 3)).compute_factor(1) == 1.5
     for unit, values in ((Unit.BYTES, (0, 3)), (Unit.TEXT, ("2", "3")), (Unit.BYTES, (None, 3)), (Unit.BYTES, (2, None))):
         assert math.isnan(Measure("", "", unit, values).compute_factor(1))

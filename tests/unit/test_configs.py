@@ -29,7 +29,7 @@ def parsed_configs(checkout_root: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_name_says_what_is_inside(name: str, parsed_configs: dict[str, dict[str, Any]]) -> None:
+def test_the_name_of_a_config_matches_its_settings(name: str, parsed_configs: dict[str, dict[str, Any]]) -> None:
     words = name.split("_")
     config = parsed_configs[name]
     device = "nvme" if "nvme" in words else "cpu" if "offload" in words else "none"

@@ -62,7 +62,7 @@ def test_anomaly_mode_for_a_part_of_each_step_is_on(modes: DebugModes) -> None:
     assert [one.is_on for one in take(modes)] == [False]
 
 
-def test_what_a_compiler_switches_while_it_traces_is_not_the_jobs(modes: DebugModes) -> None:
+def test_modes_that_a_compiler_switches_while_tracing_are_not_the_jobs(modes: DebugModes) -> None:
     traced = []
 
     def trace(graph: Any, inputs: Any) -> Any:
@@ -91,7 +91,7 @@ def test_lines_can_be_left_out_and_changes_are_limited(modes: DebugModes) -> Non
     assert places == [None] * 20
 
 
-def test_what_the_job_sees_is_the_same(modes: DebugModes) -> None:
+def test_watching_modes_does_not_change_them_for_the_job(modes: DebugModes) -> None:
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (True, False)
     assert not torch.is_anomaly_enabled()

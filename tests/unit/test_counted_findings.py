@@ -53,7 +53,7 @@ def test_counted_steps_of_a_clean_job_are_no_finding(tmp_path: Path, name: str, 
 
 
 @pytest.mark.parametrize(("name", "kind", "step"), LASTING)
-def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | None) -> None:
+def test_lasting_changes_are_found_in_counted_steps(tmp_path: Path, name: str, kind: str, step: int | None) -> None:
     folder = recordings.unpack_to_folder(name, tmp_path)
     assert count_steps(folder, interval=4, first=10) > 10
     recording = Recording.open(folder)
@@ -81,7 +81,7 @@ def test_a_change_in_a_counted_step_begins_with_it(tmp_path: Path, name: str, ki
     assert any(step - 1 <= (one or 0) <= step + 2 for one in found), found
 
 
-def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
+def test_the_phases_of_a_change_may_be_known_later(tmp_path: Path) -> None:
     """The steps after a change are counted: their phases are those of later ones."""
     folder = recordings.unpack_to_folder("cpu-slow", tmp_path)
     count_steps(folder, interval=16, first=18)

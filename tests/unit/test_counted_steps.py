@@ -101,7 +101,7 @@ def test_a_skipped_update_is_seen(running_job: Job) -> None:
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "generate"])
-def test_what_is_no_training_is_recorded_and_its_step_counts_as_counted(running_job: Job, phase: str) -> None:
+def test_phases_outside_training_are_recorded_and_their_step_is_counted(running_job: Job, phase: str) -> None:
     running_job.run_until_counted()
     span = running_job.recorder.begin_span(running_job.time_ns + MS, phase, (0, running_job.step, 0))
     assert not running_job.counting.is_on

@@ -148,10 +148,10 @@ def test_the_least_important_items_are_dropped_first() -> None:
 
 def test_columns_are_dropped_and_headings_are_above_their_columns() -> None:
     columns: list[Column[int]] = [
-        Column((), 4, 9, lambda item, width: ((f"r{item}", "label"),), left=True),
-        Column((), 4, 9, lambda item, width: (("#" * width, "load"),), grows=True),
-        Column((("cores", "heading"),), 5, 9, lambda item, width: ((f"{item:5}", "value"),)),
-        Column((("busy", "heading"),), 4, 5, lambda item, width: ((f"{item:4}", "value"),)),
+        Column("", 4, 9, lambda item, width: ((f"r{item}", "label"),), left=True),
+        Column("", 4, 9, lambda item, width: (("#" * width, "load"),), grows=True),
+        Column("cores", 5, 9, lambda item, width: ((f"{item:5}", "value"),)),
+        Column("busy", 4, 5, lambda item, width: ((f"{item:4}", "value"),)),
     ]
     wide = place_columns(columns, 30)
     assert row_text(draw_rule((("CPU", "title"),), 30, BLOCKS, wide)) == "CPU ─────────────── cores busy"

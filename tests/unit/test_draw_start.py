@@ -37,7 +37,7 @@ def test_how_many_ranks_a_running_job_has(ranks: int, said: str) -> None:
     assert said in read_detail(replace(JOB, ranks=ranks))
 
 
-def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> None:
+def test_details_fit_one_step_and_an_unknown_number_of_ranks() -> None:
     assert "Tiny, ZeRO-2, 1 rank, 1 step, median 2.50 s, longest 2.50 s" in read_detail(make_recording(KNOWN))
     assert "median 27.8 ms, longest 2.50 s" in read_detail(make_recording(replace(KNOWN, iteration_s=0.0278)))
     assert "Tiny, ZeRO-2, 4 ranks, 30 steps, median" in read_detail(make_recording(replace(KNOWN, ranks=4, steps=30)))

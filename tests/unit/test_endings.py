@@ -47,7 +47,7 @@ def make_lossy_recording(folder: Path) -> PlantedRecording:
     return recording
 
 
-def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
+def test_losses_of_ranks_and_samplers_add_up(tmp_path: Path) -> None:
     ending = read_ending(make_lossy_recording(tmp_path).open_recording())
     assert (ending.exit_code, ending.lost_records, ending.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 

@@ -30,7 +30,7 @@ def test_every_graded_row_is_expressed(truths: Any) -> None:
 
 @pytest.mark.parametrize(("figure", "most"), [("allocated", 0.02), ("reserved", 0.05), ("NVML", 0.05), ("host", 0.03)])
 @pytest.mark.parametrize("is_held_out", [False, True])
-def test_median_errors_where_all_settings_are_told(truths: Any, figure: str, most: float, is_held_out: bool) -> None:
+def test_median_errors_with_all_settings_given_are_small(truths: Any, figure: str, most: float, is_held_out: bool) -> None:
     errors = [
         abs(part.likely / measured - 1)
         for row in read_graded_rows()

@@ -116,7 +116,7 @@ def list_sizes(facts: dict[str, Any]) -> dict[str, list[int]]:
     return {name: [sizes.get(name, 0) for sizes in (expected.gpu, expected.host, expected.nvme)] for name in expected.gpu}
 
 
-def test_what_is_offloaded_lies_elsewhere() -> None:
+def test_offloaded_states_are_in_host_memory_or_on_disk() -> None:
     assert list_sizes(make_engine(offload_optimizer="cpu")) == {
         "parameters": [2000, 0, 0],
         "gradients": [0, 2000, 0],
@@ -137,7 +137,7 @@ def test_part_of_the_optimizer_is_offloaded() -> None:
     assert (sizes["master_weights"], sizes["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
 
 
-def test_what_does_not_train_has_no_gradients_and_no_state() -> None:
+def test_frozen_parameters_have_no_gradients_and_no_state() -> None:
     sizes = list_sizes(make_engine(trainable_parameters=10))
     assert sizes == {
         "parameters": [2000, 0, 0],
@@ -226,7 +226,7 @@ def test_differences_of_a_host(tmp_path: Path) -> None:
     assert (expected["master_weights"], expected["optimizer_state"]) == (0, GIB)
 
 
-def test_which_estimates_are_of_the_job() -> None:
+def test_estimates_for_the_jobs_own_setting_are_recognized() -> None:
     known = parse_setup(
         EngineFacts(make_engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
     )

@@ -72,7 +72,7 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
     assert failure.setting in failure.advice
 
 
-def test_what_is_free_beyond_a_limit_is_free_of_the_device(tmp_path: Path) -> None:
+def test_free_memory_beyond_a_limit_is_that_of_the_device(tmp_path: Path) -> None:
     """It said "free 66.55 of 12.00 GiB"."""
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 25, events.OutOfMemory, **(OOM | {"limit_bytes": gib_to_bytes(52)}))

@@ -56,7 +56,7 @@ def test_the_story_s_double_spike(all_findings: Findings) -> None:
     assert spike.cost == spike.evidence["share"]
 
 
-def test_what_the_step_would_cost_without_offload(all_findings: Findings) -> None:
+def test_the_finding_names_the_memory_that_offload_saves(all_findings: Findings) -> None:
     """Master weights and moments are 12 bytes, 16-bit gradients 2, of the parameters that a rank keeps of 494,032,768."""
     for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
         spike = find_one(all_findings[name], "double_spike")
@@ -218,7 +218,7 @@ def test_hung_and_dead_ranks(all_findings: Findings) -> None:
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
-def test_what_only_one_rank_does(all_findings: Findings) -> None:
+def test_a_batch_that_only_one_rank_has_is_named(all_findings: Findings) -> None:
     shift = find_one(all_findings["blind-rank-length"], "iteration_shift")
     assert "rank 1's batches have 1664 tokens instead of 512" in shift.details
     assert shift.severity.name == "WARNING"  # rank 0, whose batches are as before, waits

@@ -30,7 +30,7 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert max(len(line) for line in lines) <= 100
 
 
-def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finding_has_its_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.unpack_to_folder("story", tmp_path)
     info = path / "session.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "price_per_hour": "$300"}))
@@ -53,7 +53,7 @@ def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert rows[-1]["evidence"]["requested_bytes"] == 99_572_776_960
 
 
-def test_only_what_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_fix_only_lines_to_paste_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.unpack_to_folder("story", tmp_path)
     assert cli.main(["findings", str(path), "--fix"]) == 0
     lines = capsys.readouterr().out.splitlines()

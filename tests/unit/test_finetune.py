@@ -142,7 +142,7 @@ def test_bad_arguments_end_with_a_sentence(arguments: list[str], sentence: str, 
     assert "Traceback" not in ended.stderr
 
 
-def test_what_cannot_be_trained_ends_with_a_sentence(tmp_path: Path) -> None:
+def test_impossible_settings_end_with_a_sentence(tmp_path: Path) -> None:
     said = {
         ("--dataset", "none"): "cannot read the data set none:",
         ("--dataset", "numbers.csv"): "no column of numbers.csv holds text; its columns are a, b",

@@ -45,7 +45,7 @@ def test_a_leak_at_some_steps_raises_the_floor(every: int, noise: int, varies: f
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", ["varies", "largest so far", "once"])
-def test_what_does_not_leak_leaves_the_floor(kind: str, seed: int) -> None:
+def test_memory_without_a_leak_does_not_raise_the_floor(kind: str, seed: int) -> None:
     """Readings that follow their batches, a buffer for the largest of these, and memory that is allocated once."""
     random = np.random.default_rng(seed)
     steps = list_steps(600, random)

@@ -48,7 +48,7 @@ def test_durations_have_three_digits(duration: float, text: str) -> None:
     ("values", "text"),
     [([2.04, 1.2], "1.2 to 2.0"), ([2.04, 2.0], "2.0"), ([math.nan, 3.0], "3.0"), ([math.nan], "–"), ([], "–")],
 )
-def test_the_least_and_the_largest_of_what_is_known(values: list[float], text: str) -> None:
+def test_a_range_leaves_unknown_values_out(values: list[float], text: str) -> None:
     assert form.format_range(values, 1) == text
 
 

@@ -143,7 +143,7 @@ def test_an_operational_event_with_an_xid_is_that_xid(order: tuple[str, ...], tm
     assert finding.headline == "GPU 1 of rank 1 reported Xid 79, fallen off the bus"
 
 
-def test_of_the_events_of_an_incident_the_worst_is_told(tmp_path: Path) -> None:
+def test_the_worst_event_of_an_incident_is_reported(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.report(10.5, 30, category=3, code=1)
     job.report(10.5, 40, code=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotop.commands.sweeping.gpu_sets import GpuSets
+from zerotop.commands.sweeping.runner import GpuSets
 from zerotop.recording.sweeps import Plan, Point, Value
 
 GPUS = ["0", "1", "2", "3"]

@@ -53,7 +53,7 @@ def test_growth_is_named_in_the_third_cycle(tmp_path: Path) -> None:
     assert len({one.event for one in growth}) == 1
 
 
-def test_turns_are_told_with_their_durations(tmp_path: Path) -> None:
+def test_turns_have_their_durations(tmp_path: Path) -> None:
     write_job(tmp_path, [GIB] * 5)
     first, last = find_all(tmp_path)
     assert str(last.headline) == f"GPU 0 is shared in turns: process {ENGINE} is awake 45 % of the time"
@@ -71,7 +71,7 @@ KEPT_BUT_NOT_GROWING = {
 
 
 @pytest.mark.parametrize("name", KEPT_BUT_NOT_GROWING)
-def test_what_does_not_grow_is_not_named(tmp_path: Path, name: str) -> None:
+def test_memory_that_does_not_grow_is_not_named(tmp_path: Path, name: str) -> None:
     write_job(tmp_path, KEPT_BUT_NOT_GROWING[name])
     assert {one.name for one in find_all(tmp_path)} == {"gpu_turns"}
 

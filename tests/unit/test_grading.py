@@ -38,7 +38,7 @@ def keep(folder: Path, expected: object) -> Path:
     return folder
 
 
-def test_what_was_kept_is_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_predictions_are_graded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The run with offload, expected from the one without."""
     expected = ask_expectation(f"what-if {Z2} --offload optimizer")
     assert expected["question"].startswith("what-if ")

@@ -89,7 +89,7 @@ class Refusing(metaclass=Unruly):
         (list(range(8)), [Refusing() for _ in range(4)], 0, "Refusing"),
     ],
 )
-def test_what_was_added_is_measured(container: Any, entries: list[Any], size: int | None, entry: str) -> None:
+def test_added_entries_are_measured(container: Any, entries: list[Any], size: int | None, entry: str) -> None:
     container = copy(container)
     before = measure_lengths()
     (container.update if type(container) is set else container.extend)(entries)
@@ -120,7 +120,7 @@ def test_a_graph_that_is_kept_is_seen() -> None:
     assert growth.keeps_graph
 
 
-def test_what_two_entries_hold_counts_once() -> None:
+def test_memory_shared_by_two_entries_counts_once() -> None:
     shared, kept = torch.zeros(1 << 18), list(range(8))
     before = measure_lengths()
     kept.extend((step, shared, shared[: 1 << 10]) for step in range(10))  # type: ignore[misc]

@@ -52,7 +52,7 @@ def find_hung(recording: Recording, second: float) -> list[Finding]:
         ),
     ],
 )
-def test_what_a_thread_waits_for(stand: Stand, wait: Wait) -> None:
+def test_the_wait_of_a_thread_is_read_from_its_stack(stand: Stand, wait: Wait) -> None:
     assert find_wait(ThreadStack("", stand.call, tuple(StackFrame(*frame) for frame in stand.frames))) == wait
 
 
@@ -108,7 +108,7 @@ def test_a_rank_that_computes_is_no_hang_even_if_others_take_the_cores(
     assert len(find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: computing}), 60)) == hangs
 
 
-def test_what_the_probes_threads_use_is_no_computing(tmp_path: Path) -> None:
+def test_time_of_the_probes_threads_does_not_count_as_computing(tmp_path: Path) -> None:
     """While a function in C keeps Python's lock, they look for it again and again."""
     stuck = Stand(SLEEPING, "pause", cores_used=0.1, waiting_cores=0.3, own_cores=0.3)
     assert len(find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stuck}), 60)) == 1

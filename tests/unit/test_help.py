@@ -76,7 +76,7 @@ def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
 
 
 @pytest.mark.parametrize("picture", read_pictures(), ids=lambda picture: str(picture["name"]))
-def test_what_a_picture_shows_is_in_its_recording(picture: dict[str, Any]) -> None:
+def test_findings_and_steps_of_pictures_are_in_their_recordings(picture: dict[str, Any]) -> None:
     recording = Recording.open(picture["recording"])
     if picture["finding"]:
         assert picture["finding"] in {one.name for one in detect_findings(recording, recording.last_written_ns)}

@@ -148,7 +148,7 @@ def test_a_cursor_shows_the_same_however_it_is_reached(recorded_folder: Recordin
         assert history.ranks[0].phase == known.ranks[0].phase
 
 
-def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
+def test_times_without_records_are_unknown(tmp_path: Path) -> None:
     recording = read_recording(tmp_path)
     history = Histories(recording).history_at(recording.at(BEGIN_NS), [RANK], [("node1", 0)])
     assert np.isnan(history.ranks[0].cores_used).all()

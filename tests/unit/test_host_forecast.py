@@ -131,7 +131,7 @@ def test_the_rank_that_leaks_is_told_with_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("part", "text"), [("shared_bytes", "are shared memory"), ("pinned_bytes", "pinned")])
-def test_parts_are_told_apart(tmp_path: Path, part: str, text: str) -> None:
+def test_the_growing_part_is_named(tmp_path: Path, part: str, text: str) -> None:
     write_job(tmp_path, Plan(200, leak(10 * MIB), part=part))
     assert text in find_all(tmp_path)[0].details
 
@@ -203,7 +203,7 @@ STEADY_NOT = {
 
 
 @pytest.mark.parametrize("name", STEADY_NOT)
-def test_what_is_not_steady_is_no_forecast(tmp_path: Path, name: str) -> None:
+def test_unsteady_growth_gives_no_forecast(tmp_path: Path, name: str) -> None:
     write_job(tmp_path, replace(STEADY_NOT[name], seconds=240))
     assert find_all(tmp_path) == ()
 

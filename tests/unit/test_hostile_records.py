@@ -55,7 +55,7 @@ def say_everything(path: Path, folder: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("choose", [choose_times, choose_values])
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_else_is_said(
+def test_impossible_records_change_nothing_that_is_printed(
     name: str, choose: Callable[[tables.Table], Iterable[Change]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = recordings.find_packed_file(name)

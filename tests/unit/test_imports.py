@@ -37,7 +37,7 @@ def modules_below(folder: Path, package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("room", ["recording", "inside"])
-def test_what_runs_in_a_rank_needs_the_standard_library_only(room: str, checkout_root: Path) -> None:
+def test_code_that_runs_in_a_rank_needs_the_standard_library_only(room: str, checkout_root: Path) -> None:
     folder = checkout_root / "probe" / "zerotop_probe" / room
     modules = modules_below(folder, f"zerotop_probe.{room}")
     assert modules

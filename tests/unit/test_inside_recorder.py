@@ -79,7 +79,7 @@ def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
     ]
 
 
-def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(recorder: Recorder, tmp_path: Path) -> None:
+def test_spans_that_an_exception_leaves_open_end_with_the_phase_around_them(recorder: Recorder, tmp_path: Path) -> None:
     outer = recorder.begin_span(10, "step", HERE)
     recorder.begin_span(20, "cpu_optimizer", HERE, loose=True)
     recorder.end_span(outer, 30, FAILED)

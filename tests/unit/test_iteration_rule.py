@@ -45,7 +45,7 @@ def test_steps_after_some_of_the_backwards_of_another_optimizer_are_no_turns() -
     assert (ends, rule.early_ends) == ([False, False, False, True, True], [1, 2, 3])
 
 
-def test_what_has_stepped_makes_the_iterations_of_a_process_that_ends() -> None:
+def test_optimizers_that_stepped_make_the_iterations_of_a_process_that_ends() -> None:
     rule = IterationRule()
     rule.add(0)
     rule.add(1)

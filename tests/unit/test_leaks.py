@@ -97,7 +97,7 @@ def test_growth_after_a_count_is_in_no_other_row(tmp_path: Path) -> None:
     assert rows[GROWN].basis == "allocated after step 39 less that counted in step 36"
 
 
-def test_what_steps_have_left_since_the_last_reading_is_told(tmp_path: Path) -> None:
+def test_memory_that_steps_left_since_the_last_reading_is_named(tmp_path: Path) -> None:
     record_leak(tmp_path, held=None, unread=2)
     recording = PlantedRecording(tmp_path)
     recording.write_event(make_identity(0), 50.5, events.OutOfMemory, **(OOM | FULL))

@@ -249,7 +249,7 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
     assert read_only_ledger(recording, 29.9).sum_bytes("this_job") == 0
 
 
-def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
+def test_memory_outside_pytorch_is_read_while_the_allocator_is_unchanged(tmp_path: Path) -> None:
     planted = PlantedRecording(tmp_path)
     planted.node_event()
     planted.write_engine()
@@ -337,7 +337,7 @@ def test_workspaces_are_counted_among_larger_blocks_and_are_few(
     assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("cublas_workspaces") == workspaces * 33_554_432
 
 
-def test_what_is_there_only_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:
+def test_memory_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:
     """As logits that a variable of the loop holds until the next forward."""
     recording = record_two_steps(tmp_path)
     recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25 + 0.1875)
@@ -357,7 +357,7 @@ def test_older_recordings_tell_that_from_the_making_of_the_engine(tmp_path: Path
     assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.125)
 
 
-def test_of_a_rank_that_was_entered_late_nothing_is_told_from_that(tmp_path: Path) -> None:
+def test_unclaimed_memory_of_a_rank_entered_late_stays_unexplained(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_engine(rank=1)
     recording.write_inventory(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
@@ -371,7 +371,7 @@ def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: P
     assert read_only_ledger(recording.open_recording(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
-def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
+def test_a_rank_that_left_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, Goodbye)
     assert list_row_sizes(read_only_ledger(recording.open_recording(), 29.5)) == {
@@ -664,7 +664,7 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
     ]
 
 
-def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> None:
+def test_a_peak_from_before_a_rank_was_entered_belongs_to_no_phase(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0)]
     readings = [
         make_peak_reading(1, 12, "forward", "begin"),

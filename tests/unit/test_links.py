@@ -218,7 +218,7 @@ def test_a_rise_that_came_in_one_step_is_told_once() -> None:
     assert drop_superseded([jump, rise]) == (jump,)
 
 
-def test_what_each_evaluation_leaves_is_no_growth_of_each_step() -> None:
+def test_memory_that_evaluations_leave_supersedes_growth_in_each_step() -> None:
     steady = make_finding("memory_creep", 30, bytes_per_step=0.03 * GIB, grown_bytes=9 * GIB)
     pauses = make_finding("memory_creep", 31, bytes_per_pause=1.5 * GIB, steps_per_pause=30.0)
     lasting = dataclasses.replace(pauses, begin_ns=steady.begin_ns)

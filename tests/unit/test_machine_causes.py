@@ -240,7 +240,7 @@ def test_steps_that_compile_have_one_finding_with_its_end(tmp_path: Path) -> Non
         (0.3, 0.1, 0.0, "4 loader workers use 0.3 cores, and hardly run", "py-spy dump"),
     ],
 )
-def test_what_loader_workers_do_while_a_rank_waits(
+def test_the_finding_names_the_work_of_loader_workers_during_a_wait(
     tmp_path: Path, cores: float, waiting: float, blocked: float, told: str, fix: str
 ) -> None:
     planted = Planted("cpu-stall", tmp_path)
@@ -385,7 +385,7 @@ import time; time.sleep(600)
 """
 
 
-def test_what_torch_compiles_is_counted() -> None:
+def test_compilations_of_torch_are_counted() -> None:
     with start_python(COMPILING) as child:
         assert child.stdout is not None
         seen = json.loads(child.stdout.readline())

@@ -180,7 +180,7 @@ def test_the_end_is_what_an_assembler_makes(each_machine: Machine, rescue: Rescu
     assert each_machine.build_ending(rescue).hex() == endings[each_machine.name]
 
 
-def test_what_came_of_it(each_machine: Machine) -> None:
+def test_registers_have_position_stack_and_result_after_a_call(each_machine: Machine) -> None:
     position, stack, call, argument, result = {
         "x86_64": ("rip", "rsp", "orig_rax", "rdi", "rax"), "aarch64": ("pc", "sp", "x8", "x0", "x0"),
     }[each_machine.name]  # fmt: skip

@@ -70,9 +70,7 @@ async def test_all_questions_have_answers_and_none_changes_anything(recording_ro
     assert {path.name: path.stat().st_mtime_ns for path in recording_root.iterdir()} == before
 
 
-async def test_what_cannot_be_answered_is_a_sentence_and_the_next_question_is_answered(
-    recording_root: Path, tmp_path: Path
-) -> None:
+async def test_an_error_is_a_sentence_and_the_next_question_is_answered(recording_root: Path, tmp_path: Path) -> None:
     async with connect(tmp_path) as client:
         for name, arguments, said in (
             ("findings", {"recording": "nobody"}, "There is no recording 'nobody'"),

@@ -72,7 +72,7 @@ def test_without_a_budget_nothing_is_looked_at() -> None:
     assert steps.looks == []
 
 
-def test_what_a_look_costs_must_fit_into_the_budget() -> None:
+def test_the_cost_of_a_look_must_fit_into_the_budget() -> None:
     steps = Steps()
     steps.take_steps(400, hold_level(100), hold_level(1000), each=20_000)
     ((why, step),) = steps.looks
@@ -189,7 +189,7 @@ def list_groups(facts: dict[str, Any]) -> list[tuple[int, int, list[tuple[str, i
     return [(one["count"], one["size_bytes"], [frames[i] for i in one["frames"]]) for one in facts["stacks"]]
 
 
-def test_what_stays_is_what_the_next_step_does_not_free(allocation_history: History) -> None:
+def test_staying_memory_is_not_freed_by_the_next_step(allocation_history: History) -> None:
     allocation_history.add_allocation(1, 500, (SCRIPT, 10, "keep"))  # kept for good
     allocation_history.add_allocation(2, 900, (SCRIPT, 20, "main"))  # freed within the step
     allocation_history.add_free(2, 900)

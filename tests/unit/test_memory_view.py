@@ -59,7 +59,7 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
     assert view.rule is not None
 
 
-def test_what_the_first_update_will_make_is_to_come() -> None:
+def test_tensors_that_the_first_update_makes_are_still_to_come() -> None:
     recording = recordings.open_recording("z2")
     lines = read_memory_view(recording.at(recording.begin_ns + int(39.41 * S))).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
@@ -135,7 +135,7 @@ def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
     assert view.host.resident_bytes == gib_to_bytes(3)
 
 
-def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
+def test_of_many_gpus_the_chosen_one_and_outliers_are_shown(tmp_path: Path) -> None:
     view = view_at(record_ranks(tmp_path, 9), 8.5, rank=3, most=4)
     check_memory_view(view)
     assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]

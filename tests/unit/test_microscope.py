@@ -166,7 +166,7 @@ def test_a_file_that_is_no_request(watched_rank: Rank, text: str) -> None:
     assert [look.request for look in watched_rank.read_looks()] == [3]
 
 
-def test_what_was_asked_of_an_attempt_before_is_not_done_again(watched_rank: Rank) -> None:
+def test_requests_to_an_earlier_attempt_are_not_repeated(watched_rank: Rank) -> None:
     request_trace(watched_rank.recording, steps=1, stacks=True)
     restarted = Rank(watched_rank.recording)
     for step in range(3):

@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_counts_what_transformers_builds(name: str) -> None:
+def test_counted_parameters_are_those_that_transformers_builds(name: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(**CONFIGS[name])
@@ -126,13 +126,13 @@ def test_the_rule_of_thumb_for_activations() -> None:
 @pytest.mark.parametrize(
     "name", [name for name in CONFIGS if name not in ("qwen-0.5b", "llama-8b", "tiny", "gpt2", *NO_SDPA)]
 )
-def test_counts_what_autograd_saves(name: str) -> None:
+def test_counted_activations_are_those_that_autograd_saves(name: str) -> None:
     assert count_saved(CONFIGS[name]) == pytest.approx(
         count_layers(CONFIGS[name]), rel=0.1 if name in ("phi", "phi3") else 0.02
     )
 
 
-def test_counts_what_autograd_saves_of_gpt2() -> None:
+def test_counted_activations_of_gpt2_are_those_that_autograd_saves() -> None:
     config = {"model_type": "gpt2", "vocab_size": 320, "n_embd": 64, "n_layer": 3, "n_head": 4, "attn_pdrop": 0.0}
     assert count_saved(config) == pytest.approx(count_layers(config), rel=0.02)
 

@@ -156,7 +156,7 @@ def test_a_process_without_the_inspector_is_not_read(tmp_path: Path, missing: st
     assert rank.written == []
 
 
-def test_what_the_user_has_set_stays_and_their_files_too(tmp_path: Path) -> None:
+def test_settings_and_files_of_the_user_stay(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     environment = {
         **os.environ,

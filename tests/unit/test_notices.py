@@ -46,7 +46,7 @@ def test_a_job_that_does_not_begin_to_train_may_only_infer(tmp_path: Path) -> No
     assert text == "No rank has reported a step in the first 75 s. A program that only infers has no steps."
 
 
-def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
+def test_a_first_start_names_what_it_waits_for(tmp_path: Path) -> None:
     recording = PlantedRecording(tmp_path)
     recording.write_event(recording.node, 1, events.JobStarted, pid=9)
     recording.write_event(recording.node, 2, events.Compiling, rank=0, pid=100)

@@ -60,7 +60,7 @@ def test_the_worst_comes_first_and_the_others_are_counted() -> None:
     assert received.messages[1]["held_back"] == 0
 
 
-def test_what_comes_within_a_minute_is_held_back_and_counted() -> None:
+def test_findings_within_a_minute_are_held_back_and_counted() -> None:
     clock, received = Clock(), Received()
     notifier = Notifier("", print, clock, received.delivery)
     notifier.update(recordings.open_searched("gpu-leak"))

@@ -159,7 +159,7 @@ def test_an_export_that_is_not_taken_is_a_sentence(
     assert "pip install 'zerotop[otlp]'" in capfd.readouterr().err
 
 
-def test_what_cannot_be_sent_is_refused_before_the_job(
+def test_settings_that_cannot_work_are_refused_before_the_job(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")

@@ -222,7 +222,7 @@ def end_job(recording: PlantedRecording, at_s: float = 30, **facts: Any) -> None
     recording.write_event(recording.node, at_s, events.JobEnded, **(usual_end | facts))
 
 
-def test_what_the_rank_recorded(tmp_path: Path) -> None:
+def test_the_post_mortem_has_the_facts_that_the_rank_recorded(tmp_path: Path) -> None:
     recording = record_failure(tmp_path)
     recording.write_output(
         25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n"

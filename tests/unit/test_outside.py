@@ -60,7 +60,7 @@ def test_options_that_keep_the_probe_out(arguments: list[str], option: str | Non
         ([], False),
     ],
 )
-def test_what_is_a_python(arguments: list[str], answer: bool) -> None:
+def test_pythons_are_recognized_by_their_arguments(arguments: list[str], answer: bool) -> None:
     assert silent_ranks.is_python(arguments) is answer
 
 
@@ -109,9 +109,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("command", "is_awaited"), [("python", False), ("bash", True)])
-def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
-    tmp_path: Path, command: str, is_awaited: bool
-) -> None:
+def test_children_of_an_ended_program_are_judged_by_its_command(tmp_path: Path, command: str, is_awaited: bool) -> None:
     """A shell's child may be the training; a Python program's daemon is a helper."""
     recording = directory.create_recording([command, "start"], path=str(tmp_path / "session"))
     code = "import time; time.sleep(600)"
@@ -591,7 +589,7 @@ class TestGpus:
         assert sampler.lost_records == 0
         sampler.close()
 
-    def test_mig_is_said(self, nvml_answers: dict[Any, Any]) -> None:
+    def test_mig_without_a_visible_instance_is_reported(self, nvml_answers: dict[Any, Any]) -> None:
         nvml_answers["nvmlDeviceGetMigMode"] = [1, 1]
         seen, _ = nvml.discover_gpus()
         assert str(seen.notice).startswith("MIG is enabled on GPU 0, but no instance is visible")

@@ -147,7 +147,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(recording_root: Path) ->
     assert not [path for path in recording_root.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_written_is_live_and_what_is_silent_is_not(recording_root: Path) -> None:
+def test_a_recording_is_live_while_it_is_written(recording_root: Path) -> None:
     recording = Path(directory.create_recording(["python", "train.py"], path=str(recording_root / "now"), launcher="python"))
     overviews = Overviews(recording_root, None, nobody_runs)
     assert [planted.is_live for planted in overviews.read_all()] == [True]

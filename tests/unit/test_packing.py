@@ -132,7 +132,7 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
     assert unpack_files(packed_file(path)) == before
 
 
-def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
+def test_damaged_and_unknown_files_are_packed_unchanged(tmp_path: Path) -> None:
     path = make_recording(tmp_path)
     (path / "probe-x.rec").write_bytes(b"no header\n")
     (path / "probe-y.rec").write_bytes(b"")
@@ -266,7 +266,7 @@ def test_files_of_another_kind(tmp_path: Path) -> None:
     assert "it has no session.json" in read_refusal(file)
 
 
-def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
+def test_files_in_memory_read_like_files_on_disk(tmp_path: Path) -> None:
     (tmp_path / "name").write_bytes(b"0123456789")
     on_disk, in_memory = Directory(tmp_path), UnpackedFolder(tmp_path, {"name": b"0123456789"})
     assert on_disk.list_files() == in_memory.list_files() == ["name"]

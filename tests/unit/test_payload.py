@@ -79,7 +79,7 @@ def test_a_ctrl_c_meanwhile_reaches_the_job(tmp_path: Path) -> None:
     assert answer.startswith("! KeyboardInterrupt")
 
 
-def test_what_a_handler_of_the_job_s_own_raises_reaches_the_job(tmp_path: Path) -> None:
+def test_an_exception_of_the_jobs_own_signal_handler_reaches_the_job(tmp_path: Path) -> None:
     done, answer = run_job(tmp_path, "signal.raise_signal(signal.SIGTERM)", stays_s=30)
     told = f"told {int(signal.SIGTERM)}\n"
     assert (done.returncode, done.stdout, done.stderr) == (7, f"{told}[]\n{told}", "")

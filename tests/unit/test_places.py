@@ -172,7 +172,7 @@ def test_a_rank_that_was_started_again_holds_its_memory_once(tmp_path: Path) -> 
     assert (gpu.allocated_bytes, gpu.allocated_peak_bytes, gpu.reserved_bytes) == (7, 50, 1)
 
 
-def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
+def test_the_memory_of_a_rank_goes_with_it(tmp_path: Path) -> None:
     write_facts(
         tmp_path, tables.GPUS, SAMPLER, *({"at": at, "gpu": 0, "total_bytes": 99, "used_bytes": 60} for at in range(1, 10))
     )

@@ -214,7 +214,7 @@ def test_a_wait_that_does_not_wait_costs_no_core(wrong: int, load_nvml: Callable
         source.close()
 
 
-def test_what_was_counted_before_is_no_news_but_a_bad_state_is(
+def test_earlier_counts_are_no_fault_but_a_bad_state_is(
     load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
 ) -> None:
     load_nvml().add("0.field.3 500", "0.field.4 2", "0.field.94 9", "0.field.144 1")
@@ -263,7 +263,7 @@ HIDING = {
 
 @pytest.mark.parametrize("missing", HIDING)
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
-def test_what_a_container_or_vgpu_hides_is_said_once(
+def test_hidden_faults_of_a_container_or_vgpu_are_recorded_once(
     missing: str, code: int, load_nvml: Callable[..., PlayedNvml], watch_gpus: Callable[[], Watched]
 ) -> None:
     load_nvml().add(f"fail {missing} - {code}")

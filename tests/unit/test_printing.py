@@ -57,7 +57,7 @@ def test_a_hostile_recording(
     assert all(character.isprintable() or character == "\n" for character in output), output
 
 
-def test_what_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_two_printable_lines(capfd: pytest.CaptureFixture[str]) -> None:
     main(["replay", f"no{ESCAPES}such"])
     write_messages(f"worker-2 takes no part: {ESCAPES}")
     errors = capfd.readouterr().err

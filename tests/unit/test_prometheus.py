@@ -133,7 +133,7 @@ def test_a_job_has_its_file_while_it_runs(tmp_path: Path) -> None:
     assert b"metrics" not in said
 
 
-def test_what_cannot_work_is_refused_before_the_job(tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_refused_before_the_job(tmp_path: Path) -> None:
     assert b"there is no folder" in refuse(tmp_path, "--prometheus-textfile", str(tmp_path / "none"))
     assert b"is not a port" in refuse(tmp_path, "--prometheus-port", "localhost")
     assert b"is not a port" in refuse(tmp_path, "--prometheus-port", "99999")

@@ -60,7 +60,7 @@ def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
     assert build_matrix(tmp_path, columns=4).steps.tolist() == [2]
 
 
-def test_only_what_is_over_at_the_cursor_is_known(tmp_path: Path) -> None:
+def test_only_steps_that_ended_before_the_cursor_are_known(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
     assert build_matrix(tmp_path, 2.5).steps.tolist() == [0, 1]
     assert build_matrix(tmp_path, 5.97, columns=2).steps.tolist() == [4, 5]
@@ -142,7 +142,7 @@ def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> N
     assert build_matrix(tmp_path, meets_in_forward=True).times[RankMetric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
 
 
-def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
+def test_each_step_has_the_samples_taken_in_it(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
     recording = read_recording(tmp_path)
     source, samples, matrices = RecordingSource(recording), RankSamples(recording), RankMatrices()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -176,7 +177,7 @@ def test_damage_near_the_end_is_left_out_of_a_last_tick(tmp_path: Path) -> None:
     assert source.damaged_records == 10
 
 
-def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
+def test_released_memory_is_read_again(tmp_path: Path) -> None:
     folder = make_recording(tmp_path)
     count = 100_000
     write_probe(folder, *range(count)).close()
@@ -251,7 +252,7 @@ def test_newer_formats(tmp_path: Path) -> None:
     assert "newer zerotop" in read_refusal(folder)
 
 
-def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_tables_and_newer_columns_do_no_harm(tmp_path: Path) -> None:
     folder = make_recording(tmp_path)
     extra = tables.Field("new", "q", "something of the future")
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))
@@ -322,3 +323,25 @@ def test_read_only(tmp_path: Path) -> None:
         assert sorted(folder.iterdir()) == before
     finally:
         folder.chmod(0o700)
+
+
+COUNT_FAULTS = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from zerotop.recording.reader import Recording
+recording = Recording.open(Path(sys.argv[1]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    [np.ones(1 << 17) for _ in range(4)]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by rules of its own")
+def test_memory_of_freed_arrays_is_used_again(tmp_path: Path) -> None:
+    """Four arrays of 1 MiB have 1024 pages."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FAULTS, str(make_recording(tmp_path))], capture_output=True, check=True
+    )
+    assert int(done.stdout) < 2 * 1024

@@ -218,7 +218,7 @@ def test_other_arguments_stay(command: list[str]) -> None:
     assert redact_command(command) == command
 
 
-def test_what_is_around_a_secret_stays() -> None:
+def test_text_around_a_secret_stays() -> None:
     assert redact_command(["train.py", "--token", SECRET, "--lr", "1"]) == ["train.py", "--token", HIDDEN, "--lr", "1"]
     assert redact_text(f"a?token={SECRET}&b=1") == f"a?token={HIDDEN}&b=1"
     assert redact_text(f"Authorization: Bearer {SECRET}") == f"Authorization: Bearer {HIDDEN}"

@@ -196,7 +196,7 @@ def test_a_rank_without_a_sampler_writes_by_itself(shared_recording: Path, start
     assert not shared_memory.list_rings(find_memory(shared_recording))
 
 
-def test_what_killed_ranks_leave_without_a_sampler_is_adopted(shared_recording: Path, start_process: Any) -> None:
+def test_rings_that_killed_ranks_leave_without_a_sampler_are_adopted(shared_recording: Path, start_process: Any) -> None:
     sampler = start_sampler(start_process, shared_recording)
     sampler.send_signal(signal.SIGSTOP)
     rank = start_process(RANK, shared_recording, 1000, 0.0, 1 << 22)

@@ -54,7 +54,7 @@ def test_senders(line: str, name: str, reason: Reason, pid: int | None, job: str
     assert sender == (9, name, reason, pid, job)
 
 
-def test_what_only_speaks_of_it_is_no_sender() -> None:
+def test_lines_that_only_mention_a_signal_name_no_sender() -> None:
     lines = ["CANCELLED orders: 7", "slurmstepd: error: Detected 0 oom-kill event(s) in StepId=7", "Out Of Memory"]
     assert list(find_senders([PrintedLine(1, line) for line in lines])) == []
 

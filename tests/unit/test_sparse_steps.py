@@ -93,7 +93,7 @@ def test_a_few_steps_in_a_row_that_keep_as_much_each_are_no_leak_yet() -> None:
     assert list_stretches(more, kept, 1000) == [(19, 24)]
 
 
-def test_what_varies_is_no_leak() -> None:
+def test_memory_that_follows_the_batch_is_no_leak() -> None:
     """What a step leaves behind follows the length of its batch."""
     random = np.random.default_rng(1)
     steps = np.concatenate([np.arange(20), 20 + np.arange(20_000) * 11])
@@ -116,7 +116,7 @@ def test_a_leak_in_every_tenth_step_keeps_its_pace(every: int) -> None:
     assert stretch.longest_level == every
 
 
-def test_what_is_allocated_once_for_each_new_shape_does_not_keep_its_pace() -> None:
+def test_memory_allocated_once_for_each_shape_does_not_keep_its_pace() -> None:
     """The longest of the batches so far."""
     random = np.random.default_rng(3)
     steps = np.arange(2000)

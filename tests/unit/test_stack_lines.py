@@ -163,7 +163,7 @@ def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> Non
     assert "iteration_shift" not in [finding.name for finding in early]
 
 
-def test_what_follows_the_last_step_slows_none_down(tmp_path: Path) -> None:
+def test_lines_after_the_last_step_explain_no_slow_step(tmp_path: Path) -> None:
     """Such as freeing the job's data: it is sampled a moment after the last steps have become slow."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     recording = Recording.open(folder)

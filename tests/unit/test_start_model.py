@@ -69,7 +69,7 @@ def test_each_order_puts_its_own_first(start_model: StartModel) -> None:
     assert StartModel("no such order").order == "newest"
 
 
-def test_what_is_not_known_comes_last(start_model: StartModel) -> None:
+def test_unknown_values_are_sorted_last(start_model: StartModel) -> None:
     while start_model.order != "slowest":
         start_model.choose_next_order()
     assert list_names(start_model)[1:] == ["a-old", "b-failed", "c-new", "d-live"]
@@ -137,7 +137,7 @@ def test_marks_are_kept_and_compared(start_model: StartModel) -> None:
     assert start_model.marked_recordings == ()
 
 
-def test_what_is_seen_follows_the_cursor() -> None:
+def test_the_visible_rows_follow_the_cursor() -> None:
     model = StartModel()
     model.update_items(tuple(make_recording(f"r{number:03}", number) for number in range(200)), ())
     for place, top in ((0, 0), (9, 0), (10, 1), (199, 190), (195, 190), (100, 100), (0, 0)):
@@ -170,7 +170,7 @@ def test_every_row_has_the_width_asked_for(width: int, glyphs: object) -> None:
         assert all(row_text(row).isascii() for row in drawn[:4])
 
 
-def test_what_matters_most_is_there_at_80_columns() -> None:
+def test_the_most_important_columns_fit_into_80() -> None:
     (_, row) = draw_list([ListLine(FAILED, True, False, 200 * S + 3600 * S)], (), 80, 2, BLOCKS)
     text = row_text(row)
     assert text.startswith("›  b-failed")

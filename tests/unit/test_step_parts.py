@@ -38,7 +38,7 @@ OFFLOADED = (
 )
 
 
-def test_what_the_host_says(tmp_path: Path) -> None:
+def test_host_times_give_the_parts_of_a_step(tmp_path: Path) -> None:
     (row,) = read_step_parts(record_update(tmp_path, *OFFLOADED).open_recording())
     assert (row["rank"], row["step"], row["begin_unix_ns"], row["step_s"]) == (0, 3, BEGIN_NS + 10 * S, 10)
     assert (row["grads_to_cpu_s"], row["cpu_optimizer_s"], row["params_to_gpu_s"], row["allgather_s"]) == (2, 4, 1, 0)

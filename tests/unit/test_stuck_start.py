@@ -140,7 +140,7 @@ def test_a_single_rank_that_waits_for_nobody_is_a_warning(tmp_path: Path) -> Non
     [[ARRIVED, BUSY], [ARRIVED, DOWNLOADING], [ARRIVED, IMPORTING], [COMPUTING], [COMPUTING, COMPUTING]],
     ids=["one computes", "one downloads", "one imports", "a first backward", "the first backward of all"],
 )
-def test_what_merely_takes_long_is_no_standstill(tmp_path: Path, stands: list[Stand]) -> None:
+def test_a_slow_start_is_not_a_standstill(tmp_path: Path, stands: list[Stand]) -> None:
     assert find_stuck(write_start(tmp_path, stands)) == []
 
 

@@ -14,7 +14,7 @@ from zerotop_probe.recording.writer import EventWriter
 GIB = 1 << 30
 
 
-def test_what_was_measured(tmp_path: Path) -> None:
+def test_the_summary_has_model_pace_and_memory(tmp_path: Path) -> None:
     events = EventWriter(str(tmp_path), make_identity(0))
     batch = {"micro_batch": 4, "gradient_accumulation": 1, "world_size": 2}
     engine = {"model": "tiny", "parameters": 3_400_000, "zero_stage": 2, "offload_optimizer": "cpu", "dtype": "bf16"}

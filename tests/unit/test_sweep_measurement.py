@@ -47,7 +47,7 @@ def test_outcomes() -> None:
     assert "ran out of GPU memory" in reason
 
 
-def test_what_was_missing_when_memory_ran_out() -> None:
+def test_a_failed_point_measures_how_much_memory_was_missing() -> None:
     shortage = measure_shortage(open_recording("z2-oom"))
     assert shortage == {"needed_bytes": 99_572_776_960 + 57_068_232_192, "unusable_bytes": 68_843_208_704 - 57_068_232_192}
     assert measure_shortage(open_recording("story")) == {}

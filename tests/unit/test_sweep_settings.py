@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, format_values, parse_any, parse_numbers
-from zerotop.commands.sweeping.deepspeed_config import build_config
 from zerotop.commands.sweeping.placeholders import check_placeholders, expand_command
-from zerotop.commands.sweeping.point_job import prepare_job
+from zerotop.commands.sweeping.point_job import build_config, prepare_job
 from zerotop.recording.sweeps import Plan, Point, Value
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Rank
-from zerotop.analysis.processes.cores import format_cores, parse_cores
+from zerotop.analysis.processes.cores import parse_cores
 from zerotop.analysis.processes.thread_kinds import MAIN, OPENMP, POOL, UNNAMED
 from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
@@ -21,6 +21,7 @@ from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
+from zerotop_probe.recording.event_values import format_numbers
 from zerotop_probe.recording.events import Affinity, Event, Node, ThreadNames
 from zerotop_probe.recording.writer import EventWriter
 
@@ -98,7 +99,7 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
     assert group.cores_used == 0.0
 
 
-def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
+def test_samples_after_the_cursor_are_not_shown(tmp_path: Path) -> None:
     recording = record_threads(tmp_path, *[make_thread(at / 2, 101, at / 20) for at in range(1, 20)])
     before = read_threads(recording, 4.1)
     assert before.groups[0].cores_used == pytest.approx(7.5 / 20)  # mean of the last second's two samples
@@ -123,7 +124,7 @@ def test_growing_equals_opening_later(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
+def test_waiting_cores_are_averaged_over_the_last_second(tmp_path: Path) -> None:
     rows = [make_thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
     recording = record_threads(tmp_path, *rows, processes=[make_process(at, 1.0, 1) for at in range(1, 26)])
     assert read_threads(recording, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
@@ -131,7 +132,7 @@ def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
     assert math.isnan(read_threads(recording, 1.1, 2).groups[0].waiting_cores)
 
 
-def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
+def test_threads_have_their_cores_nodes_and_affinity(tmp_path: Path) -> None:
     write_event(tmp_path, 0.1, Node, numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
     writer = EventWriter(str(tmp_path), make_identity(-1, pid=7))
     writer.write(int(0.2 * S), Affinity, pid=100, cpus="0-7", threads={"102": "5"})
@@ -140,10 +141,10 @@ def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
     recording = record_threads(tmp_path, *rows)
     (group,) = read_threads(recording, 9.6).groups
     first, second = sorted(group.threads, key=lambda one: one.tid)
-    assert (format_cores(first.ran_on), first.numa_nodes, format_cores(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
-    assert (format_cores(second.ran_on), second.numa_nodes, format_cores(second.allowed_cores)) == ("5", (1,), "5")
+    assert (format_numbers(first.ran_on), first.numa_nodes, format_numbers(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
+    assert (format_numbers(second.ran_on), second.numa_nodes, format_numbers(second.allowed_cores)) == ("5", (1,), "5")
     affinities = Affinities(recording)
-    assert [format_cores(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
+    assert [format_numbers(affinities.find_process_cores("node1", 100, BEGIN_NS + at * S)) for at in (0, 1, 5)] == [
         "",
         "0-7",
         "0-3",
@@ -201,10 +202,10 @@ def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
 
 @given(st.frozensets(st.integers(0, 300)))
 def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
-    assert parse_cores(format_cores(cores)) == cores
+    assert parse_cores(format_numbers(cores)) == cores
 
 
-def test_what_is_no_set_of_cores_is_none() -> None:
+def test_an_invalid_list_of_cores_is_empty() -> None:
     assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == parse_cores("\N{SUPERSCRIPT TWO}") == frozenset()
     assert len(parse_cores("0-99999999999")) < 1 << 17
 

@@ -117,7 +117,7 @@ def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> None:
+def test_allocator_values_stay_until_the_next_record(window: Window) -> None:
     recording = open_recording("z2-offload")
     (source,) = recording.sources["allocator"]
     window = replace(window, first=2400) if window.column_ns == 20 * MS else window
@@ -363,7 +363,7 @@ def test_time_goes_on_while_nothing_is_recorded() -> None:
     assert np.isfinite(told.values["allocated"].highest[40:]).any()
 
 
-def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
+def test_columns_not_read_in_time_are_read_later(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(20_000)
     growing.close()

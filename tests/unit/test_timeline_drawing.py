@@ -105,7 +105,7 @@ def test_hardware_faults_have_a_lane_where_there_are_some() -> None:
     assert not any(row.startswith("GPU faults") for row in Look("hardware-clean", 31).draw_rows(110, 26))
 
 
-def test_what_is_too_slow_to_be_seen_in_the_window_is_named_above_it() -> None:
+def test_a_change_too_slow_for_the_window_is_named_above_it() -> None:
     look = Look("gpu-leak", 37)
     marks = look.draw_rows(120, 30)[0]
     assert marks.startswith("no findings here")
@@ -192,7 +192,7 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
 @pytest.mark.parametrize(
     ("state", "why"), [(JobState.STARTING, "before the training"), (JobState.RUNNING, "no probe in any rank")]
 )
-def test_why_there_are_no_phases_is_said(state: JobState, why: str, tmp_path: Path) -> None:
+def test_an_empty_timeline_says_why_it_has_no_phases(state: JobState, why: str, tmp_path: Path) -> None:
     sampled = make_record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
     write_table(tmp_path, PROCESSES, make_identity(-1), sampled).close()
     watched = RecordingSource(read_recording(tmp_path))
@@ -269,7 +269,7 @@ def test_rows_of_lanes(ranks: int, recorded: set[str]) -> None:
     }
 
 
-def test_what_matters_most_stays_where_there_is_little_room() -> None:
+def test_the_most_important_lanes_stay_where_there_is_little_room() -> None:
     assert [place.name for place in layout_lanes(5, EVERYTHING, 4, marks=True)][:3] == [RIBBONS, "utilization", "cores"]
 
 

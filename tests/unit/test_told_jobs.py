@@ -40,7 +40,7 @@ def test_a_command_that_fails_is_a_sentence_and_the_exit_code_stays(tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["ftp://example.org/x", "nats://host", " "])
-def test_what_cannot_be_told_is_refused_before_the_job(tmp_path: Path, target: str) -> None:
+def test_notifications_that_cannot_work_are_refused_before_the_job(tmp_path: Path, target: str) -> None:
     refused = run_told(tmp_path, "--notify", target)
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"--notify" in refused.stderr

@@ -163,7 +163,7 @@ def test_words_of_a_command_line() -> None:
         ({"deepspeed": "nowhere.json", "output_dir": "o"}, "", "Cannot read the DeepSpeed config nowhere.json"),
     ],
 )
-def test_what_cannot_be_is_a_sentence(
+def test_impossible_arguments_are_answered_with_a_sentence(
     config: dict[str, Any], options: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "ds.json"

@@ -61,7 +61,7 @@ def record_changed(folder: Path, *, counted_at: float) -> Recording:
     return recording.open_recording()
 
 
-def test_what_was_counted_before_a_change_says_so(tmp_path: Path) -> None:
+def test_a_row_counted_before_a_change_says_so(tmp_path: Path) -> None:
     ledger = read_at(record_changed(tmp_path, counted_at=12.05), 23)
     (row,) = (row for row in ledger.rows if row.key == "parameters")
     assert row.is_outdated
@@ -71,7 +71,7 @@ def test_what_was_counted_before_a_change_says_so(tmp_path: Path) -> None:
     assert line.absence_reason == OUTDATED
 
 
-def test_what_a_list_keeps_is_a_row_of_its_own(tmp_path: Path) -> None:
+def test_tensors_kept_in_a_list_have_a_row_of_their_own(tmp_path: Path) -> None:
     ledger = read_at(record_changed(tmp_path, counted_at=22.05), 23)
     assert ledger.sum_bytes(HELD) == 4 * GIB
     (row,) = (row for row in ledger.rows if row.key == HELD)

@@ -23,7 +23,7 @@ from zerotop.ui.drawing.units import (
 )
 
 
-def test_what_was_kept_is_chosen_again_and_nonsense_is_not() -> None:
+def test_saved_units_are_parsed_and_invalid_ones_are_not() -> None:
     for sizes in (BINARY, DECIMAL):
         for pace in PaceUnit:
             assert parse_units(sizes.name, pace.value) == (sizes, pace)

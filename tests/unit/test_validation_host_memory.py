@@ -82,6 +82,6 @@ def test_other_evaluations_are_told_from_the_second_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_what_is_loaded_once_is_no_peak(tmp_path: Path, kept: bool) -> None:
+def test_data_loaded_once_is_no_peak(tmp_path: Path, kept: bool) -> None:
     write_job(tmp_path, rows=16 if kept else TRAINING_ROWS, kept=kept, evaluated=(10, 20) if kept else (10,))
     assert find_peaks(tmp_path) == ()

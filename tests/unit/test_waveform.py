@@ -55,7 +55,7 @@ def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_
         assert compute_mean(fold, "to_gpu", phase) == pytest.approx(to_gpu, abs=2.5e9)
 
 
-def test_what_the_sensors_add_up_to_stays(tmp_path: Path) -> None:
+def test_the_mean_of_the_sensors_is_preserved(tmp_path: Path) -> None:
     job = Job(100)
     job.write_recording(tmp_path)
     fold = fold_recording(tmp_path)
@@ -118,7 +118,7 @@ def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
 
 
-def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
+def test_skipped_iterations_are_folded_while_there_are_no_others(tmp_path: Path) -> None:
     job = Job(30, skip=10)
     job.write_recording(tmp_path)
     waveforms = WaveformCache(read_recording(tmp_path))

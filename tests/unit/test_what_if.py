@@ -304,7 +304,7 @@ def test_json_has_the_whole_answer(capsys: pytest.CaptureFixture[str]) -> None:
         ("nowhere", [], "nowhere"),
     ],
 )
-def test_what_cannot_be_known_is_refused(
+def test_unknown_settings_are_refused(
     capsys: pytest.CaptureFixture[str], name: str, options: list[str], sentence: str
 ) -> None:
     try:

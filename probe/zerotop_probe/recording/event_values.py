@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 SLOW, SHARE, SILENT = "slow", "share", "silent"
 """Why stacks were sampled: ``why`` of the event ``stacks``."""
 
@@ -26,3 +28,14 @@ DIMENSIONS = {
     "layers": "num_hidden_layers",
 }
 """Names of a model's dimensions, and of the attributes that configurations of transformers models share."""
+
+
+def format_numbers(numbers: Iterable[int], separator: str = ",") -> str:
+    """Format a set of numbers as the kernel does, as in the lists of cores of events: ``0-3,8``."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

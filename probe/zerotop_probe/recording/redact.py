@@ -186,7 +186,11 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
             shown.append(f"-p{HIDDEN}")
         elif shown and (pattern := _BARE_TOKENS.get(shown[-1])) and pattern.fullmatch(argument):
             shown.append(HIDDEN)
-        elif equals and is_name and (is_secret_option(name) if name.startswith("-") else is_secret_name(_get_last(name))):
+        elif (
+            equals
+            and is_name
+            and (is_secret_option(name) if name.startswith("-") else is_secret_name(name.rpartition(".")[2]))
+        ):
             shown.append(argument if _is_harmless(name, value) else f"{name}={HIDDEN}")
         elif shown and shown[-1] in _USER_OPTIONS:
             shown.append(_LOGIN_PAIR.sub(rf"\1{HIDDEN}", redact_text(argument)))
@@ -206,10 +210,6 @@ def _precedes_secret(argument: str, program: str, has_login: bool) -> bool:
         is_password = argument == "-p" and (program == "sshpass" or (program in _LOGIN_PROGRAMS and has_login))
         return is_password or (" " not in argument and is_secret_option(argument))
     return "_" in argument and argument.isidentifier() and is_secret_name(argument)  # aws configure set NAME VALUE
-
-
-def _get_last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def redact_tree(value: Any, name: str = "") -> Any:

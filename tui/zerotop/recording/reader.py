@@ -17,6 +17,7 @@ from typing import Any
 from zerotop.recording.events.event_files import E, EventBudget, EventFile
 from zerotop.recording.events.event_index import EventIndex, get_event_time
 from zerotop.recording.headers import DAMAGE_ERRORS, Clocks, RecordingError, parse_writer, read_header
+from zerotop.recording.memory_map import keep_freed_memory
 from zerotop.recording.moments.at import At, Moments
 from zerotop.recording.packed.packing import SUFFIX, unpack_files
 from zerotop.recording.recording_info import load_info
@@ -75,6 +76,7 @@ class Recording:
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
         self._is_opened = False
+        keep_freed_memory()
         self.refresh()
         self._is_opened = True
 

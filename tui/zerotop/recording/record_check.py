@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.recording.value_limits import ValueLimits
+from zerotop.recording.value_limits import limit_values
 from zerotop_probe.recording.tables import OUTPUT, Table
 
 Rows = NDArray[Any]
@@ -41,7 +41,7 @@ class RecordCheck:
     def __init__(self, table: Table, created_ns: int, *, has_older: bool = False) -> None:
         """``created_ns``: when the file was created, on the clock of its records; ``has_older``: whether some are older."""
         self._table = table
-        self._limits = ValueLimits(table)
+        self._limits = limit_values(table)
         self._may_be_zero = created_ns < TOLERANCE_NS
         self._lowest_ns = max(created_ns - (MAX_AGE_NS if has_older else _EARLIEST_NS), 0)
         self._highest_ns = created_ns + MAX_AGE_NS

@@ -196,16 +196,15 @@ def read_sweep(path: Path) -> Sweep:
             raise RecordingError(f"{path} was written by a newer zerotop: update zerotop to read it.")
         lists = {name: tuple(content["plan"][name]) for name in ("command", "currency") if name in content["plan"]}
         plan = Plan(**content["plan"] | lists)
-        points = [_parse_point(number, entry) for number, entry in enumerate(content["points"])]
+        points = [
+            Point(number, one["settings"], Result(**one["result"]) if one["result"] else None)
+            for number, one in enumerate(content["points"])
+        ]
     except OSError as error:
         raise RecordingError(f"{path} cannot be read as a sweep: {error.strerror}.") from error
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise RecordingError(f"{path / SWEEP_FILE} is damaged: {error}.") from error
     return Sweep(path, plan, tuple(points))
-
-
-def _parse_point(number: int, entry: Mapping[str, Any]) -> Point:
-    return Point(number, entry["settings"], Result(**entry["result"]) if entry["result"] else None)
 
 
 def write_sweep(sweep: Sweep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,9 @@ _SLACK_S = 1.0
 _LONE_STEPS, _MOST_LONE, _LAST_STEPS = 1_000, 8, 1 << 20
 
 
+_ROWS_AT_ONCE = 64
+
+
 class ValueLimits:
     """Finds the records of one table with values that cannot be."""
 
@@ -69,27 +73,29 @@ class ValueLimits:
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
         """Return which records, shape (n,), have an impossible value. ``before``: the record before them, if any."""
         impossible = np.zeros(len(rows), np.bool_)
-        names = rows.dtype.names or ()
+        combined = _combine_bits(rows)
         for name, highest in self._highest.items():
-            if name not in names:
+            if 0 <= combined.get(name, 0) <= highest:
                 continue
             values = rows[name]
             lowest = -highest if name.endswith(_MAY_BE_NEGATIVE) else UNKNOWN
             if not (np.fmax.reduce(values) <= highest and np.fmin.reduce(values) >= lowest):  # or all are NaN
                 impossible |= (values > highest) | (values < lowest)
         if self._fastest:
-            self._find_jumps(rows, before, impossible)
+            self._find_jumps(rows, before, impossible, combined)
         if self._has_steps:
             _find_lone_steps(rows, before, impossible)
-        if {"used_bytes", "total_bytes"} <= set(names):
-            impossible |= (rows["used_bytes"] > rows["total_bytes"]) & (rows["total_bytes"] > 0)
+        if {"used_bytes", "total_bytes"} <= combined.keys():
+            above = rows["used_bytes"] > rows["total_bytes"]
+            if above.any():
+                impossible |= above & (rows["total_bytes"] > 0)
         return impossible
 
-    def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask) -> None:
+    def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask, combined: dict[str, Any]) -> None:
         """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""
         for name, fastest in self._fastest.items():
             # Most memory is less than could be allocated in a second.
-            if name not in (rows.dtype.names or ()) or (name not in _COUNTERS and rows[name].max() <= fastest * _SLACK_S):
+            if name not in combined or (name not in _COUNTERS and 0 <= combined[name] <= fastest * _SLACK_S):
                 continue
             chosen = np.flatnonzero(~impossible & (rows[name] >= 0))
             first = before if len(before) else rows[chosen[:1]]
@@ -102,13 +108,23 @@ class ValueLimits:
             impossible[chosen[jumps | falls]] = True
 
 
+@cache
+def limit_values(table: Table) -> ValueLimits:
+    """Return the limits of a table, of which there may be very many files."""
+    return ValueLimits(table)
+
+
 def _find_lone_steps(rows: Rows, before: Rows, impossible: Mask) -> None:
     """Add the few records whose step is far from those of the records around them. Each engine has its own steps."""
     steps, last = rows["step"], int(before["step"][-1]) if len(before) else int(rows["step"][0])
     if max(abs(int(steps.max()) - last), abs(int(steps.min()) - last)) <= _LONE_STEPS:
         return
-    for engine in np.unique(rows["engine"]):
-        chosen = np.flatnonzero(~impossible & (rows["engine"] == engine) & (steps >= 0))
+    engines = rows["engine"]
+    changes = np.diff(steps.astype(np.int64), prepend=last)
+    if not impossible.any() and (engines == engines[0]).all() and np.abs(changes).max() <= _LONE_STEPS:
+        return
+    for engine in np.unique(engines):
+        chosen = np.flatnonzero(~impossible & (engines == engine) & (steps >= 0))
         known = before["step"][before["engine"] == engine]
         values = np.concatenate((known, steps[chosen])).astype(np.int64)
         end = 0
@@ -120,3 +136,17 @@ def _find_lone_steps(rows: Rows, before: Rows, impossible: Mask) -> None:
             if not near.any() and place + 2 + _MOST_LONE > len(values) and values[place + 1] - values[place] > _LAST_STEPS:
                 end = len(values)
             impossible[chosen[place + 1 - len(known) : end - len(known)]] = True
+
+
+def _combine_bits(rows: Rows) -> dict[str, Any]:
+    """Return the bits of all values of each column: where that is not negative, no value is, and none is higher.
+
+    The bits of floats above 0 are in the order of their values. This reads memory once for all columns.
+    """
+    size = rows.dtype.itemsize
+    data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, size)
+    if len(rows) >= _ROWS_AT_ONCE:
+        rest = len(rows) % _ROWS_AT_ONCE
+        many = np.bitwise_or.reduce(data[rest:].reshape(-1, _ROWS_AT_ONCE * size)).reshape(-1, size)
+        data = np.concatenate((data[:rest], many))
+    return dict(zip(rows.dtype.names or (), np.bitwise_or.reduce(data).view(rows.dtype)[0].item(), strict=True))

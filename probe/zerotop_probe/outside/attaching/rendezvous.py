@@ -64,7 +64,9 @@ class Rendezvous:
         if self.world != other.world or self.ranks & other.ranks:
             return False
         addresses = {
-            address for side in (self, other) if (address := side.variables.get(_ADDRESS)) and not _is_loopback(address)
+            address
+            for side in (self, other)
+            if (address := side.variables.get(_ADDRESS)) and not address.startswith(_LOOPBACK)
         }
         return len(addresses) < 2
 
@@ -72,10 +74,6 @@ class Rendezvous:
 def _is_meaningful(name: str, environment: Mapping[str, str]) -> bool:
     value = environment.get(name, "")
     return bool(value) and (name, value) != ("TORCHELASTIC_RUN_ID", _UNNAMED)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith(_LOOPBACK)
 
 
 def find_local_part(jobs: Iterable[FoundJob], rendezvous: Rendezvous) -> FoundJob | None:

@@ -74,7 +74,11 @@ class Agent:
         ranks = facts.ranks if facts is not None and facts.attached else None
         self._node = NodeSampler(recording, identity, job.root, self._events, attached_ranks=ranks, recorded=output.files)
         self._stopper = Stopper(
-            job.root, recording, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
+            job.root,
+            recording,
+            grace_s=grace_s,
+            on_sent=lambda name: self._write_event(events.StopSent, signal=name),
+            ranks=self._node.ranks.list_processes,
         )
 
     @property
@@ -96,9 +100,6 @@ class Agent:
             self._output_loss_noted = True
             error = f"the job's output is not recorded: {self._output.reason}"
             self._write_event(events.SamplerError, where="output", error=error)
-
-    def _note_stop(self, name: str) -> None:
-        self._write_event(events.StopSent, signal=name)
 
     def note_start(self, command: Sequence[str]) -> None:
         """Record that this agent started the job."""

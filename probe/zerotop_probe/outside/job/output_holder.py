@@ -100,7 +100,7 @@ class Holder:
     def _await_end(self) -> None:
         """Wait for the end of all streams. The agent is gone; if it was killed the job may still run."""
         while not all(stream.is_over for stream in self._streams):
-            if not self._is_job_alive():
+            if self._read_job_state() in b"ZX":
                 for stream in self._streams:
                     if isinstance(stream, FileStream):
                         stream.finish()
@@ -110,9 +110,6 @@ class Holder:
         from zerotop_probe.outside.sampling.ring_collector import adopt_leftovers  # takes as long to import as all else here
 
         adopt_leftovers()
-
-    def _is_job_alive(self) -> bool:
-        return self._read_job_state() not in b"ZX"
 
     def _read_job_state(self) -> bytes:
         """Return the letter of the job's state, which is X if it is gone."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import format_numbers
 
 _NODES_FOLDER = "/sys/devices/system/node"
 
@@ -25,21 +26,10 @@ def read_numa_nodes(folder: str = _NODES_FOLDER) -> list[dict[str, object]]:
     return sorted(nodes, key=lambda node: int(str(node["node"])))
 
 
-def format_cores(numbers: Iterable[int]) -> str:
-    """Format a set of cores as the kernel does: ``0-3,8``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
 def read_allowed_cores(tid: int) -> str:
     """Return the cores that a thread may run on; empty if it is gone."""
     try:
-        return format_cores(os.sched_getaffinity(tid))
+        return format_numbers(os.sched_getaffinity(tid))
     except OSError:
         return ""
 

@@ -13,11 +13,13 @@ import struct
 import time
 from collections.abc import Callable
 
-from zerotop_probe.recording.rings.derived_begins import derive_begins, get_time
 from zerotop_probe.recording.rings.drained_file import DrainedFile
 from zerotop_probe.recording.rings.shared_memory import PAYLOAD_BYTES, SLOT, VOID, Ring
 from zerotop_probe.recording.tables import BEGINS, SPANS
 
+_TIME_BYTES = 8
+_UNPACK_SPAN = SPANS.record_struct.unpack
+_PACK_BEGIN = BEGINS.record_struct.pack
 # The number of the first declaration.
 _EVENT = 0
 
@@ -42,6 +44,29 @@ _SETTLE_S = 0.0 if platform.machine() in ("x86_64", "AMD64", "i686") else 0.001
 
 # Called with the name of a table, and new records of it.
 OnRecords = Callable[[str, list[bytes]], None]
+
+
+def derive_begins(begins: list[bytes], spans: list[bytes], phases: list[bytes], newest_ns: int) -> list[bytes]:
+    """Return the missing records of BEGINS, of phases that began after ``newest_ns``, the last begin in the recording.
+
+    In a short step a rank only notes the begin of a phase in its ring's header, and writes the records of all spans when the
+    step ends. There is still a begin for each span: those of phases in progress come from the header, the others from the
+    spans.
+
+    ``begins`` and ``spans`` are new records of the two tables, ``phases`` those of the ring's header, which must have been
+    read before. Phases within others either have a record of their begin or need none.
+    """
+    known = {get_time(record) for record in begins}
+    missing = {get_time(record): record for record in phases}
+    for span in spans:
+        begin_ns, _, _, step, micro_step, _, _, phase, _, depth, engine, _ = _UNPACK_SPAN(span)
+        if not depth:
+            missing[begin_ns] = _PACK_BEGIN(begin_ns, step, micro_step, phase, depth, engine, 0)
+    return [record for time_ns, record in missing.items() if time_ns > newest_ns and time_ns not in known]
+
+
+def get_time(record: bytes) -> int:
+    return int.from_bytes(record[:_TIME_BYTES], "little", signed=True)
 
 
 class RingDrainer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 Cores = frozenset[int]
 NO_CORES: Cores = frozenset()
 _MAX_CORE = 1 << 16  # no machine has more; a damaged recording may say so
@@ -17,14 +15,3 @@ def parse_cores(text: str) -> Cores:
         if first.isdecimal() and (last or first).isdecimal():
             cores.update(range(int(first), min(int(last or first), _MAX_CORE) + 1))
     return frozenset(cores)
-
-
-def format_cores(cores: Iterable[int]) -> str:
-    """Format {0, 1, 2, 3, 8} as ``0-3,8``."""
-    parts: list[tuple[int, int]] = []
-    for core in sorted(cores):
-        if parts and core == parts[-1][1] + 1:
-            parts[-1] = (parts[-1][0], core)
-        else:
-            parts.append((core, core))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)

@@ -124,8 +124,9 @@ class _ParallelUse:
     def is_seen(cls, source: Source, pid: int, at: At) -> bool:
         """Whether a process did so up to a moment."""
         seen, rows = keep(source, cls), source.until(at.cursor_ns)
-        seen._read(rows[seen.count :])
-        seen.count = max(seen.count, len(rows))
+        if len(rows) > seen.count:
+            seen._read(rows[seen.count :])
+            seen.count = len(rows)
         return pid in seen.first_ns and seen.first_ns[pid] + source.offset_ns <= at.cursor_ns
 
     def _read(self, rows: NDArray[Any]) -> None:

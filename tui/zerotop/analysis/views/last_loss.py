@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from zerotop.analysis.live_view import LastLoss
@@ -22,7 +20,11 @@ def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss
     if not len(series.times):
         return None
     step = int(find_steps(rows[-_LAST_STEPS:], series.times[-_LAST_VALUES:])[-1])
-    parts = np.array_split(series.values, min(_TREND_PARTS, len(series.values)))
-    finite = [part[np.isfinite(part)] for part in parts]
-    trend = tuple(float(part.mean()) if len(part) else math.nan for part in finite)
-    return LastLoss(float(series.values[-1]), step if step >= 0 else None, trend)
+    parts = np.arange(min(_TREND_PARTS, len(series.values)))
+    size, longer = divmod(len(series.values), len(parts))
+    begins = parts * size + np.minimum(parts, longer)
+    finite = np.isfinite(series.values)
+    sums = np.add.reduceat(np.where(finite, series.values, 0.0), begins)
+    counts = np.add.reduceat(finite, begins, dtype=np.float64)
+    trend = np.divide(sums, counts, where=counts > 0, out=np.full(len(parts), np.nan))
+    return LastLoss(float(series.values[-1]), step if step >= 0 else None, tuple(trend.tolist()))

@@ -27,8 +27,8 @@ _ATTRIBUTES = {HOST_LABEL: "host.name", UUID_LABEL: "hw.id"}  # of the semantic 
 class OtlpSender:
     """Sends the metrics of a job and ``hw.gpu.*`` at the SDK's interval, and each finding once, as a log record."""
 
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._due_s = clock, 0.0
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._due_s = 0.0
         self._meters: MeterProvider | None = None
         self._logs: LoggerProvider | None = None
         self._observations: dict[str, list[Observation]] = {}
@@ -41,8 +41,8 @@ class OtlpSender:
         if self._meters is None:
             self._start(source)
         self._send_findings(source.findings_at(None))
-        if self._clock() >= self._due_s:
-            self._due_s = self._clock() + _PERIOD_S
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _PERIOD_S
             self._read(source)
 
     def finish(self, source: RecordingSource) -> None:

@@ -49,17 +49,17 @@ class MetricsCollector(Collector):
 class PrometheusFile:
     """A file in the folder of node_exporter's textfile collector, until the job has ended."""
 
-    def __init__(self, folder: Path, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._tell, self._clock = folder, tell, clock
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._folder, self._tell = folder, tell
         self._due_s = 0.0
         self._collector, self._registry = _make_registry()
         self.path: Path | None = None
 
     def update(self, source: RecordingSource) -> None:
         """Write the file, every few seconds."""
-        if self._clock() < self._due_s:
+        if time.monotonic() < self._due_s:
             return
-        self._due_s = self._clock() + _PERIOD_S
+        self._due_s = time.monotonic() + _PERIOD_S
         self._collector.read(source)
         self.path = self._folder / f"zerotop-{source.recording.name}.prom"
         try:
@@ -78,10 +78,8 @@ class PrometheusFile:
 class PrometheusPort:
     """A server that answers Prometheus, until the job has ended."""
 
-    def __init__(
-        self, host: str, port: int, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._clock, self._due_s = clock, 0.0
+    def __init__(self, host: str, port: int, tell: Callable[[str], None]) -> None:
+        self._due_s = 0.0
         self._collector, registry = _make_registry()
         self.port = 0
         """The port that is listened on; 0 if none."""
@@ -93,8 +91,8 @@ class PrometheusPort:
 
     def update(self, source: RecordingSource) -> None:
         """Read the metrics, every few seconds."""
-        if self._clock() >= self._due_s:
-            self._due_s = self._clock() + _PERIOD_S
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + _PERIOD_S
             self._collector.read(source)
 
     def finish(self, source: RecordingSource) -> None:

@@ -7,8 +7,9 @@ attempts included; this process waits, and writes the results.
 from __future__ import annotations
 
 import logging
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,29 @@ from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRefused
 from zerotop.commands.sweeping.runner import SweepRunner
-from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
 from zerotop.recording.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, PointAttempt, Result, Sweep
 
+GONE = "GONE"
+"""The state of a job that Slurm has forgotten, some minutes after its end."""
+
+# https://slurm.schedmd.com/job_state_codes.html: a job in one of these is not over.
+_ALIVE = (
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "STAGE_OUT",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "RESIZING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+)
+_TIMEOUT_S = 30.0
 _LOG_FOLDER = "slurm"
 _STOP_FILE = ".stop"  # its existence asks all jobs to stop
 _POLL_S = 1.0
@@ -29,6 +50,28 @@ _ASK_INTERVAL_S = 30.0
 # Parameters that submitit knows by these names; all others become options of sbatch.
 _KNOWN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
 _SLURM_ONLY = ("partition", "qos", "gres", "constraint", "account", "array_parallelism", "exclude", "nodelist")
+
+
+def read_ended_jobs(job_ids: Iterable[str]) -> dict[str, str]:
+    """Return the states of jobs that have ended, such as CANCELLED or TIMEOUT; none if Slurm does not answer.
+
+    Every cluster has ``squeue``; ``sacct`` needs an accounting database.
+    An id is that of a job, or of a job of an array: ``13_0``.
+    """
+    wanted = list(job_ids)
+    arrays = sorted({job_id.partition("_")[0] for job_id in wanted})
+    command = ["squeue", "--noheader", "--array", "--states=all", "--format=%i %T", f"--jobs={','.join(arrays)}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    # With several arrays, those that Slurm has forgotten are left out; it complains if it has forgotten all.
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return {}
+    states = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if len(line.split()) > 1)
+    return {job_id: state for job_id in wanted if (state := states.get(job_id, GONE)) not in _ALIVE}
 
 
 def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:

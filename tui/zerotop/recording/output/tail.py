@@ -38,12 +38,10 @@ def read_last_lines(at: At) -> list[list[PrintedLine]]:
             cleaned = [_clean_line(line, time_ns) for line, time_ns in zip(lines, times_ns, strict=False)]
             # Of a file that a rank writes: its lines need no prefix there, and get the one that PyTorch would print.
             mark = f"[rank{source.rank}]:" if source.role == "rank" else ""
-            streams.append([one if one.text.startswith(mark) else _mark_line(one, mark) for one in cleaned])
+            streams.append(
+                [one if one.text.startswith(mark) else one._replace(text=f"{mark} {one.text}") for one in cleaned]
+            )
     return streams
-
-
-def _mark_line(line: PrintedLine, mark: str) -> PrintedLine:
-    return PrintedLine(line.time_ns, f"{mark} {line.text}")
 
 
 def _clean_line(line: bytes, time_ns: int) -> PrintedLine:

@@ -8,7 +8,7 @@ from textual.screen import Screen
 
 from zerotop.ui.app.start_app import ListApp
 from zerotop.ui.app.terminal_lost import is_hung_up
-from zerotop.ui.dialogs.stop_dialog import StopDialog
+from zerotop.ui.dialogs.yes_no_dialogs import StopDialog
 from zerotop.ui.sweep.model import SweepModel
 from zerotop.ui.sweep.screen import SweepScreen
 

@@ -11,7 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.widgets import OptionList, Static
+from textual.widgets import Static
 
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -67,18 +67,3 @@ class Page(Dialog[None]):
     def compose_box(self) -> ComposeResult:
         with VerticalScroll():
             yield Static(self.content, id="text", markup=False)
-
-
-class YesNoDialog(Dialog[bool]):
-    """A question with two choices. The first one, no, is highlighted; the id of the second one is ``yes``."""
-
-    def on_mount(self) -> None:
-        choices = self.query_one(OptionList)
-        choices.highlighted = 0
-        choices.focus()
-
-    def action_choose(self, yes: bool) -> None:
-        self.dismiss(yes)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id == "yes")

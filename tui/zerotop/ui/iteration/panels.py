@@ -11,6 +11,7 @@ from textual import events
 from zerotop.analysis.live_view import JobState
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
+from zerotop.ui.base.pointed_panel import MousePanel
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.iteration.clipboard import format_phases, format_waveform
@@ -18,6 +19,7 @@ from zerotop.ui.iteration.drawing import ShownWaveform, draw_empty, draw_wavefor
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.samples import draw_samples
 from zerotop.ui.iteration.table import draw_phases
+from zerotop.ui.widgets.scrollable import Wheel
 
 
 class _FoldPanel(FrameWidget, can_focus=True):
@@ -46,10 +48,9 @@ class _FoldPanel(FrameWidget, can_focus=True):
         """Draw the fold."""
 
 
-class WaveformPanel(_FoldPanel):
+class WaveformPanel(Wheel, _FoldPanel, MousePanel):
     """The folded iteration. The mouse shows values, its wheel averages fewer iterations or more."""
 
-    _pointed_s: float | None = None
     _shown: ShownWaveform | None = None  # in the last picture
 
     def draw_empty(self, frame: Frame, width: int, height: int) -> list[Row]:
@@ -57,31 +58,18 @@ class WaveformPanel(_FoldPanel):
 
     def cache_key(self, frame: Frame) -> tuple[object, ...] | None:
         key = super().cache_key(frame)
-        return None if key is None else (*key, self._pointed_s)
+        return None if key is None else (*key, self._pointed)
 
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        self._point_at(None if self._shown is None else find_position(self._shown, self.size.width, event.x))
+    def find_place(self, x: int, y: int) -> float | None:
+        """Return the position in the iteration in seconds."""
+        return None if self._shown is None else find_position(self._shown, self.size.width, x)
 
-    def on_leave(self) -> None:
-        self._point_at(None)
-
-    def _point_at(self, position_s: float | None) -> None:
-        if position_s != self._pointed_s:
-            self._pointed_s = position_s
-            self.request_redraw()
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._turn_wheel(event, -1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._turn_wheel(event, 1)
-
-    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+    def turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
         self.request_redraw(partial(self.folding.change_count, direction))
 
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
-        self._shown = shown = replace(shown, pointed_s=self._pointed_s)
+        self._shown = shown = replace(shown, pointed_s=self._pointed)
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
     def copy_text(self) -> str:

@@ -91,21 +91,17 @@ def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
         return (f"{glyphs.find_sample(style)} ", style), (phase_word(line.highest_phase, glyphs), "text")
 
     return [
-        Column[_SampleLine]((("signal", "heading"),), 18, 9, draw_label, left=True),
+        Column[_SampleLine]("signal", 18, 9, draw_label, left=True),
+        Column[_SampleLine]("samples", 8, 7, lambda line, width: ((format_grouped(line.signal.samples).rjust(8), "text"),)),
+        Column[_SampleLine]("averaged", 8, 6, lambda line, width: draw_window(line)),
         Column[_SampleLine](
-            (("samples", "heading"),), 8, 7, lambda line, width: ((format_grouped(line.signal.samples).rjust(8), "text"),)
-        ),
-        Column[_SampleLine]((("averaged", "heading"),), 8, 6, lambda line, width: draw_window(line)),
-        Column[_SampleLine](
-            (("mean", "heading"),),
+            "mean",
             7,
             8,
             lambda line, width: draw_figure(line.signal.compute_mean(0.0, _find_end(line.signal)) * line.factor),
         ),
-        Column[_SampleLine](
-            (("highest", "heading"),), 7, 8, lambda line, width: draw_figure(float(line.signal.median.max()) * line.factor)
-        ),
-        Column[_SampleLine]((("peaks in", "heading"),), 11, 5, lambda line, width: draw_highest_phase(line), left=True),
+        Column[_SampleLine]("highest", 7, 8, lambda line, width: draw_figure(float(line.signal.median.max()) * line.factor)),
+        Column[_SampleLine]("peaks in", 11, 5, lambda line, width: draw_highest_phase(line), left=True),
     ]
 
 

@@ -92,28 +92,21 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         sign = "+" if more * factor >= least else glyphs.minus if more * factor <= -least else " "
         return ((f"{sign}{abs(more) * factor:.{decimals}f}".rjust(_FIGURE_WIDTH), "value" if sign != " " else "muted"),)
 
-    heading = ("heading",)
     columns = [
-        Column[PhaseLine]((("phase", *heading),), 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
-        Column[PhaseLine](
-            (("median", *heading),), _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")
-        ),
-        Column[PhaseLine]((("p90", *heading),), _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
+        Column[PhaseLine]("phase", 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
+        Column[PhaseLine]("median", _FIGURE_WIDTH, 9, lambda line, width: draw_figure(line.median_s, "value")),
+        Column[PhaseLine]("p90", _FIGURE_WIDTH, 5, lambda line, width: draw_figure(line.p90_s)),
     ]
     if pinned:
-        columns.append(
-            Column((("pinned", *heading),), _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2"))
-        )
-        columns.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
-    columns.append(Column((("share", *heading),), 12, 3, lambda line, width: _draw_share(line, width, glyphs), grows=True))
+        columns.append(Column("pinned", _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2")))
+        columns.append(Column("change", _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
+    columns.append(Column("share", 12, 3, lambda line, width: _draw_share(line, width, glyphs), grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
-        columns.append(
-            Column(((f"CUDA {unit}", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s))
-        )
+        columns.append(Column(f"CUDA {unit}", _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
     if "utilization" in fold.signals:
-        columns.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
+        columns.append(Column("idle", _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:
-        columns.append(Column((("cores", *heading),), 6, 6, lambda line, width: _draw_cores(line, glyphs)))
+        columns.append(Column("cores", 6, 6, lambda line, width: _draw_cores(line, glyphs)))
     return columns
 
 

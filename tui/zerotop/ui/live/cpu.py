@@ -159,13 +159,18 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
         is_known = rank.alive and (rank.phase or is_starting)
         return ((f"{format_fixed(rank.phase_s, 1, cells - 2)} s" if is_known else " " * cells, "muted"),)
 
-    draw_load = partial(_draw_cores_line, view, glyphs)
+    def draw_host(rank: Rank, cells: int) -> Row:
+        return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
+
+    def draw_load(rank: Rank, cells: int) -> Row:
+        return _draw_cores_strip(view, rank, cells, 1, glyphs)[0]
+
     draw_busiest = partial(draw_busiest_threads, glyphs=glyphs)
     figure = partial(build_figure_column, glyphs=glyphs)
     columns = [Column[Rank]("", longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True)]
     if len(view.hosts) > 1:
         longest_host = min(16, max([4, *(len(rank.host) for rank in ranks)]))
-        columns.append(Column("host", longest_host, 4, partial(_draw_host, glyphs), left=True))
+        columns.append(Column("host", longest_host, 4, draw_host, left=True))
     if is_starting or any(rank.phase or not rank.alive for rank in ranks):  # ranks without a probe have no phases
         columns += [Column("now", 12, 8, draw_phase, left=True), Column("", 7, 3, draw_since)]
     if rows_per_rank > 1:
@@ -187,14 +192,6 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
         busiest_width = 14 if width < 100 else 30 if width < 140 else 56
         columns.append(Column(_BUSIEST_HEADING, busiest_width, 2, draw_busiest, left=True))
     return columns
-
-
-def _draw_host(glyphs: Glyphs, rank: Rank, cells: int) -> Row:
-    return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
-
-
-def _draw_cores_line(view: LiveView, glyphs: Glyphs, rank: Rank, cells: int) -> Row:
-    return _draw_cores_strip(view, rank, cells, 1, glyphs)[0]
 
 
 def build_figure_column(

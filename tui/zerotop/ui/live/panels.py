@@ -14,7 +14,7 @@ from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
-from zerotop.ui.base.pointed_panel import PointedPanel
+from zerotop.ui.base.pointed_panel import MousePanel, PointedPanel
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.live.cpu import draw_cpu
@@ -82,38 +82,25 @@ class Gpus(ViewPanel):
         return gpu.ranks if gpu is not None else ()
 
 
-class Iteration(FrameWidget, can_focus=True):
+class Iteration(MousePanel, can_focus=True):
     """Time per step. The mouse shows the values of a step, a click goes to its end."""
-
-    _pointed_step: int | None = None
 
     def cache_key(self, frame: Frame) -> tuple[object, ...]:
         # Sources return the same object until another step is finished.
         view = frame.view
         marks = find_step_marks(frame.findings)
-        return view.iterations, view.loss, view.progress.total_steps, view.job.state.is_over, marks, self._pointed_step
+        return view.iterations, view.loss, view.progress.total_steps, view.job.state.is_over, marks, self._pointed
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        marks = find_step_marks(frame.findings)
-        pointed = self._pointed_step
+        marks, pointed = find_step_marks(frame.findings), self._pointed
         return draw_iteration(frame.view, width, height, self.glyphs, focused=self.has_focus, marks=marks, pointed=pointed)
 
-    def _find_step(self, x: int) -> int | None:
+    def find_place(self, x: int, y: int) -> int | None:
+        """Return the step in a column."""
         return None if self.frame is None else find_step_at(self.frame.view, self.size.width, x)
 
-    def on_mouse_move(self, event: events.MouseMove) -> None:
-        self._point_at(self._find_step(event.x))
-
-    def on_leave(self) -> None:
-        self._point_at(None)
-
-    def _point_at(self, step: int | None) -> None:
-        if step != self._pointed_step:
-            self._pointed_step = step
-            self.request_redraw()
-
     def on_click(self, event: events.Click) -> None:
-        step = self._find_step(event.x)
+        step = self.find_place(event.x, event.y)
         if step is not None:
             self.post_message(MonitorScreen.StepChosen(step))
 

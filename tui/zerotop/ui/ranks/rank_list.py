@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from zerotop.analysis.live_view import LiveView, Rank
-from zerotop.analysis.processes.cores import Cores, format_cores
+from zerotop.analysis.processes.cores import Cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_ranks, draw_last_step, format_cores_used, rank_name
@@ -14,6 +14,7 @@ from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_wi
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.live.cpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
+from zerotop_probe.recording.event_values import format_numbers
 
 _WIDE = 100  # cells from which on the title has room at its right
 
@@ -69,7 +70,7 @@ def _build_columns(
 
     def draw_affinity(rank: Rank, size: int) -> Row:
         allowed = cores_by_rank.get(rank.rank)
-        text = format_cores(allowed) if allowed else glyphs.to_plain(MISSING)
+        text = format_numbers(allowed) if allowed else glyphs.to_plain(MISSING)
         return (((text if len(text) <= size else f"{len(allowed or ())} cores").rjust(size), "muted"),)
 
     def draw_busiest(rank: Rank, size: int) -> Row:

@@ -14,6 +14,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import EMPTY, Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
+from zerotop_probe.recording.event_values import format_numbers
 
 _COLUMN_WIDTH = 55  # from twice that, blocks stand side by side
 _GAP = 3
@@ -63,7 +64,7 @@ def copy_stacks(standstill: Standstill) -> str:
     """Return all stacks as text: a heading for each group of ranks, then its frames, the innermost first."""
     blocks = []
     for group in standstill.groups:
-        lines = [f"ranks {_format_ranks(group.ranks)}: {_describe_activity(group)}"]
+        lines = [f"ranks {format_numbers(group.ranks, ', ')}: {_describe_activity(group)}"]
         blocks.append("\n".join([*lines, *(f"  {line}" for line, _ in _list_lines(group))]))
     return "\n\n".join(blocks)
 
@@ -100,7 +101,7 @@ def _draw_blocks(groups: Sequence[StackGroup], standstill: Standstill, width: in
 def _draw_block(group: StackGroup, width: int, height: int, glyphs: Glyphs, *, is_odd: bool) -> list[Row]:
     """Draw the ranks and their activity, then frames; if not all fit, the job's own lines are kept."""
     count = format_count(len(group.ranks), "rank")
-    numbers = fit_text(_format_ranks(group.ranks), _MOST_RANKS, glyphs, at_words=False)
+    numbers = fit_text(format_numbers(group.ranks, ", "), _MOST_RANKS, glyphs, at_words=False)
     style = "alert" if is_odd else "warn" if not group.awaits_others else "title"
     mark = glyphs.prompt if is_odd else " "
     head: Row = ((f"{mark} ", "accent"), (count, style), (f"  {numbers}  ", "muted"), (_describe_activity(group), style))
@@ -135,14 +136,3 @@ def _describe_activity(group: StackGroup) -> str:
     if group.awaits_others:
         return f"{'waits' if one else 'wait'} in {group.activity}"
     return f"in {group.activity}" if group.activity else "in its own code"
-
-
-def _format_ranks(ranks: Sequence[int]) -> str:
-    """Return ``0, 2-7``."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -165,7 +165,7 @@ def build_columns(width: int, glyphs: Glyphs) -> list[Column[ListLine]]:
         return ((text, "heading"),)
 
     return [
-        Column((), 2, 9, cells.draw_mark),
+        Column("", 2, 9, cells.draw_mark),
         Column(draw_heading("recording"), 26, 9, cells.draw_name, left=True),
         Column(draw_heading("state"), 11, 9, cells.draw_state, left=True),
         Column(draw_heading("model"), 13, 4, cells.draw_model, left=True),
@@ -187,12 +187,12 @@ def build_few_columns(glyphs: Glyphs) -> list[Column[ListLine]]:
     """Return the columns of the short list in the overlay dialog."""
     cells = _Cells(glyphs)
     return [
-        Column((("recording", "heading"),), 26, 9, cells.draw_name, grows=True, left=True),
-        Column((("model", "heading"),), 13, 5, cells.draw_model, left=True),
-        Column((("ZeRO", "heading"),), 11, 7, cells.draw_zero, left=True),
-        Column((("age", "heading"),), 6, 6, cells.draw_age),
-        Column(((get_units().pace.value, "heading"),), 6, 8, cells.draw_iteration),
-        Column(((f"peak {giga_unit().name}", "heading"),), 10, 4, cells.draw_peak),
+        Column("recording", 26, 9, cells.draw_name, grows=True, left=True),
+        Column("model", 13, 5, cells.draw_model, left=True),
+        Column("ZeRO", 11, 7, cells.draw_zero, left=True),
+        Column("age", 6, 6, cells.draw_age),
+        Column(get_units().pace.value, 6, 8, cells.draw_iteration),
+        Column(f"peak {giga_unit().name}", 10, 4, cells.draw_peak),
     ]
 
 

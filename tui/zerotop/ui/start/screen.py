@@ -21,7 +21,7 @@ from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.start_interfaces import RecordingLibrary, RecordingOpened, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
-from zerotop.ui.dialogs.delete_dialog import DeleteDialog
+from zerotop.ui.dialogs.yes_no_dialogs import DeleteDialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.units import get_units
 from zerotop.ui.start.help import START_TERMS

@@ -1,4 +1,7 @@
-"""Charts of a sweep: a measurement over the setting of the axis, a line for each series."""
+"""Charts of a sweep: a measurement over the setting of the axis, a line for each series.
+
+Those of a search have the memory available to PyTorch, and the lines of the series beyond their runs up to it.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,11 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, choose_items, fit_row, join_rows, row_width
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize
-from zerotop.ui.sweep.limit_line import find_limit, name_limit, plot_search
 from zerotop.ui.sweep.model import SERIES_STYLES, PlacedChart, SweepModel, is_numeric
 from zerotop_probe.recording.metrics import BYTES, NUMBER
 
+_LIMIT_STYLE = "warn"
+_DOT_SPACING = 3  # dot columns
 TITLES = {
     ALLOCATED: "Peak allocated",
     RESERVED: "Peak reserved",
@@ -52,6 +56,31 @@ _FORMS = {ITERATIONS: format_significant, TOKENS: format_number}
 _UNIT_WORDS = {"k": "thousands", "M": "millions", "G": "billions"}
 _EDGE = 2  # cells left free at both ends of the axis
 _ROOM = 1.08  # above the limit of memory, for the marks of failed runs
+
+
+def find_limit(model: SweepModel) -> float | None:
+    """Return the memory available to PyTorch on one GPU, in bytes; None if no search knows."""
+    results = model.search.results if model.search is not None else ()
+    return next((one.limit_bytes for one in reversed(results) if one.limit_bytes is not None), None)
+
+
+def plot_search(canvas: Canvas, model: SweepModel, values: Floats, limit: float, top: float) -> None:
+    """Draw the limit and the lines. ``values`` of the axis: shape (``canvas.dot_columns``,)."""
+    level = np.full(canvas.dot_columns, limit)
+    plot_line(canvas, level, level, _LIMIT_STYLE, top=top)
+    spaced = np.arange(canvas.dot_columns) % _DOT_SPACING == 0
+    for result in model.search.results if model.search is not None else ():
+        if result.line is None:
+            continue
+        sizes = result.line.slope * values + result.line.intercept
+        sizes[~spaced | (sizes > limit)] = np.nan
+        plot_line(canvas, sizes, sizes, model.find_style(result.settings), top=top)
+
+
+def name_limit(canvas: Canvas, limit: float, top: float) -> None:
+    """Write the limit below its line at the left, where lines that rise are still low."""
+    row = canvas.height - 1 - min(canvas.height - 1, int(limit / top * canvas.height))
+    canvas.write_text(1, row + 1, f"available to PyTorch: {format_bytes(limit)}", _LIMIT_STYLE)
 
 
 def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[Row]:

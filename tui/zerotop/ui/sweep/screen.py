@@ -130,21 +130,16 @@ class SweepSheet(Scrollable, KeyRow, can_focus=True):
         if any(one is not None and self._model.find_chart(*one) for one in (before, cell)):
             self.repaint()
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._turn_wheel(event, 1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._turn_wheel(event, -1)
-
-    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+    def turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
         """Zoom the charts if the mouse is on one; elsewhere the wheel scrolls."""
         placed = self._model.find_chart(event.x, event.y)
-        if placed is not None:
-            event.stop()
-            event.prevent_default()
-            share = (event.x - placed.left - AXIS_WIDTH) / max(1, placed.width - AXIS_WIDTH)
-            self._model.zoom(direction, max(0.0, share))
-            self.repaint()
+        if placed is None:
+            super().turn_wheel(event, direction)
+            return
+        event.stop()
+        share = (event.x - placed.left - AXIS_WIDTH) / max(1, placed.width - AXIS_WIDTH)
+        self._model.zoom(-direction, max(0.0, share))
+        self.repaint()
 
     def copy_text(self) -> str:
         """Return all results, with tabs between the columns."""

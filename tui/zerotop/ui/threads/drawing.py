@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.processes.cores import Cores, format_cores
+from zerotop.analysis.processes.cores import Cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
 from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.analysis.text_tables import format_tsv
@@ -25,6 +25,7 @@ from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_tit
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.threads.chart import draw_chart, resample_columns
 from zerotop.ui.threads.phase_means import has_phase_means
+from zerotop_probe.recording.event_values import format_numbers
 
 _WINDOW_PIECES = 120  # half seconds shown at least
 _MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
@@ -103,14 +104,18 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
     """Return the columns. Those for nodes and affinity are there only if they say something."""
     return place_columns(
         [
-            Column((), AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
+            Column("", AXIS_WIDTH + (15 if width < 100 else 22 if width < 180 else 30), 9, name, left=True),
             # Where no more than this is left, the cores that threads may use and the nodes are left out.
-            Column((), 8 if width < 72 else 28, 9, history, grows=True, left=True),
-            Column((("cores", "heading"),), 5, 9, _draw_cores),
-            Column((("runnable", "heading"),), 8, 7, _draw_runnable),
-            Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _draw_ran_on),
-            *([Column((("node", "heading"),), 4, 3, _draw_nodes)] if nodes > 1 else []),
-            *([Column((("may run on", "heading"),), 12, 2, _draw_allowed)] if bound else []),
+            Column("", 8 if width < 72 else 28, 9, history, grows=True, left=True),
+            Column("cores", 5, 9, _draw_cores),
+            Column("runnable", 8, 7, _draw_runnable),
+            Column("ran on cores", 12 if width < 110 else 16, 6, lambda line, size: _draw_core_list(line.item.ran_on, size)),
+            *([Column("node", 4, 3, _draw_nodes)] if nodes > 1 else []),
+            *(
+                [Column("may run on", 12, 2, lambda line, size: _draw_core_list(line.item.allowed_cores, size))]
+                if bound
+                else []
+            ),
         ],
         width,
     )
@@ -149,17 +154,9 @@ def _draw_runnable(line: TableLine, size: int) -> Row:
     return ((format_fixed(item.cores_used + item.waiting_cores, 1, size), "warn" if item.waiting_cores >= 0.5 else "muted"),)
 
 
-def _draw_ran_on(line: TableLine, size: int) -> Row:
-    return _draw_core_list(line.item.ran_on, size)
-
-
-def _draw_allowed(line: TableLine, size: int) -> Row:
-    return _draw_core_list(line.item.allowed_cores, size)
-
-
 def _draw_core_list(cores: Cores, size: int) -> Row:
     """Return ``0-3,8``, or the number of cores if that is too long."""
-    text = format_cores(cores)
+    text = format_numbers(cores)
     return (((text if len(text) <= size else f"{len(cores)} cores").rjust(size), "muted"),)
 
 
@@ -296,6 +293,7 @@ def format_threads(threads: RankThreads) -> str:
     for group in threads.groups:
         for thread in group.threads:
             figures = (f"{thread.cores_used:.3f}", f"{thread.waiting_cores:.3f}")
-            places = (format_cores(thread.ran_on), ",".join(map(str, thread.numa_nodes)), format_cores(thread.allowed_cores))
+            ran_on, allowed = map(format_numbers, (thread.ran_on, thread.allowed_cores))
+            places = (ran_on, ",".join(map(str, thread.numa_nodes)), allowed)
             lines.append((threads.rank.rank, thread.tid, thread.kind, thread.name, *figures, *places))
     return format_tsv(lines)

@@ -24,6 +24,7 @@ from zerotop.ui.timeline.help import TERMS
 from zerotop.ui.timeline.lanes import MARKS
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
+from zerotop.ui.widgets.scrollable import Wheel
 
 _PAN_SHARE = 0.25  # of the window
 _ZOOM, _PAN, _RANGE = in_footer(8, "zoom", label_index=1), in_footer(5, "pan"), in_footer(6, "range")
@@ -105,7 +106,7 @@ class TimelineScreen(MonitorScreen):
         return super().check_action(action, parameters)
 
 
-class TimelineLanes(FrameWidget, can_focus=True):
+class TimelineLanes(Wheel, FrameWidget, can_focus=True):
     """All lanes. The mouse shows values, a click moves the cursor, dragging selects a range, the wheel zooms."""
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource, view: TimelineView) -> None:
@@ -179,20 +180,14 @@ class TimelineLanes(FrameWidget, can_focus=True):
         picture = self.pictures.last_picture
         return picture is not None and any(place.name == MARKS and place.top == y for place in picture.boxes)
 
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self._turn_wheel(event, 1)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self._turn_wheel(event, -1)
-
-    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
-        """Zoom in (1) or out (-1) around the mouse; with shift or control pan."""
+    def turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+        """Zoom in (-1) or out (1) around the mouse; with shift or control pan."""
         event.stop()
         moment = self._find_moment(event.x)
         if event.shift or event.ctrl:
-            self._pan_view(event, -direction)
+            self._pan_view(event, direction)
         elif moment is not None:
-            self.request_redraw(partial(self._view.zoom_window, direction, moment, WHEEL_ZOOM))
+            self.request_redraw(partial(self._view.zoom_window, -direction, moment, WHEEL_ZOOM))
 
     def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
         self._pan_view(event, -1)

@@ -91,16 +91,12 @@ def format_speed(speed: float, glyphs: Glyphs) -> str:
 
 def measure_track(width: int, moment: CursorState) -> tuple[int, int]:
     """Return (begin, length) of the seek bar in cells."""
-    length = max(0, width - _left_width(moment) - _right_width(moment))
+    length = max(0, width - _left_width(moment) - 3 - len(format_clock(moment.end_s)))
     return _left_width(moment), length
 
 
 def _left_width(moment: CursorState) -> int:
     return 13 + len(format_clock(moment.end_s))
-
-
-def _right_width(moment: CursorState) -> int:
-    return 3 + len(format_clock(moment.end_s))
 
 
 def draw_transport(moment: CursorState, width: int, glyphs: Glyphs) -> Row:
