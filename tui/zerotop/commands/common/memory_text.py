@@ -65,11 +65,11 @@ def _fold_equal(sections: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _format_head(report: MemoryReport) -> list[str]:
-    when = f"at the end of step {report.step}" if report.step is not None else "at the failure"
-    if report.step is None and report.post_mortem is None:
-        when = "at the end"
     engines = f"; each rank has {report.engines} engines, this is one of them" if report.engines > 1 else ""
-    return [f"{report.recording}, {when}: {report.engine.describe_engine()}{engines}", *_format_notes(report.notices)]
+    return [
+        f"{report.recording}, {report.view.moment_text}: {report.engine.describe_engine()}{engines}",
+        *_format_notes(report.notices),
+    ]
 
 
 def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:
