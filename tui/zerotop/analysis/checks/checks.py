@@ -227,7 +227,7 @@ def _describe_machine(run: RecordedRun) -> str:
     gpus = [gpu.name for gpu in node.gpus or ()]
     kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
     nodes = len(run.recording.at().nodes)
-    parts = [*kinds, f"{node.cores} cores of {node.cpu or 'an unknown processor'}"]
+    parts = [*kinds, f"{format_count(node.cores or 0, 'core')} of {node.cpu or 'an unknown processor'}"]
     return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
 
 

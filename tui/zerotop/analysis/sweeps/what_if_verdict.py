@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
-from zerotop.analysis.formatting import Text, format_bytes, format_seconds
+from zerotop.analysis.formatting import Text, format_bytes, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
@@ -68,7 +68,11 @@ def _find_sum(memory: JobMemory, name: str) -> Interval:
 def name_setting(setting: Setting) -> str:
     """Return ``stage 3 with offload of optimizer, 4 x 512 tokens``."""
     setup, work = setting.setup, setting.work
-    rows = f"{work.micro_batch:,} x {work.sequence:,} tokens" if work.sequence else f"{work.micro_batch:,} rows"
+    rows = (
+        f"{work.micro_batch:,} x {work.sequence:,} tokens"
+        if work.sequence
+        else f"{work.micro_batch:,} {pluralize(work.micro_batch, 'row')}"
+    )
     if setup.is_loop:
         return rows
     offload = name_offload(setup)

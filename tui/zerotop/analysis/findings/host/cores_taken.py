@@ -18,7 +18,7 @@ _KIND = FindingKind(
     name="cores_taken",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f} more",
+    headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details="The ranks on {host} get {ranks_cores:.1f} cores, and compute more slowly.",
     advice=(
         "See which processes run beside the job[. If they are the job's own {workers:count DataLoader worker}, lower"
