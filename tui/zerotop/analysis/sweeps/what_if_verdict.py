@@ -25,6 +25,7 @@ _SUMS = {
 NEEDED_NOTE = (
     "Must fit: allocated, outside PyTorch and stuck segments. What else is reserved PyTorch gives back before it fails."
 )
+_FAR_MEAN = 1.2  # times a usual step, from which on it is told, too
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
 
@@ -117,7 +118,9 @@ def describe_time(answer: WhatIfAnswer) -> str:
     low, likely, high = answer.time.seconds
     before = sum(row.before for row in answer.time.rows)
     between = f" ({format_seconds(low)} to {format_seconds(high)})" if high > 1.001 * low else ""
-    text = f"Time of a step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
+    mean = answer.base.mean_s or 0.0
+    is_usual = mean > _FAR_MEAN * before
+    text = f"Time of a {'usual ' if is_usual else ''}step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f", {tokens / likely:,.0f} tokens/s"
@@ -125,7 +128,8 @@ def describe_time(answer: WhatIfAnswer) -> str:
         sizes = (setup.parameters, setup.trainable, setup.ranks)
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
         text += f", MFU {100 * mfu:.1f} %" if isfinite(mfu) else ""
-    return f"{text}."
+    longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
+    return f"{text}.{longer if is_usual else ''}"
 
 
 def describe_changes(answer: WhatIfAnswer) -> str:
@@ -155,7 +159,7 @@ def describe_baseline(base: Baseline) -> str:
 
 
 def describe_steps(base: Baseline) -> str:
-    """Return ``, measured in steps 182 to 241, after its pace changed at step 100``."""
+    """Return ``, measured in steps 182 to 241, after the median step changed at step 100``."""
     if base.steps is None:
         return ""
     text = f", measured in {name_steps(base.steps)}"
@@ -164,7 +168,8 @@ def describe_steps(base: Baseline) -> str:
     if base.pace_change is None:
         return text
     return (
-        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} its pace changed at step {base.pace_change:,}"
+        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} the median step changed at step"
+        f" {base.pace_change:,}"
     )
 
 
