@@ -120,6 +120,19 @@ def test_noise_is_no_finding(tmp_path: Path, name: str, seed: int) -> None:
     assert find_loss(tmp_path, NOISY[name](np.random.default_rng(seed)).tolist()) == ()
 
 
+def test_values_that_are_logged_apart_have_the_same_step(tmp_path: Path) -> None:
+    """As by Lightning, whose callback logs the rate before the step."""
+    find_loss(tmp_path, [1.0, 1.1, 1.2, 1.3])
+    rows = [
+        make_record(LOGGED, time_ns=int((step + 0.98) * STEP_S * 1e9), known=LOGGED_BITS["learning_rate"], learning_rate=0.1)
+        for step in range(4)
+    ]
+    write_table(tmp_path, LOGGED, make_identity(1), *rows).close()
+    (frame,) = build_frames(read_recording(tmp_path), "loss", str)
+    assert frame.filter(frame["loss"].is_not_null())["step"].to_list() == [0, 1, 2, 3]
+    assert frame.filter(frame["learning_rate"].is_not_null())["step"].to_list() == [0, 1, 2, 3]
+
+
 def test_export_has_unknown_and_nan(tmp_path: Path) -> None:
     find_loss(tmp_path, [1.0, math.nan, 2.0], every=2)
     (frame,) = build_frames(read_recording(tmp_path), "loss", str)
