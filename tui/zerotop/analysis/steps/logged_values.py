@@ -135,4 +135,8 @@ def _make_even(steps: Ints, rows: Rows) -> Ints:
     distance = round((steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 2 else 0
     begins = steps - distance * np.arange(len(steps))
     delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-3)
-    return steps - begins + begins.min() if distance and 0 < np.ptp(begins) <= delay else steps
+    if not distance or not 0 < np.ptp(begins) <= delay:
+        return steps
+    even: Ints = steps - begins + begins.min()
+    # Where some steps have two values, as of an engine and its monitor, they would begin before the first step.
+    return even if even[0] >= rows["step"][0] else steps
