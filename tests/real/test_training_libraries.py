@@ -106,8 +106,11 @@ def test_lightning(tmp_path: Path) -> None:
         assert len(forwards[forwards["flags"] & EVAL > 0]) == own["evaluations"] - 2 == 4
         assert rank.select_phases("eval")["step"].tolist() == [2, 4]
         logged = rank.read_table("logged")
-        assert logged["loss"].tolist() == pytest.approx(own["losses"][1::2])
-        assert (logged["known"] == LOGGED_BITS["loss"]).all()
+        losses, rates = (logged[logged["known"] == LOGGED_BITS[name]] for name in ("loss", "learning_rate"))
+        assert losses["loss"].tolist() == pytest.approx(own["losses"][1::2])
+        assert rates["learning_rate"].tolist() == pytest.approx([1e-3] * len(rates))
+        assert len(rates) >= own["steps"]
+        assert len(losses) + len(rates) == len(logged)
         assert rank.select_phases("checkpoint_save")["step"].tolist() == [4]
         assert np.all(rank.spans["flags"] & FAILED == 0)
         (engine,) = rank.find_events("engine")

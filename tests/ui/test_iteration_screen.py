@@ -385,6 +385,14 @@ def test_phases_within_others_give_way_first() -> None:
     assert [one.phase for one in choose_lines(found, 2)] == ["step", "iteration"]
     assert [one.phase for one in choose_lines(found, 1)] == ["iteration"]
     assert choose_lines(found, 0) == []
+    found[:0] = [make_line("data", 0, 0.5), make_line("backward", 0, 3.0)]
+    shown = choose_lines(found, 4)
+    assert [(one.phase, one.median_s) for one in shown] == [
+        ("backward", 3.0),
+        ("step", 5.0),
+        ("2 others", 1.5),
+        ("iteration", 6.0),
+    ]
 
 
 def test_the_copied_text_has_all_numbers() -> None:

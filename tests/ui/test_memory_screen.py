@@ -14,6 +14,7 @@ from screens import Shown
 from small_recording import BEGIN_NS, S
 from story_app import FakeJob
 from waiting import wait_until
+from zerotop.analysis.reports.memory import read_report
 from zerotop.analysis.views.memory_view import read_memory_view
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
@@ -211,6 +212,23 @@ async def test_any_size(name: str, size: tuple[int, int]) -> None:
             assert screen.read_text().isascii() or size[0] != 80
             await screen.press_keys("H", "down", "z", "H", key)
         assert len(screen.read_text().splitlines()) == size[1]
+
+
+async def test_after_the_end_the_screen_has_the_figures_of_the_command() -> None:
+    """The last step's gradients are still there in both, though Python frees them before the rank exits."""
+    recording = recordings.open_recording("hand-clean2")
+    report = read_report(recording)
+    assert report is not None
+    assert report.view.moment_text == "at the end of step 399"
+    async with open_memory(recording) as screen:
+        text = screen.read_text()
+        assert "step 399" in next(line for line in text.splitlines() if "at peak" in line)
+        assert "State at the end of step 399" in " ".join(text.split())
+        view = screen.screen.query_one(MemoryLedger).memory_view
+        assert view is not None
+        sizes, printed = ({line.key: line.now_bytes for line in lines} for lines in (view.lines, report.view.lines))
+        assert sizes == printed
+        assert sizes["gradients"] > 0.26 * 2**30
 
 
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:

@@ -216,7 +216,9 @@ def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
     del phases["other"]
     waiting = replace(view, iterations=replace(view.iterations, phase_s=phases))
     assert any(row.endswith("■ stages     0.50") for row in read_texts(draw_iteration(waiting, 50, 10, BLOCKS)))
-    assert any(row.endswith("■ between stages     0.50") for row in read_texts(draw_iteration(waiting, 100, 10, BLOCKS)))
+    assert any(
+        "■ between stages  " in row and row.endswith("0.50") for row in read_texts(draw_iteration(waiting, 100, 10, BLOCKS))
+    )
     assert "phase-communication" in {style for row in draw_iteration(waiting, 50, 10, BLOCKS) for _, style in row}
 
 
@@ -483,3 +485,14 @@ def test_an_ending_is_red_only_if_it_is_known_to_be_bad(
     assert format_ending(job) == badge
     (told, *_) = build_notices(replace(view, job=job))
     assert (told.style, told.mark) == (style, mark)
+
+
+def test_the_legend_of_a_step_has_every_figure_whole() -> None:
+    """The job is a loop, whose time outside has a long name: ``between the phases``."""
+    view = view_at("hand-clean2", 20.0)
+    for width in (40, 50, 75, 76, 98, 118):
+        rows = [row.rstrip() for row in read_texts(draw_iteration(view, width, 12, BLOCKS))]
+        named = [row for row in rows if any(word in row for word in ("■ outside", "■ between the phases"))]
+        assert named, width
+        assert all(row[-1].isdecimal() for row in named), named
+        assert ("between the phases" in named[0]) == (width >= 76)

@@ -56,6 +56,13 @@ async def test_all_are_listed_newest_first_with_their_figures(recording_root: Pa
         assert "OOM (GPU)" in oom
 
 
+async def test_the_title_says_the_order_and_that_columns_are_left_out(recording_root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(80, 24)) as pilot:
+        await wait_for_list(start, pilot)
+        assert start.text().splitlines()[1].strip().startswith("newest first +9 columns")
+
+
 async def test_enter_opens_and_leaving_comes_back(recording_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:

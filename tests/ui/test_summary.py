@@ -88,3 +88,18 @@ async def test_a_difference_from_the_last_runs_is_said_once_it_was_computed() ->
         await wait_until(pilot, lambda: "8 % slower than your last three runs: forward." in panel.plain_text())
         assert "Watching cost" in panel.plain_text()
         assert asked == [str(demo.RECORDING_PATH)]
+
+
+async def test_the_hang_because_of_which_a_job_was_stopped_is_told_beside_its_end() -> None:
+    app = ZerotopApp(RecordingSource(open_recording("x2-hang-collectives")), glyphs=BLOCKS, title="hang")
+    async with app.run_test(size=(120, 40)) as pilot:
+        panel = app.screen.query_one(Summary)
+        await wait_until(pilot, lambda: "No progress for" in panel.plain_text())
+
+
+async def test_the_error_of_the_post_mortem_is_told_once() -> None:
+    source = RecordingSource(open_recording("z2-oom"))
+    app = ZerotopApp(source, glyphs=BLOCKS, title="oom")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await wait_until(pilot, lambda: any(one.name == "out_of_memory" for one in source.findings_at(None)))
+        assert "out of GPU memory" not in app.screen.query_one(Summary).plain_text()

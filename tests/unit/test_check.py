@@ -87,11 +87,14 @@ def test_a_failed_job_and_a_recording_without_steps_fail(
     assert checks["gpu_memory"] == ("skipped", "No GPU memory was recorded.")
 
 
-def test_a_baseline_of_another_machine_or_setting_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    code, checks = run_check(capfd, str(recordings.find_packed_file("z2")), "--baseline", STORY)
+def test_a_baseline_of_another_machine_or_setting_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    elsewhere = recordings.unpack_to_folder("z2", tmp_path)
+    for path in elsewhere.glob("*.jsonl"):
+        path.write_text(path.read_text().replace("NVIDIA H200", "NVIDIA A100"))
+    code, checks = run_check(capfd, str(recordings.find_packed_file("z2")), "--baseline", str(elsewhere))
     assert code == 0
     assert checks["slowdown"][0] == "skipped"
-    assert "it ran on another machine, 4 NVIDIA H200, 64 cores" in checks["slowdown"][1]
+    assert "it ran on another machine, 1 NVIDIA A100" in checks["slowdown"][1]
     code, checks = run_check(
         capfd, str(recordings.find_packed_file("z2")), "--baseline", str(recordings.find_packed_file("z2-offload"))
     )
@@ -239,3 +242,32 @@ def test_a_limit_is_told_as_it_was_written(
 ) -> None:
     _, checks = run_check(capfd, STORY, write_budget(f'[limits]\ngpu_memory = "{limit}"'))
     assert checks["gpu_memory"][1] == f"The peak was {peak}, the limit is {limit}."
+
+
+def test_a_baseline_of_another_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = str(recordings.find_packed_file("cpu-clean"))
+    run = recordings.unpack_to_folder("z2", tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert main(["check", str(run), "--baseline", other]) == 2
+    said = capfd.readouterr().err
+    assert "The baseline cpu-clean is of another job: its model is Model, not Qwen2ForCausalLM." in said
+    assert "name a recording of this model" in said
+    assert main(["check", str(recordings.find_packed_file("gpu-linear")), "--baseline", other]) == 2
+    assert "its model is Model, not Linear" in capfd.readouterr().err
+
+
+def test_instead_of_another_models_baseline_the_last_run_of_the_command_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    root = Path(directory.find_default_root())
+    root.mkdir(parents=True)
+    for name, begin_ns in (("first", 1), ("last", 2), ("this", 3)):
+        recordings.unpack_to_folder("z2", tmp_path).rename(root / name)
+        info = json.loads((root / name / directory.SESSION_FILE).read_text())
+        info["clock"]["unix_ns"] -= 10**12 * (3 - begin_ns)
+        (root / name / directory.SESSION_FILE).write_text(json.dumps(info))
+    assert main(["check", "this", "--baseline", str(recordings.find_packed_file("cpu-clean"))]) == 2
+    assert "Instead, name the last run of this one's command, last." in capfd.readouterr().err

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 import long_recording
+import recordings
 from in_pieces import find_at_end
 from long_recording import CORES, Trouble
 from planted_troubles import set_values
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.host import cores_taken
+from zerotop.analysis.views.finding_search import list_findings
 
 PERIOD_S = 20.0
 
@@ -40,3 +42,11 @@ def test_pieces_make_no_difference(tmp_path: Path, seconds: float) -> None:
     assert finding.evidence["others_cores"] == pytest.approx(CORES - 4)
     assert finding.evidence["waiting_cores"] == pytest.approx(CORES / 2)
     assert finding.evidence["cores"] == CORES
+    assert finding.cost == 0  # no thread was sampled
+
+
+def test_it_costs_the_time_in_which_the_training_thread_waits() -> None:
+    """The rank that waits longest counts: the others wait for it."""
+    (finding,) = [one for one in list_findings(recordings.open_recording("held-clean-offload")) if one.name == "cores_taken"]
+    assert "the training thread of rank 1 waits for one in 57 % of the time" in finding.details
+    assert finding.cost == pytest.approx(0.57, abs=0.01)

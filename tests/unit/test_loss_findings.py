@@ -14,7 +14,9 @@ from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.loops import loss_jumps
 from zerotop.analysis.findings.support.detection import Detection
 from zerotop.analysis.reports.export_tables import build_frames
+from zerotop.analysis.steps.logged_values import find_steps
 from zerotop.recording.samples import Floats
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, SKIPPED, SPANS
 
 STEP_S = 0.5
@@ -118,6 +120,28 @@ NOISY: dict[str, Callable[[np.random.Generator], Floats]] = {
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_is_no_finding(tmp_path: Path, name: str, seed: int) -> None:
     assert find_loss(tmp_path, NOISY[name](np.random.default_rng(seed)).tolist()) == ()
+
+
+def test_values_that_are_logged_apart_have_the_same_step(tmp_path: Path) -> None:
+    """As by Lightning, whose callback logs the rate before the step."""
+    find_loss(tmp_path, [1.0, 1.1, 1.2, 1.3])
+    rows = [
+        make_record(LOGGED, time_ns=int((step + 0.98) * STEP_S * 1e9), known=LOGGED_BITS["learning_rate"], learning_rate=0.1)
+        for step in range(4)
+    ]
+    write_table(tmp_path, LOGGED, make_identity(1), *rows).close()
+    (frame,) = build_frames(read_recording(tmp_path), "loss", str)
+    assert frame.filter(frame["loss"].is_not_null())["step"].to_list() == [0, 1, 2, 3]
+    assert frame.filter(frame["learning_rate"].is_not_null())["step"].to_list() == [0, 1, 2, 3]
+
+
+def test_steps_of_a_rate_that_two_libraries_log_are_those_of_the_training() -> None:
+    """DeepSpeed's engine and its monitor both give the rate of some short steps."""
+    rows = np.zeros(10, STEP_DTYPE)
+    rows["step"], rows["iteration_s"] = np.arange(10), 0.004
+    rows["end_unix_ns"] = 4_000_000 * np.arange(1, 11)
+    times = np.sort(np.concatenate([rows["end_unix_ns"][:2] + 1000, rows["end_unix_ns"] + 2000]))
+    assert find_steps(rows, times).tolist() == [0, 0, 1, 1, *range(2, 10)]
 
 
 def test_export_has_unknown_and_nan(tmp_path: Path) -> None:

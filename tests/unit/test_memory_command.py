@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, PlantedRecording, gib_to_bytes, record_two_steps
+from memory_recording import GIB, PARTS, PlantedRecording, gib_to_bytes, make_reading, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.cli import main
 from zerotop_probe.recording import directory, events
 
 
-def record_ended_job(folder: Path) -> PlantedRecording:
+def record_ended_job(folder: Path, *readings: Any) -> PlantedRecording:
     """The usual recording with its recording file, ended after second 30."""
     path = folder / "job"
     directory.create_recording(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
     info = json.loads((path / directory.SESSION_FILE).read_text())
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
-    recording = record_two_steps(path)
+    recording = record_two_steps(path, *readings)
     recording.write_event(recording.node, 30, events.JobEnded, exit_code=0, signal=None, oom_kills=0, text="")
     return recording
 
@@ -47,6 +47,12 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Allocator of rank 0: 0 retries" in report
     assert "offload_optimizer=none" in next(line for line in lines if line.endswith("this job"))
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_one_retry_is_no_retries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reading = make_reading(29.7, 15, 22, step=1, retries=1, ooms=1)
+    report = run_memory(capsys, str(record_ended_job(tmp_path, reading).folder))
+    assert "Allocator of rank 0: 1 retry, 1 out-of-memory error" in report
 
 
 def test_figures_that_several_ranks_share_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:

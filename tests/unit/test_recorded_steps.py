@@ -12,6 +12,7 @@ from recordings import FOLDER
 from zerotop.analysis.sweeps.baseline import Baseline, read_baseline
 from zerotop.analysis.sweeps.recorded_steps import choose_steps, list_steady_steps
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
+from zerotop.cli import main
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
@@ -40,7 +41,16 @@ def test_time_and_memory_are_from_after_the_change_of_pace(name: str, seconds: f
     assert base.steps is not None
     assert base.times.iteration == pytest.approx(seconds, rel=0.03)
     assert base.pace_change == change <= base.steps[0]
-    assert f"after its pace changed at step {change}" in describe_baseline(base)
+    assert f"after the median step changed at step {change}" in describe_baseline(base)
+
+
+def test_pauses_are_no_part_of_the_time_and_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    base = read("hand-rank0")
+    assert base.mean_s == pytest.approx(0.121, rel=0.02)
+    assert main(["what-if", str(FOLDER / "hand-rank0.zerotop")]) == 0
+    assert "With longer ones and pauses, steps took 121 ms on average in the recording." in capsys.readouterr().out
+    assert main(["what-if", str(FOLDER / "z2.zerotop")]) == 0
+    assert "on average" not in capsys.readouterr().out
 
 
 def test_memory_that_grows_is_that_of_its_last_step() -> None:

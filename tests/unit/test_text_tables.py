@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from zerotop.analysis.engine import EngineSummary, add_stages, parse_engine
-from zerotop.analysis.formatting import GIB, KIB, MIB, format_bytes, format_gib
+from zerotop.analysis.failures.oom_evidence import describe_batch
+from zerotop.analysis.formatting import GIB, KIB, MIB, format_bytes, format_count, format_gib
 from zerotop.analysis.text_tables import align_columns, format_tsv
 from zerotop_probe.recording.events import EngineFacts, PipelineStage
 
@@ -40,6 +41,18 @@ def test_sizes(size: float, text: str) -> None:
 
 def test_sizes_in_columns() -> None:
     assert (format_gib(GIB), format_gib(GIB // 2, sign=True)) == ("1.000", "+0.500")
+
+
+def test_one_of_a_kind_is_in_the_singular() -> None:
+    counts = [format_count(1, noun) for noun in ("retry", "process", "log record")]
+    assert counts == ["1 retry", "1 process", "1 log record"]
+    counts = [format_count(2, noun) for noun in ("retry", "flush", "key")]
+    assert counts == ["2 retries", "2 flushes", "2 keys"]
+    assert (describe_batch(1, None), describe_batch(2, None), describe_batch(1, 512)) == (
+        "1 row",
+        "2 rows",
+        "1 x 512 tokens",
+    )
 
 
 def test_pipeline_texts() -> None:

@@ -89,6 +89,19 @@ def test_words_beside_the_lanes() -> None:
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
 
+def test_figures_are_of_the_cursor_also_where_a_column_lasts_many_steps() -> None:
+    look = Look("story", 12)
+    near = {name: find_cursor_value(look.build_picture(80, 20), [name]) for name in ("loss", "allocated")}
+    look.view.set_column_ns(16 * 10**9)
+    picture = look.build_picture(36, 20)
+    assert picture.timeline.window.column_ns > 2 * 10**9
+    then = {name: find_cursor_value(picture, [name]) for name in near}
+    assert then == pytest.approx(near, rel=0.05)
+    loss = picture.find_values("loss")
+    assert loss is not None
+    assert loss.mean[picture.pointed // picture.timeline.window.column_ns - picture.timeline.window.first] != then["loss"]
+
+
 def test_narrow_terminals_abbreviate_words() -> None:
     look = Look("story", 12)
     lefts = [row[: chart_begin(60)] for row in look.draw_rows(60, 12)]

@@ -39,24 +39,24 @@ def read_at(recording: Recording, second: float) -> GpuLedger:
     return ledger
 
 
-def record_changed(folder: Path, *, counted_at: float) -> Recording:
+def record_changed(folder: Path, *, counted_at: float, held: Any = HELD_LIST, unclaimed: float = 4) -> Recording:
     """Record two steps after which memory has grown by 4 GiB, with a second count."""
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None)
     spans, readings = [], []
-    for step, (start, held) in enumerate(((10, 6.0), (20, 10.0))):
+    for step, (start, size) in enumerate(((10, 6.0), (20, 10.0))):
         spans.append(make_span(start, start + 2, "step", step, tables.BOUNDARY))
-        readings.append(make_reading(start + 2, held, 20, phase="step", edge="end", step=step))
-        readings.append(make_reading(start + 2.5, held, 20, step=step))
+        readings.append(make_reading(start + 2, size, 20, phase="step", edge="end", step=step))
+        readings.append(make_reading(start + 2.5, size, 20, step=step))
     begins = [make_record(tables.BEGINS, at, step=step, phase=PHASE_CODE["step"]) for step, at in enumerate((10, 20))]
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     recording.write_inventory(1, "init", {"parameters": 2})
-    facts: dict[str, Any] = {"step": 1, "held": [HELD_LIST]} if counted_at > 20 else {"step": 0}
+    facts: dict[str, Any] = {"step": 1, "held": [held]} if counted_at > 20 else {"step": 0}
     recording.write_inventory(
-        counted_at, "again", {"parameters": 2, "optimizer_state": 4}, unclaimed=4 if counted_at > 20 else 0, **facts
+        counted_at, "again", {"parameters": 2, "optimizer_state": 4}, unclaimed=unclaimed if counted_at > 20 else 0, **facts
     )
     return recording.open_recording()
 
@@ -69,6 +69,13 @@ def test_a_row_counted_before_a_change_says_so(tmp_path: Path) -> None:
     expected = [Difference("parameters", row.bytes, row.bytes)]
     (line,) = (line for line in build_gpu_lines(ledger, None, expected) if line.key == "parameters")
     assert line.absence_reason == OUTDATED
+
+
+def test_a_tensor_of_a_few_bytes_is_not_told(tmp_path: Path) -> None:
+    small = {**HELD_LIST, "bytes": 4096}
+    ledger = read_at(record_changed(tmp_path, counted_at=22.05, held=small, unclaimed=4096 / GIB), 23)
+    (row,) = (row for row in ledger.rows if row.key == HELD)
+    assert (row.bytes, row.note) == (4096, "")
 
 
 def test_tensors_kept_in_a_list_have_a_row_of_their_own(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import warnings
 
 import lightning
 import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
@@ -54,6 +55,7 @@ def main():
         accumulate_grad_batches=2,
         val_check_interval=4,
         logger=CSVLogger("logs"),
+        callbacks=[LearningRateMonitor()],
         log_every_n_steps=1,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -91,8 +91,10 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``processes``, ``flushes``."""
-    return noun if count == 1 else noun + ("es" if noun.endswith(("s", "sh")) else "s")
+    """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``processes``, ``flushes``, ``retries``."""
+    if count == 1:
+        return noun
+    return f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith(("s", "sh")) else "s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:

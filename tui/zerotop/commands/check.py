@@ -6,30 +6,33 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from xml.etree import ElementTree
 
 from zerotop.analysis.checks.budget import Budget, BudgetError, read_budget
-from zerotop.analysis.checks.checks import Check, CheckOutcome, check_run
+from zerotop.analysis.checks.checks import Check, CheckOutcome, check_run, describe_other_job
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
+from zerotop.commands.common.past_runs import find_past
 from zerotop.recording import catalog
 from zerotop.recording.atomic_write import write_text_file
-from zerotop.recording.reader import Recording
+from zerotop.recording.reader import Recording, RecordingError
 from zerotop.report.elements import clean_text
 
 _FILE_MODE = 0o644
+_MOST_LOOKED_AT = 5  # earlier runs of a command, for a baseline
 
 
 def check(options: argparse.Namespace) -> int:
     """Print the checks. Return 0 if none failed, 1 if one did, 2 for a budget that cannot be used."""
     budget = _read_budget(options)
     with open_named(options.recording) as recording:
-        baseline = _find_baseline(options, budget)
-        checks = check_run(RecordedRun(recording), budget, RecordedRun(Recording.open(baseline)) if baseline else None)
+        run, baseline = RecordedRun(recording), _find_baseline(options, budget)
+        checks = check_run(run, budget, _open_baseline(baseline, run) if baseline is not None else None)
     failed = [one for one in checks if one.outcome is CheckOutcome.FAILED]
     if options.junit is not None:
         write_text_file(Path(options.junit), _build_junit(recording.name, checks), mode=_FILE_MODE)
@@ -67,6 +70,24 @@ def _find_baseline(options: argparse.Namespace, budget: Budget) -> Path | None:
         return None
     beside = Path(options.budget).parent / budget.recording
     return catalog.find_recording(str(beside) if beside.exists() else budget.recording)
+
+
+def _open_baseline(path: Path, run: RecordedRun) -> RecordedRun:
+    """Open the baseline. Another model's is refused: its memory and pace are no measure for this one's."""
+    baseline = RecordedRun(Recording.open(path))
+    if reason := describe_other_job(run, baseline):
+        past = islice(find_past(Path(run.recording.path)), _MOST_LOOKED_AT)
+        last = next((one for one in past if not _is_of_other_job(run, one)), None)
+        instead = f"name the last run of this one's command, {last.name}" if last else "name a recording of this model"
+        raise Problem(f"The baseline {baseline.recording.name} is of another job: {reason}. Instead, {instead}.", USAGE)
+    return baseline
+
+
+def _is_of_other_job(run: RecordedRun, path: Path) -> bool:
+    try:
+        return bool(describe_other_job(run, RecordedRun(Recording.open(path), memory=False)))
+    except (RecordingError, OSError):
+        return True
 
 
 def _summarize_checks(checks: Sequence[Check]) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pynvml
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.measuring.measurement import measure_machine
 from zerotop_probe.inside import native
@@ -115,8 +116,10 @@ def _check_gpu(index: int) -> DoctorCheck:
     hidden = sum(process.usedGpuMemory is None for process in processes)
     if hidden:
         advice = "the driver hides it, as with MIG or WSL"
-        return DoctorCheck(name, False, f"{model}, no memory for {hidden} of {len(processes)} processes", advice)
-    return DoctorCheck(name, True, f"{model}, per-process memory of {len(processes)} processes")
+        return DoctorCheck(
+            name, False, f"{model}, no memory for {hidden} of {format_count(len(processes), 'process')}", advice
+        )
+    return DoctorCheck(name, True, f"{model}, per-process memory of {format_count(len(processes), 'process')}")
 
 
 def _check_package(name: str) -> DoctorCheck:

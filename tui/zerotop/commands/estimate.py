@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.formatting import format_bytes, format_seconds
+from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
 from zerotop.analysis.memory.caching_allocator import AllocatorRules
 from zerotop.analysis.memory.expected.beyond_allocated import MeasuredContext
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
@@ -322,7 +322,7 @@ def _describe_time(time: EstimatedTime) -> str:
 
 def _describe_subject(subject: ModelCase, hardware: Hardware, training: TrainingSettings) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
-    gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
+    gpus = f"{hardware.nodes} x {format_count(hardware.gpus, 'GPU')}{size}"
     trained = f", {subject.model.trainable / 1e6:,.1f} M of them trained" if subject.model.frozen_bytes is not None else ""
     lines = [
         f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}{trained}",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.views.notices import describe_missing_steps
@@ -70,7 +71,7 @@ def _export_trace(options: argparse.Namespace) -> int:
         path = Path(options.output)
         path = path / f"{recording.name}.pftrace" if path.is_dir() else path
         packets = _write_path(choose_file(path, options.force), lambda stream: write_trace(recording, stream))
-        print(escape_unprintable(f"{path}: {packets} packets. Open it on ui.perfetto.dev"), file=sys.stderr)
+        print(escape_unprintable(f"{path}: {format_count(packets, 'packet')}. Open it on ui.perfetto.dev"), file=sys.stderr)
     return 0
 
 
@@ -84,7 +85,12 @@ def _send_trace(options: argparse.Namespace) -> int:
         raise Problem("--format otlp needs the SDK of OpenTelemetry: pip install 'zerotop[otlp]'") from None
     with open_named(options.recording) as recording:
         spans, findings = send_recording(recording)
-        print(escape_unprintable(f"{recording.name}: {spans} spans and {findings} log records sent"), file=sys.stderr)
+        print(
+            escape_unprintable(
+                f"{recording.name}: {format_count(spans, 'span')} and {format_count(findings, 'log record')} sent"
+            ),
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -113,7 +119,7 @@ def _write_files(recording: Recording, table: str, form: str, output: Path, forc
 
 def _report_file(path: Path, rows: int) -> None:
     if path.is_file():
-        print(escape_unprintable(f"{path}: {rows} rows"), file=sys.stderr)
+        print(escape_unprintable(f"{path}: {format_count(rows, 'row')}"), file=sys.stderr)
 
 
 def write_file(recording: Recording, table: str, form: str, path: Path) -> int:

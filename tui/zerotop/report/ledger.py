@@ -25,9 +25,8 @@ def build_memory(report: RecordingReport) -> Element | None:
 def _iter_gpu(report: RecordingReport) -> Iterator[Element]:
     memory = report.memory
     if memory.gpu is not None:
-        when = _describe_moment(report)
         ranks = f", {format_ranks(memory.gpu.ranks)}" if memory.gpu.ranks else ""
-        yield element("h3", f"GPU {memory.gpu.index}{ranks}, {when}")
+        yield element("h3", f"GPU {memory.gpu.index}{ranks}, {memory.moment_text}")
         yield element("p", f"{memory.gpu.name}: the rows add up to {format_bytes(memory.gpu.total_bytes)}.", class_="muted")
         yield _build_bar(memory.gpu)
         yield _build_lines(memory.lines, "source")
@@ -44,13 +43,6 @@ def _iter_notes(notes: Iterable[str]) -> Iterator[Element]:
     """Yield the sentences that add to the rows, each once."""
     for note in dict.fromkeys(filter(None, notes)):
         yield element("p", note, class_="muted")
-
-
-def _describe_moment(report: RecordingReport) -> str:
-    if report.memory.failure is not None:
-        return "at the failure"
-    last = report.source.last_step
-    return f"at the end of step {last}" if last is not None else "at the end"
 
 
 def _build_bar(gpu: GpuLedger) -> Element:
@@ -114,6 +106,6 @@ def _build_peaks(gpus: Sequence[Gpu]) -> Element:
 def _iter_host(report: RecordingReport) -> Iterator[Element]:
     memory = report.memory
     if memory.host is not None and memory.host_lines:
-        yield element("h3", f"Host memory of rank {memory.host.rank}, {_describe_moment(report)}")
+        yield element("h3", f"Host memory of rank {memory.host.rank}, {memory.moment_text}")
         yield _build_lines(memory.host_lines, "source")
         yield from _iter_notes(memory.host.notes)

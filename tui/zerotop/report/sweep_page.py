@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from zerotop.analysis.formatting import GIB, pluralize
+from zerotop.analysis.formatting import GIB, format_count, pluralize
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.reports.sweep_verdict import build_sweep_verdict
 from zerotop.analysis.reports.verdict import Verdict
@@ -54,7 +54,7 @@ def write_sweep_page(sweep: Sweep, shape: ModelShape | None = None) -> str:
 
 def _build_header(sweep: Sweep, verdict: Verdict) -> Element:
     plan = sweep.plan
-    setup = [plan.model, f"{plan.steps} steps of each point, {plan.warmup} of them not measured"]
+    setup = [plan.model, f"{format_count(plan.steps, 'step')} of each point, {plan.warmup} of them not measured"]
     return build_header("report of a sweep", sweep.name, verdict, "; ".join(filter(None, setup)))
 
 

@@ -37,6 +37,10 @@ class LoggingHooks:
                 setattr(module, name, wrapper)
                 on_removal(functools.partial(_restore_function, module, name, wrapper, original))
 
+    def install_rate_monitor(self, monitor_class: Any) -> None:
+        """Wrap the method of Lightning's ``LearningRateMonitor`` that reads the rates: it gives them to loggers directly."""
+        wrap_method(monitor_class, "_extract_stats", self._begin_conversion, self._end_conversion, self._probe.meter)
+
     def _read_logs(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> None:
         recorder, logs = self._probe.recorder, kwargs.get("logs", args[0] if args else None)
         # At the end of the training it logs the mean loss of all steps.
@@ -51,7 +55,7 @@ class LoggingHooks:
     def _end_nothing(self, token: Any, time_ns: int, flags: int, result: Any) -> None:
         """Do nothing: it is never called, as no call has a token."""
 
-    def _begin_conversion(self, time_ns: int, subject: None, args: Any, kwargs: Any) -> Recorder | None:
+    def _begin_conversion(self, time_ns: int, subject: Any, args: Any, kwargs: Any) -> Recorder | None:
         recorder = self._probe.recorder
         return recorder if recorder is not None and recorder.find_phase("eval") is None else None
 

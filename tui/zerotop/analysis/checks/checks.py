@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -15,15 +15,17 @@ from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.reports.comparison import compare_setup
+from zerotop.analysis.reports.measures import Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.job_pace import measure_token_rate
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop_probe.recording import events
 
+# Rows of a setup that differ only between jobs of which one is no measure for the other.
+_SAME_JOB = ("model", "parameters")
+
 # Rows of a setup that affect the iteration time.
 _SAME_WORK = (
-    "model",
-    "parameters",
     "ZeRO stage",
     "parallelism",
     "optimizer offload",
@@ -160,7 +162,7 @@ def _is_as_severe(finding: Finding, name: str) -> bool:
 
 def _check_baseline(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Iterator[Check]:
     name = baseline.recording.name
-    if reason := describe_machines(run, baseline) or _describe_other_work(run, baseline):
+    if reason := describe_machines(run, baseline) or _describe_difference(run, baseline, _SAME_WORK):
         yield Check("slowdown", CheckOutcome.SKIPPED, f"Not compared with the baseline {name}: {reason}.")
     else:
         yield _check_slowdown(run, baseline, budget)
@@ -225,14 +227,27 @@ def _describe_machine(run: RecordedRun) -> str:
     gpus = [gpu.name for gpu in node.gpus or ()]
     kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
     nodes = len(run.recording.at().nodes)
-    parts = [*kinds, f"{node.cores} cores of {node.cpu or 'an unknown processor'}"]
+    parts = [*kinds, f"{format_count(node.cores or 0, 'core')} of {node.cpu or 'an unknown processor'}"]
     return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
 
 
-def _describe_other_work(run: RecordedRun, baseline: RecordedRun) -> str:
-    """Return the first setting of the setup that makes iterations cost something else; "" if they are alike."""
+def describe_other_job(run: RecordedRun, baseline: RecordedRun) -> str:
+    """Return why the baseline is of another job, as a clause; "" where both train the same model, or one's is unknown."""
+    return _describe_difference(run, baseline, _SAME_JOB, is_known=True)
+
+
+def _describe_difference(run: RecordedRun, baseline: RecordedRun, names: Collection[str], *, is_known: bool = False) -> str:
+    """Return the first of these rows of the setup that differs, as a clause; "" if they are alike.
+
+    ``is_known``: rows that a recording lacks do not count.
+    """
     for measure in compare_setup([run, baseline]):
-        if measure.name in _SAME_WORK and measure.is_different:
-            ours, theirs = ("none" if value is None else value for value in measure.values)
-            return f"its {measure.name} is {theirs}, not {ours}"
+        if measure.name in names and measure.is_different and not (is_known and None in measure.values):
+            ours, theirs = (_format_setting(value) for value in measure.values)
+            verb = "are" if measure.name == "parameters" else "is"
+            return f"its {measure.name} {verb} {theirs}, not {ours}"
     return ""
+
+
+def _format_setting(value: Value) -> str:
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

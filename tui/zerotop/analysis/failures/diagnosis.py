@@ -12,7 +12,7 @@ from zerotop.analysis.failures.attempts import read_attempts
 from zerotop.analysis.failures.crashes import explain_attempt, explain_job, explain_rank
 from zerotop.analysis.failures.end import MEMORY, ByteFigure, End
 from zerotop.analysis.failures.last_moments import describe_place, has_worked_after
-from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, describe_batch
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.failures.rank_ends import find_ends
@@ -117,8 +117,7 @@ def _list_location(post_mortem: PostMortem) -> Iterator[str]:
     if post_mortem.micro_step is not None and post_mortem.outer_phase != "eval":
         yield f"micro-step {post_mortem.micro_step}"
     if post_mortem.rows is not None:
-        size = f"x {post_mortem.sequence} tokens" if post_mortem.sequence else "rows"
-        yield f"micro-batch of {post_mortem.rows} {size}"
+        yield f"micro-batch of {describe_batch(post_mortem.rows, post_mortem.sequence)}"
 
 
 def _collect_figures(recording: Recording, post_mortem: PostMortem) -> tuple[ByteFigure, ...]:

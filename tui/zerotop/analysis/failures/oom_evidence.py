@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings
 from zerotop.analysis.memory.leak_holders import LeakAdvice
 from zerotop_probe.recording.events import EngineFacts
@@ -97,4 +98,4 @@ def describe_batch(rows: int | None, sequence: int | None) -> str:
     """Return ``160 x 1024 tokens`` or ``160 rows``; "" where the rows are not known."""
     if not rows:
         return ""
-    return f"{rows} x {sequence} tokens" if sequence else f"{rows} rows"
+    return f"{rows} x {sequence} tokens" if sequence else format_count(rows, "row")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.memory.allocator_settings import choose_variable
 from zerotop.analysis.script_terms import read_terms
 from zerotop.recording.moments.rank_records import TRAINER
@@ -144,7 +144,7 @@ def _check_larger_batch(case: OomCase) -> OomVerdict | None:
     if rows and case.rows and case.rows > rows and (case.sequence or 0) <= (longest or 0):
         terms = read_terms(case.engine)
         setting = terms["batch_size"]
-        advice = f"Limit batches to {rows} rows, as before: lower {setting}."
+        advice = f"Limit batches to {format_count(rows, 'row')}, as before: lower {setting}."
         return OomVerdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
     if not longest:
         return OomVerdict(cause, *advise_on_gpu(case), confidence=0.9)
@@ -256,5 +256,5 @@ def _judge_host(case: OomCase) -> OomVerdict:
     just_before = f"{in_use} just before" if in_use else ""
     who = "A rank was killed by SIGKILL, probably by the kernel"
     if case.kill_count:
-        who = f"The kernel killed {case.kill_count} process{'es' if case.kill_count > 1 else ''}"
+        who = f"The kernel killed {format_count(case.kill_count, 'process')}"
     return OomVerdict(f"{who} for lack of host memory{just_before}.", *advise_on_host(case))

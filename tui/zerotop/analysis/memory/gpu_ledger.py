@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import MIB, Text
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders
 from zerotop.analysis.memory.ledger_rows import (
@@ -267,7 +267,8 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
         temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes if grown is None else 0)
     rows.append(temporary)
     if held:
-        rows.append(LedgerRow(HELD, held, inventory.held_basis, describe_held(inventory)))
+        note = describe_held(inventory) if held >= MIB else ""  # of less it would say "0.0 MiB"
+        rows.append(LedgerRow(HELD, held, inventory.held_basis, note))
     if grown is not None:
         rows.append(grown)
     rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))

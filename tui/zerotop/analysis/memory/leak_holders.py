@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
+from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.memory.tensor_inventory import HeldTensors, read_held
 from zerotop_probe.recording.events import Tensors
 
@@ -51,9 +52,8 @@ def describe_holder(holder: HeldTensors) -> str:
     text = f"{holder.text[:1].upper()}{holder.text[1:]}"
     counted = f" in step {holder.step}" if holder.step is not None else ""
     graph = ", with the graphs that computed them" if holder.keeps_graph else ""
-    sentences = (
-        f"{text} kept {holder.count:,} tensors{counted}{graph}{f'; {holder.line} adds to it' if holder.line else ''}."
-    )
+    kept = f"{holder.count:,} {pluralize(holder.count, 'tensor')}"
+    sentences = f"{text} kept {kept}{counted}{graph}{f'; {holder.line} adds to it' if holder.line else ''}."
     if not holder.view_of:
         return sentences
     return f"{sentences} A view of {_format_shape(holder.shape)} keeps a block {_describe_block(holder)}."

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.cores import NO_CORES, Cores
 from zerotop.analysis.processes.phases import NOT_YET, find_phase_name, vote_phases
@@ -305,7 +306,7 @@ def _describe_overload(ranks: Sequence[Rank], cores: int, place: str) -> list[st
         return []
     share = max(1, cores // len(ranks))
     return [
-        f"{used + waiting:.0f} threads compete for {cores} cores{place}: {waiting:.1f} of them wait."
+        f"{used + waiting:.0f} threads compete for {format_count(cores, 'core')}{place}: {waiting:.1f} of them wait."
         f" Set OMP_NUM_THREADS={share}, each rank's share."
     ]
 

@@ -114,18 +114,17 @@ def _iter_losses(recording: Recording, text: TextFilter) -> Iterator[polars.Data
     times = np.unique(np.concatenate([np.empty(0, np.int64), *(one.times for one in series.values())]))
     rows = next((rows for rows in read_rank_steps(recording) if len(rows)), np.empty(0, STEP_DTYPE))
     rank = _repeat_value(int(rows["rank"][0]) if len(rows) else None, polars.Int32, len(times))  # whose steps these are
-    columns = [
-        rank.alias("rank"),
-        polars.Series("time_unix_ns", times),
-        _build_numbers(find_steps(rows, times)).alias("step"),
-    ]
+    steps, columns = np.full(len(times), tables.UNKNOWN), []
     for name in NAMES:
         values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
         logged = series.get(name, NO_VALUES)
-        for place, value in zip(times.searchsorted(logged.times).tolist(), logged.values.tolist(), strict=True):
+        places = times.searchsorted(logged.times)
+        steps[places] = find_steps(rows, logged.times)  # some libraries log the rate apart from the loss
+        for place, value in zip(places.tolist(), logged.values.tolist(), strict=True):
             values[place] = value
         columns.append(polars.Series(name, values, dtype=polars.Float64))
-    yield polars.DataFrame(columns)
+    when = (polars.Series("time_unix_ns", times), _build_numbers(steps).alias("step"))
+    yield polars.DataFrame([rank.alias("rank"), *when, *columns])
 
 
 def _iter_events(recording: Recording, text: TextFilter) -> Iterator[polars.DataFrame]:

@@ -42,7 +42,8 @@ def _describe_steps(view: LiveView) -> list[str]:
     if np.isnan(seconds).all():
         return []
     return [
-        f"{len(seconds)} steps, {view.progress.skipped_steps} skipped: median {np.nanmedian(seconds):.3f} s per iteration,"
+        f"{format_count(len(seconds), 'step')}, {view.progress.skipped_steps} skipped:"
+        f" median {np.nanmedian(seconds):.3f} s per iteration,"
         f" slowest {np.nanmax(seconds):.3f} s at step {view.iterations.step[np.nanargmax(seconds)]}",
         *_describe_phases(view),
     ]
@@ -87,7 +88,8 @@ def _describe_cost(view: LiveView) -> list[str]:
     if math.isnan(cost.probe_share):
         return []
     once = "" if math.isnan(cost.one_time_s) else f", and {cost.one_time_s:.2f} s once"
-    return [f"watching costs {describe_share(cost.probe_share)}{once}; {cost.records} records, {cost.lost_records} lost"]
+    records = f"{format_count(cost.records, 'record')}, {cost.lost_records} lost"
+    return [f"watching costs {describe_share(cost.probe_share)}{once}; {records}"]
 
 
 def _describe_gpus(view: LiveView) -> list[str]:

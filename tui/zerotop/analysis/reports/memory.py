@@ -27,9 +27,9 @@ from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import RankPeaks, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.steps.optimizer_phases import compute_medians, read_step_parts
-from zerotop.analysis.views.memory_view import MemoryView, find_last_alive, read_memory_view
+from zerotop.analysis.views.memory_view import MemoryView, read_last_memory, read_memory_view
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
-from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.recording_source import RecordingSource, StepEnd
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.process_exits import find_alive_processes
 from zerotop.recording.reader import Recording
@@ -45,7 +45,6 @@ class MemoryReport:
     """The view of the lowest rank with all GPUs and hosts, and the parts about other ranks that it lacks."""
 
     recording: str
-    step: int | None  # the step that ends at this moment; None for another moment
     notices: tuple[str, ...]  # sentences about the recording
     view: MemoryView
     engine: EngineSummary  # the lowest rank's first engine that trains
@@ -62,43 +61,40 @@ class MemoryReport:
 
 
 def read_report(recording: Recording, at_step: int | None = None) -> MemoryReport | None:
-    """Read the report at the end of a step [the last step, or the failure]. Return None if that step is unfinished."""
-    source = RecordingSource(recording)
-    step = source.last_step if at_step is None else at_step
-    unix_ns = source.find_step_end(step) if step is not None else None
-    if unix_ns is None:
-        if at_step is not None:
+    """Read the report at the end of a step [the last state of training]. Return None if that step is unfinished."""
+    source, until = RecordingSource(recording), recording.at(recording.last_written_ns)
+    if at_step is None:
+        view = read_last_memory(source, most=_ALL)
+    else:
+        unix_ns = source.find_step_end(at_step)
+        if unix_ns is None:
             return None
-        unix_ns, step = find_last_alive(recording.at(recording.last_written_ns), None), None
-    until_ns = unix_ns if at_step is not None else recording.last_written_ns
-    post_mortem, failure = find_post_mortem(recording.at(until_ns)), find_failure(recording.at(until_ns))
-    is_fatal = post_mortem is not None and post_mortem.survived is not True
-    if at_step is None and post_mortem is not None and post_mortem.unix_ns is not None and is_fatal:
-        unix_ns, step = post_mortem.unix_ns, None
-    return _build_report(recording.at(unix_ns), step, post_mortem, failure and replace(failure, memory=None))
+        until = recording.at(unix_ns)
+        view = read_memory_view(until, most=_ALL, last=StepEnd(at_step, unix_ns))
+    failure = find_failure(until)
+    return _build_report(recording, view, find_post_mortem(until), failure and replace(failure, memory=None))
 
 
-def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, failure: End | None) -> MemoryReport:
-    view = read_memory_view(at.recording.at(at.cursor_ns), most=_ALL)
-    at = at.at(view.moment_ns)
+def _build_report(
+    recording: Recording, view: MemoryView, post_mortem: PostMortem | None, failure: End | None
+) -> MemoryReport:
+    at, before_exit = recording.at(view.moment_ns), recording.at(view.peaks_until_ns)
     processes = find_alive_processes(at)
     engines = keep_latest(at.process_events(events.Engine, processes[0])) if processes else []
     setups = parse_setups(engines)
     expected = sum_expected(setups)
     # The same order as parse_setups: engines that train first.
     first = min(engines, key=lambda event: not event.optimizer, default=None)
-    peaks = read_rank_peaks(at)
+    peaks = read_rank_peaks(before_exit)
     by_process = {rank_peaks.process: rank_peaks for rank_peaks in peaks}
     inventories = {process: read_inventory(at, process) for process in processes if process in by_process}
 
     def compare(ledger: GpuLedger | HostLedger) -> tuple[Difference, ...]:
         return compare_ledger(ledger, expected) if expected is not None else ()
 
-    recording = at.recording
     notices = [*describe_damage(recording), *describe_thinning(recording.at()), describe_missing_steps(recording)]
     return MemoryReport(
-        recording=at.recording.name,
-        step=step,
+        recording=recording.name,
         notices=tuple(filter(None, notices)),
         view=view,
         engine=EngineSummary(**parse_engine(first if first is not None else EngineFacts({}))),
@@ -106,13 +102,13 @@ def _build_report(at: At, step: int | None, post_mortem: PostMortem | None, fail
         gpu_differences=tuple(compare(gpu) if gpu.ranks else () for gpu in view.gpus),
         host_differences=tuple(map(compare, view.hosts)),
         peaks=peaks,
-        at_peak=read_peak_ledgers(at),
+        at_peak=read_peak_ledgers(before_exit),
         rules={
             process.rank: rule
             for process, inventory in inventories.items()
             if inventory is not None and (rule := compute_rule_of_thumb(inventory, by_process[process])) is not None
         },
-        allocators=read_allocator_health(at, read_steps(at.recording)),
+        allocators=read_allocator_health(before_exit, read_steps(at.recording)),
         updates=_measure_updates(at),
         post_mortem=post_mortem,
         failure=failure,
@@ -131,7 +127,8 @@ def build_json(report: MemoryReport) -> dict[str, Any]:
     return {
         "recording": report.recording,
         "unix_ns": view.moment_ns,
-        "step": report.step,
+        "step": view.step,
+        "moment": view.moment_text,
         "notices": report.notices,
         "setup": asdict(view.setup) if view.setup is not None else None,
         "engines": report.engines,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.comparison import compare_setup, compare_versions
@@ -15,7 +14,7 @@ from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.verdict import Verdict, build_verdict
 from zerotop.analysis.timeline.metrics import LONGEST_BASE_NS
 from zerotop.analysis.timeline.timeline import Timeline, TimelineBuilder, Window
-from zerotop.analysis.views.memory_view import MemoryView, read_memory_view
+from zerotop.analysis.views.memory_view import MemoryView, read_last_memory
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
@@ -84,16 +83,13 @@ def read_recording_report(recording: Recording, price: HourlyPrice | None = None
 
 
 def _read_memory(source: RecordingSource) -> MemoryView:
-    """Return the view at the failure, or at the end of the last step, of the rank whose GPU was the fullest."""
+    """Return the view of the rank whose GPU was the fullest."""
     recording = source.recording
-    moment_ns = source.find_step_end(source.last_step) if source.last_step is not None else None
-    if moment_ns is None or find_failure(recording.at(source.end_ns)) is not None:
-        moment_ns = source.end_ns
     fullest = max(source.view_at(None).gpus, key=lambda gpu: gpu.reserved_peak_bytes or 0, default=None)
     timelines = TimelineBuilder(recording, lambda: source.rank_steps)
     gpus = {rank: timelines.find_gpu_key(rank, host) for rank, host in timelines.find_rank_hosts().items()}
     on_fullest = (rank for rank, key in gpus.items() if fullest is not None and key == (fullest.host, fullest.index))
-    return read_memory_view(recording.at(moment_ns), next(on_fullest, None))
+    return read_last_memory(source, next(on_fullest, None))
 
 
 def _build_timelines(source: RecordingSource, findings: Sequence[FindingCost], fullest: int | None) -> dict[int, Timeline]:

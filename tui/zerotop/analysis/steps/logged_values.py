@@ -115,7 +115,7 @@ def read_logged(recording: Recording) -> dict[str, LoggedSeries]:
 
 
 def find_steps(rows: Rows, times: Ints) -> Ints:
-    """Return the step (STEP_DTYPE) that a value of each of these times belongs to; UNKNOWN without a step.
+    """Return the step (STEP_DTYPE) that a value of each of these times, of one name, belongs to; UNKNOWN without a step.
 
     Scripts print a loss after the step, or between its forward and its update.
     """
@@ -132,7 +132,11 @@ def find_steps(rows: Rows, times: Ints) -> Ints:
 
 def _make_even(steps: Ints, rows: Rows) -> Ints:
     """Return steps that are equally far apart if these are so but for the delay with which short steps' lines are read."""
-    distance = max(1, round((steps[-1] - steps[0]) / (len(steps) - 1))) if len(steps) > 2 else 0
+    distance = round((steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 2 else 0
     begins = steps - distance * np.arange(len(steps))
     delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-3)
-    return steps - begins + begins.min() if distance and 0 < np.ptp(begins) <= delay else steps
+    if not distance or not 0 < np.ptp(begins) <= delay:
+        return steps
+    even: Ints = steps - begins + begins.min()
+    # Where some steps have two values, as of an engine and its monitor, they would begin before the first step.
+    return even if even[0] >= rows["step"][0] else steps

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from zerotop.analysis.engine import read_first_engine
@@ -56,7 +57,8 @@ class Baseline:
     model: str = ""  # its class
     steps: tuple[int, int] | None = None  # the first and the last of those whose memory counts
     timed_steps: tuple[int, int] | None = None  # likewise of the times: more, where only the memory changed
-    pace_change: int | None = None  # the step at which the pace changed before them, else the next one after them
+    pace_change: int | None = None  # the step at which the median changed before them, else the next one after them
+    mean_s: float | None = None  # of the iterations up to the next such change, pauses included
     threads: int | None = None  # of a rank's CPU optimizer; None for one on each core of the node
     machine: Mapping[str, float] = field(default_factory=dict)  # what `doctor --measure` found on a machine like it
 
@@ -141,6 +143,7 @@ def read_baseline(recording: Recording, until_step: int | None = None) -> Baseli
         steps=(int(chosen.rows["step"][0]), int(chosen.rows["step"][-1])),
         timed_steps=(int(chosen.timed["step"][0]), int(chosen.timed["step"][-1])) if len(chosen.timed) else None,
         pace_change=chosen.pace_change,
+        mean_s=max((mean for one in found if isfinite(mean := one.chosen.stretch.measure_mean(one.process))), default=None),
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.steps.job_pace import measure_mean
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_table import RankSteps
 
@@ -25,6 +26,11 @@ class SteadySteps(NamedTuple):
 
     begin: float
     end: float
+
+    def measure_mean(self, process: RankSteps) -> float:
+        """Return the mean seconds of a rank's iterations but the first, pauses included; NaN without any."""
+        rows = process.step_rows[1:]
+        return measure_mean(rows[(rows["step"] >= self.begin) & (rows["step"] < self.end) & (rows["steps"] == 1)])
 
 
 class ChosenSteps(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 
-from zerotop.analysis.formatting import Text, format_bytes, format_seconds
+from zerotop.analysis.formatting import Text, format_bytes, format_seconds, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemory, add_intervals
 from zerotop.analysis.sweeps.asked_setting import Setting, WhatIfAnswer
@@ -25,6 +25,7 @@ _SUMS = {
 NEEDED_NOTE = (
     "Must fit: allocated, outside PyTorch and stuck segments. What else is reserved PyTorch gives back before it fails."
 )
+_FAR_MEAN = 1.2  # times a usual step, from which on it is told, too
 _SMALLEST = 1 << 20  # bytes of a row that is listed
 
 
@@ -68,7 +69,11 @@ def _find_sum(memory: JobMemory, name: str) -> Interval:
 def name_setting(setting: Setting) -> str:
     """Return ``stage 3 with offload of optimizer, 4 x 512 tokens``."""
     setup, work = setting.setup, setting.work
-    rows = f"{work.micro_batch:,} x {work.sequence:,} tokens" if work.sequence else f"{work.micro_batch:,} rows"
+    rows = (
+        f"{work.micro_batch:,} x {work.sequence:,} tokens"
+        if work.sequence
+        else f"{work.micro_batch:,} {pluralize(work.micro_batch, 'row')}"
+    )
     if setup.is_loop:
         return rows
     offload = name_offload(setup)
@@ -113,7 +118,9 @@ def describe_time(answer: WhatIfAnswer) -> str:
     low, likely, high = answer.time.seconds
     before = sum(row.before for row in answer.time.rows)
     between = f" ({format_seconds(low)} to {format_seconds(high)})" if high > 1.001 * low else ""
-    text = f"Time of a step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
+    mean = answer.base.mean_s or 0.0
+    is_usual = mean > _FAR_MEAN * before
+    text = f"Time of a {'usual ' if is_usual else ''}step: {format_seconds(before)} -> {format_seconds(likely)}{between}"
     if answer.setting.work.sequence:
         tokens = answer.setting.work.tokens * answer.setting.work.accumulation * answer.setting.setup.ranks
         text += f", {tokens / likely:,.0f} tokens/s"
@@ -121,7 +128,8 @@ def describe_time(answer: WhatIfAnswer) -> str:
         sizes = (setup.parameters, setup.trainable, setup.ranks)
         mfu = measure_mfu(tokens / likely, *sizes, [base.gpu], base.computes_in, base.model)
         text += f", MFU {100 * mfu:.1f} %" if isfinite(mfu) else ""
-    return f"{text}."
+    longer = f" With longer ones and pauses, steps took {format_seconds(mean)} on average in the recording."
+    return f"{text}.{longer if is_usual else ''}"
 
 
 def describe_changes(answer: WhatIfAnswer) -> str:
@@ -151,7 +159,7 @@ def describe_baseline(base: Baseline) -> str:
 
 
 def describe_steps(base: Baseline) -> str:
-    """Return ``, measured in steps 182 to 241, after its pace changed at step 100``."""
+    """Return ``, measured in steps 182 to 241, after the median step changed at step 100``."""
     if base.steps is None:
         return ""
     text = f", measured in {name_steps(base.steps)}"
@@ -160,7 +168,8 @@ def describe_steps(base: Baseline) -> str:
     if base.pace_change is None:
         return text
     return (
-        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} its pace changed at step {base.pace_change:,}"
+        f"{text}, {'after' if base.pace_change <= base.steps[0] else 'before'} the median step changed at step"
+        f" {base.pace_change:,}"
     )
 
 

@@ -32,6 +32,9 @@ from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints
 from zerotop.recording.steps.step_table import RankSteps
 
+# A value stays valid for so long after its sample. At a moment it is the mean of one such column.
+FRESH_NS = 3_000_000_000
+MOMENT_NS = 100_000_000
 # How far back from the last record to look for values.
 _CHECK_NS = 30_000_000_000
 _TAIL = 4096
@@ -163,6 +166,10 @@ class TimelineBuilder:
         self._last = key, timeline
         return timeline
 
+    def read_moment(self, subject: LaneSubject, unix_ns: int) -> dict[str, ColumnValues]:
+        """Return the values in the columns of MOMENT_NS that end at a moment and cover FRESH_NS before it."""
+        return self.get_lanes(subject).read_moment(unix_ns)
+
     def update(self, ranks: Collection[int]) -> None:
         """Read the steps that these ranks have finished since the last call."""
         for process in self._read_processes():
@@ -242,6 +249,11 @@ class Lanes:
         names, table = [name for source in self.column_sources for name in source.names], np.concatenate(tables, axis=1)
         self._note_recorded(names, table)
         return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}
+
+    def read_moment(self, unix_ns: int) -> dict[str, ColumnValues]:
+        edges = np.arange(unix_ns - FRESH_NS, unix_ns + 1, MOMENT_NS)
+        names = [name for source in self.column_sources for name in source.names]
+        return _split_values(names, np.concatenate([source.read_columns(edges) for source in self.column_sources], axis=1))
 
     def find_recorded_names(self) -> frozenset[str]:
         """Return the names of the values in the windows and the last records read so far."""

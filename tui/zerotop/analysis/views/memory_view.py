@@ -1,6 +1,7 @@
 """The memory screen at a cursor: a chosen rank's GPU and host memory, and those of the other ranks.
 
-After the ranks have exited it shows the last moment at which all of them were alive, or the failure that ended them.
+After the ranks have exited it shows the end of the last step, before Python frees its tensors, or the failure that ended
+them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from zerotop.analysis.memory.phase_peaks import RankPeaks, read_peaks
 from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.thinned import is_thinned_at
+from zerotop.analysis.views.recording_source import RecordingSource, StepEnd
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.moment import at_cursor
-from zerotop.recording.moments.process_exits import find_alive_processes, read_exits
+from zerotop.recording.moments.process_exits import find_alive_processes, find_latest, read_exits
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.events import Engine
 
@@ -57,6 +59,8 @@ class MemoryView:
 
     cursor_ns: int
     moment_ns: int  # of the ledgers: the cursor, or an earlier time if the ranks had exited by then
+    step: int | None  # the step that ends at that moment, where it is the last one
+    peaks_until_ns: int  # up to where peaks count: the cursor, or the last moment before the exit
     rank: int | None  # the chosen one; None before any rank
     gpus: tuple[GpuLedger, ...]  # by host and index: all, or the outstanding ones
     hidden_gpus: int  # how many others there are
@@ -79,6 +83,15 @@ class MemoryView:
     failure: End | None  # what ended the job
 
     @property
+    def moment_text(self) -> str:
+        """Of which moment the ledgers are: ``at the end of step 8``; ``at the end`` where that is the cursor."""
+        if self.failure is not None and self.moment_ns == self.failure.unix_ns:
+            return "at the failure"
+        if self.step is not None:
+            return f"at the end of step {self.step}"
+        return "at the end" if self.moment_ns == self.cursor_ns else "when the first rank exited"
+
+    @property
     def own_estimates(self) -> tuple[Estimate, ...]:
         """DeepSpeed's estimates for the job's options."""
         if self.setup is None:
@@ -97,10 +110,15 @@ class _AllRanks:
 
 
 @at_cursor
-def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) -> MemoryView:
-    """Return the view with ``rank`` chosen, or the first rank where there is no such rank."""
+def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *, last: StepEnd | None = None) -> MemoryView:
+    """Return the view with ``rank`` chosen, or the first rank where there is no such rank.
+
+    ``last``: the last step, whose end is shown after a job without a failure.
+    """
     failure = find_known_failure(at)
-    moment = at.at(find_last_alive(at, failure))
+    alive = at.at(find_last_alive(at, failure))
+    step = last if failure is None and _has_ended_since(alive, at.cursor_ns, last) else None
+    moment = at.at(step.unix_ns) if step is not None else alive
     ranks = _read_all_ranks(moment)
     processes = ranks.processes
     process = next((p for p in processes if p.rank == rank), next(iter(processes), None))
@@ -110,11 +128,11 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) ->
     key = key if key is not None else min(ranks.used_bytes, default=None)
     gpus = read_ledgers(moment, _choose_outstanding(ranks.used_bytes, key, most))
     gpu = next((ledger for ledger in gpus if (ledger.host, ledger.index) == key), None)
-    peak = next(iter(read_peak_ledgers(moment, [key])), None) if key is not None else None
+    peak = next(iter(read_peak_ledgers(alive, [key])), None) if key is not None else None
     engines = moment.process_events(Engine, process) if process is not None else []
     setups = parse_setups(engines)
     setup, expected = next(iter(setups), None), sum_expected(setups)
-    peaks = read_peaks(moment, source) if source is not None else None
+    peaks = read_peaks(alive, source) if source is not None else None
     peaks = peaks if peaks is not None and peaks.phases else None
     shown = sorted(_choose_outstanding(ranks.resident_bytes, process, most), key=lambda p: (p.rank, p.host))
     ledgers = (read_host_ledger(moment, shown_process) for shown_process in shown)
@@ -124,6 +142,8 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) ->
     return MemoryView(
         cursor_ns=at.cursor_ns,
         moment_ns=moment.cursor_ns,
+        step=last.step if last is not None and last.unix_ns == moment.cursor_ns else None,
+        peaks_until_ns=alive.cursor_ns,
         rank=process.rank if process is not None else None,
         gpus=gpus,
         hidden_gpus=len(ranks.used_bytes) - len(gpus),
@@ -140,10 +160,27 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN) ->
         micro_steps=engines[0].gradient_accumulation or 1 if engines else 1,
         estimates=estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
         rule=_compute_rule(moment, process, peaks),
-        health=_read_health(at, moment, source) if source is not None else None,
+        health=_read_health(at, alive, source) if source is not None else None,
         trace=read_last_trace(at, process.rank) if process is not None else None,
         look=read_last_look(at, process) if process is not None else None,
         failure=failure,
+    )
+
+
+def read_last_memory(source: RecordingSource, rank: int | None = None, most: int = MOST_SHOWN) -> MemoryView:
+    """Return the view at the end of a recording; of a job that still runs, at the end of its last step."""
+    at, last = source.recording.at(source.end_ns), source.last_step_end
+    if last is not None and find_last_alive(at, find_known_failure(at)) == at.cursor_ns:
+        at = at.at(last.unix_ns)
+    return read_memory_view(at, rank, most, last=last)
+
+
+def _has_ended_since(alive: At, cursor_ns: int, last: StepEnd | None) -> bool:
+    """Whether all ranks of the last moment before an exit were there at the end of the last step."""
+    return (
+        last is not None
+        and last.unix_ns <= alive.cursor_ns < cursor_ns
+        and find_alive_processes(alive.at(last.unix_ns)) == find_alive_processes(alive)
     )
 
 
@@ -157,15 +194,15 @@ def _read_all_ranks(at: At) -> _AllRanks:
 
 
 def find_last_alive(at: At, failure: End | None) -> int:
-    """Return the cursor while ranks are alive; else the failure that ended them, or the last moment when all were alive."""
+    """Return the cursor while ranks report; else the failure that ended them, or the last moment when all reported."""
     tables = at.sources["begins"] + at.sources["spans"] + at.sources["allocator"]
-    if find_alive_processes(at) or not tables:
+    exits = read_exits(at)
+    if not tables or any(exits.reported_until(source) is None for source in find_latest(at)):
         return at.cursor_ns
     if failure is not None and failure.unix_ns <= at.cursor_ns and find_alive_processes(at.at(failure.unix_ns)):
         return failure.unix_ns
-    exits = read_exits(at)
     born = (source for source in tables if source.created_ns <= at.cursor_ns)
-    times = [exit_ns for source in born if (exit_ns := exits.find_exit(source)) is not None]
+    times = [exit_ns for source in born if (exit_ns := exits.reported_until(source)) is not None]
     # Ranks of one attempt exit within a minute; earlier exits are those of an attempt before.
     attempt_ns = max(times, default=at.cursor_ns) - 60_000_000_000
     return min((exit_ns for exit_ns in times if exit_ns > attempt_ns), default=at.cursor_ns + 1) - 1

@@ -55,6 +55,11 @@ class _Extent(NamedTuple):
     first_step_ns: int  # when the first of them began; 0 without one
 
 
+class StepEnd(NamedTuple):
+    step: int
+    unix_ns: int  # when all ranks had finished it
+
+
 class RecordingSource:
     """One recording, live or not. Times are unix nanoseconds.
 
@@ -119,6 +124,12 @@ class RecordingSource:
         """The last step that all ranks have finished, in the whole recording; None before the first one."""
         steps = self._extent.steps
         return int(steps[-1]) if len(steps) else None
+
+    @property
+    def last_step_end(self) -> StepEnd | None:
+        """When all ranks had finished the last step; None before the first one."""
+        extent = self._extent
+        return StepEnd(int(extent.steps[-1]), int(extent.step_end_ns[-1])) if len(extent.steps) else None
 
     def find_step_end(self, step: int) -> int | None:
         """Return the moment at which ``step`` has just finished on all ranks, or None if there is no such step."""

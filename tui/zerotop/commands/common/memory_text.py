@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from zerotop.analysis.failures.oom_evidence import describe_batch
 from zerotop.analysis.failures.out_of_memory import PostMortem
-from zerotop.analysis.formatting import MIB, format_gib, format_ranks
+from zerotop.analysis.formatting import MIB, format_count, format_gib, format_ranks
 from zerotop.analysis.memory.allocator_health import AllocatorHealth
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import LABELS, WORKERS, WORKERS_BASIS, HostLedger
@@ -65,11 +66,11 @@ def _fold_equal(sections: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _format_head(report: MemoryReport) -> list[str]:
-    when = f"at the end of step {report.step}" if report.step is not None else "at the failure"
-    if report.step is None and report.post_mortem is None:
-        when = "at the end"
     engines = f"; each rank has {report.engines} engines, this is one of them" if report.engines > 1 else ""
-    return [f"{report.recording}, {when}: {report.engine.describe_engine()}{engines}", *_format_notes(report.notices)]
+    return [
+        f"{report.recording}, {report.view.moment_text}: {report.engine.describe_engine()}{engines}",
+        *_format_notes(report.notices),
+    ]
 
 
 def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:
@@ -168,12 +169,12 @@ def _expects_bytes(difference: Difference | None) -> bool:
 
 def _format_allocator(health: AllocatorHealth) -> list[str]:
     cost = f", {health.extra_s:.2f} s longer than other steps" if health.extra_s is not None else ""
-    segments = f", {health.segments} segments" if health.segments is not None else ""
-    counts = f"{health.retries} retries{cost}, {health.ooms} out-of-memory errors{segments}"
+    segments = f", {format_count(health.segments, 'segment')}" if health.segments is not None else ""
+    counts = f"{format_count(health.retries, 'retry')}{cost}, {format_count(health.ooms, 'out-of-memory error')}{segments}"
     lines = [f"Allocator of rank {health.rank}: {counts}"]
     lines += [
-        f"  step {flush.step}, {flush.phase}: {flush.retries} retries, {format_gib(flush.freed_bytes)} GiB returned"
-        + (f", {flush.extra_s:+.2f} s" if flush.extra_s is not None else "")
+        f"  step {flush.step}, {flush.phase}: {format_count(flush.retries, 'retry')},"
+        f" {format_gib(flush.freed_bytes)} GiB returned" + (f", {flush.extra_s:+.2f} s" if flush.extra_s is not None else "")
         for flush in health.flushes[-5:]
     ]
     if health.at_peak is not None:
@@ -210,8 +211,7 @@ def _format_failure(failure: PostMortem) -> list[str]:
     outcome = {True: "; the job went on training", False: "; the job ended", None: ""}[failure.survived]
     lines = [f"Out of memory: {rank}{gpu}{step}{phase if failure.phase else ''}{outcome}"]
     if failure.rows is not None:
-        shape = f"{failure.rows} rows" + (f" x {failure.sequence} tokens" if failure.sequence else "")
-        lines.append(f"  last micro-batch: {shape}")
+        lines.append(f"  last micro-batch: {describe_batch(failure.rows, failure.sequence)}")
     if failure.spans:
         spans = ", ".join(f"{s.phase}{' (failed)' if s.failed else ''} {s.seconds:.3f} s" for s in failure.spans[-6:])
         lines.append(f"  last phases: {spans}")

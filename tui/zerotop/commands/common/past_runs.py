@@ -23,7 +23,7 @@ def describe_past(recording: str) -> list[str]:
 
     earlier: list[RecordedRun] = []
     try:
-        paths = _find_past(Path(recording))
+        paths = find_past(Path(recording))
         first = next(paths, None)
         if first is None:
             return []
@@ -38,7 +38,7 @@ def describe_past(recording: str) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}."] if text else []
 
 
-def _find_past(recording: Path) -> Iterator[Path]:
+def find_past(recording: Path) -> Iterator[Path]:
     """Yield the earlier recordings of the same command, newest first."""
     from zerotop.recording import catalog
     from zerotop.recording.quick_read import read_stamp

@@ -68,5 +68,5 @@ class ProgressReporter:
 
 def _format_steps(progress: Progress) -> str:
     if progress.total_steps is not None:
-        return f"{progress.finished_steps} of {progress.total_steps} steps"
+        return f"{progress.finished_steps} of {format_count(progress.total_steps, 'step')}"
     return format_count(progress.finished_steps, "step")

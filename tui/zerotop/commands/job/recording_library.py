@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
@@ -107,7 +108,7 @@ class UserLibrary:
         with _refuse_errors():
             path = find_free_path(Path(f"{recording.path.name.removesuffix(SUFFIX)}-steps.csv").absolute())
             rows = write_file(Recording.open(recording.path), "steps", "csv", path)
-        return f"{path}: {rows} rows, one per step and rank"
+        return f"{path}: {format_count(rows, 'row')}, one per step and rank"
 
     def pack(self, recording: ListedRecording) -> str:
         """Pack the recording into the current folder; return a message."""

@@ -146,9 +146,13 @@ class FrameBuilder:
         return self._last_step
 
     def _summarize(self, findings: tuple[Finding, ...], failure: End | None) -> EndSummary:
-        """Summarize an ended job. The post-mortem tells of a failure already."""
+        """Summarize an ended job. The post-mortem tells of a failure already, not of an error before it, such as a hang."""
         source = self._source
-        told = tuple(one for one in findings if failure is None or one.severity is not Severity.ERROR)
+
+        def is_told(finding: Finding) -> bool:
+            return failure is None or finding.severity is not Severity.ERROR or finding.known_ns < failure.unix_ns
+
+        told = tuple(filter(is_told, findings))
         key = len(told), source.end_ns
         if self._summary is None or self._summary[0] != key:
             summary = summarize_end(told, source.job_steps, source.job_tokens, source.end_ns)

@@ -8,7 +8,7 @@ SIZES_TERM = (
     "DeepSpeed's own lines write GB but mean GiB. PCIe rates are always decimal.",
 )
 LEFT_OUT_TERM = (
-    "+3, +busy",
+    "+3 columns, +busy",
     "In a heading: columns that are left out because there is no room for them, by number or by name.",
 )
 PACE_TERM = (

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Job, LiveView
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.ui.base.bars.footer_keys import format_key
@@ -110,7 +111,7 @@ def _format_batch(view: LiveView) -> str:
 
 
 def _format_host(name: str, cores: int, memory: int) -> str:
-    return f"{name}: {cores} cores, {format_giga(memory).strip()} {giga_unit().name}"
+    return f"{name}: {format_count(cores, 'core')}, {format_giga(memory).strip()} {giga_unit().name}"
 
 
 def sanitize_lines(text: str, glyphs: Glyphs) -> str:

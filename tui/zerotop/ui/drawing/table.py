@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from zerotop.analysis.formatting import format_count
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_row, merge_spans, row_width
 
@@ -79,11 +80,12 @@ def _sum_widths(columns: Sequence[Column[Item]]) -> int:
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
     """Draw a panel's first row: a line with the title, and the headings above their columns.
 
-    ``+total, job`` names columns that were left out, or ``+2`` counts them, in the first gap that is wide enough.
+    ``+total, job`` names columns that were left out, or ``+2 columns`` counts them, in the first gap that is wide enough.
     """
     headings = _draw_headings(title, width, placed)
     left_out = placed.left_out if placed else ()
-    for text in (f"+{', '.join(left_out)}", f"+{len(left_out)}") if left_out else ():
+    texts = (f"+{', '.join(left_out)}", f"+{format_count(len(left_out), 'column')}", f"+{len(left_out)}")
+    for text in texts if left_out else ():
         bounds = [*(begin for begin, _ in headings[1:]), width]
         for index, ((begin, row), bound) in enumerate(zip(headings, bounds, strict=True)):
             end = begin + row_width(row)

@@ -67,12 +67,28 @@ def draw_phases(
 
 
 def choose_lines(lines: list[PhaseLine], room: int) -> list[PhaseLine]:
-    """Return as many lines as fit. Nested phases are dropped first, each time the shortest."""
+    """Return as many lines as fit. Nested phases are dropped first, each time the shortest.
+
+    Of the others that do not fit, one line tells the number and the sum, so that the table adds up.
+    """
+    kept = [line for line in lines if not line.depth]
+    outer = len(kept) - 1
+    if outer >= room >= 3:
+        longest = sorted(kept[:-1], key=lambda line: -line.median_s)[: room - 2]
+        others = [line for line in kept[:-1] if line not in longest]
+        return [*(line for line in kept if line in longest), _merge_lines(others), kept[-1]]
     kept = list(lines)
     while len(kept) > max(0, room):
         inner = [line for line in kept if line.depth] or kept[:-1] or kept
         kept.remove(min(inner, key=lambda line: line.median_s))
     return kept
+
+
+def _merge_lines(lines: list[PhaseLine]) -> PhaseLine:
+    medians, shares, idle, pinned = (
+        sum(getattr(line, name) or 0.0 for line in lines) for name in ("median_s", "share", "idle_s", "pinned_s")
+    )
+    return PhaseLine(f"{len(lines)} others", 0, medians, None, shares, None, idle, math.nan, pinned)
 
 
 def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, glyphs: Glyphs) -> list[Column[PhaseLine]]:
@@ -122,8 +138,8 @@ def _draw_share(line: PhaseLine, width: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_name(line: PhaseLine, glyphs: Glyphs) -> Row:
-    if line.phase == "iteration":
-        return (("iteration", "value"),)
+    if line.phase == "iteration" or " " in line.phase:
+        return ((line.phase, "value" if line.phase == "iteration" else "label"),)
     style = phase_style(line.phase)
     word = phase_word(line.phase, glyphs) + (f" {glyphs.times}{line.repeats}" if line.repeats > 1 and not line.depth else "")
     return ((" " * line.depth, "text"), (f"{glyphs.find_sample(style)} ", style), (word, "muted" if line.depth else "text"))

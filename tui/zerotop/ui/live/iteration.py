@@ -17,7 +17,7 @@ from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases, phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
-LEGEND_WIDTH, _WIDE_LEGEND = 17, 25  # the wide one has room for whole names
+LEGEND_WIDTH, _WIDE_LEGEND = 17, 27  # the wide one has room for whole names
 # Steps from the end among which the legend looks for one with phases.
 _FAR_STEPS = 32
 _WIDE_FROM = 76  # cells of the panel
@@ -178,10 +178,10 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     iterations = view.iterations
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
     place = int(places[0]) if len(places) else _find_last(iterations)
-    is_wide = width >= _WIDE_LEGEND
     words = {"other": "outside", "unknown": "no phases"}
-    if is_wide:
-        words |= {"other": view.job.outside_text, "stages": "between stages"}
+    # A long word where it leaves room for the figure.
+    whole = {"other": view.job.outside_text, "stages": "between stages"}
+    words |= {name: word for name, word in whole.items() if len(word) < width - 8}
     last = find_phases(iterations, place)
     usual = () if last.get("unknown") else ("forward", "backward", "step")
     names = [name for name in reversed(ITERATION_PHASES) if name in usual or last.get(name, 0.0) > 0]

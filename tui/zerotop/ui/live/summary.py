@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from zerotop.analysis.findings import Severity
-from zerotop.analysis.formatting import format_percent
+from zerotop.analysis.formatting import format_count, format_percent
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.end_summary import EndSummary
@@ -103,5 +103,5 @@ def _describe_watching(view: LiveView) -> str:
     if not is_known(cost.probe_share):
         return ""
     once = f", and {cost.one_time_s:.1f} s once" if is_known(cost.one_time_s) and cost.one_time_s >= 0.05 else ""
-    lost = f"; {cost.lost_records} records were lost" if cost.lost_records else ""
+    lost = f"; {format_count(cost.lost_records, 'record')} lost" if cost.lost_records else ""
     return f"Watching cost {describe_share(cost.probe_share)}{once}{lost}."

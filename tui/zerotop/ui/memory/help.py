@@ -8,7 +8,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     SIZES_TERM,
     (
         "now, at peak",
-        "Each row at the cursor, and at the time when a rank on this GPU had allocated the most so far.\n"
+        "Each row at the cursor, and when a rank on this GPU had allocated the most so far. After the job it is the end of\n"
+        "the last step, or the failure, and the heading says so: zerotop memory prints the same figures.\n"
         "Rows add up to the sums below them, and to the whole device, to the byte.",
     ),
     (

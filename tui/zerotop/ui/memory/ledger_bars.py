@@ -140,7 +140,8 @@ def _build_gpu_bar(gpu: GpuLedger, is_chosen: bool) -> _Bar:
 
 
 def _build_job_bars(view: MemoryView) -> list[_Bar]:
-    ledgers = [("now", view.gpu)] + ([("peak", view.peak.ledger)] if view.peak is not None else [])
+    when = "now" if view.moment_ns == view.cursor_ns else "end"
+    ledgers = [(when, view.gpu)] + ([("peak", view.peak.ledger)] if view.peak is not None else [])
     bars = []
     for name, ledger in ledgers:
         sizes = {row.key: row.bytes for row in ledger.rows if row.key not in NOT_JOB_KEYS} if ledger is not None else {}

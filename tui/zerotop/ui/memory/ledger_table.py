@@ -46,7 +46,7 @@ def draw_gpu_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, *
     has_hosts = len({gpu.host for gpu in view.gpus}) > 1
     name = f"GPU {view.gpu.index}" + (f" of {sanitize(view.gpu.host, glyphs)}" if has_hosts else "")
     ranks = f", {format_gpu_ranks(view.gpu.ranks)}" if view.gpu.ranks else ""
-    placed = place_columns(_build_gpu_columns(unit, lines, glyphs), width)
+    placed = place_columns(_build_gpu_columns(_name_moment(view), unit, lines, glyphs), width)
     title = panel_title(f"{name}{ranks}, {unit.name}", focused)
     below = [
         *_draw_peak(view, unit, width, glyphs),
@@ -61,7 +61,7 @@ def draw_host_ledger(view: MemoryView, width: int, height: int, glyphs: Glyphs, 
     if view.host is None:
         return _draw_empty("Host memory", _NO_RANK_TEXT, width, height, glyphs, focused=focused)
     unit = choose_size_unit(view.host.resident_bytes)
-    placed = place_columns(_build_host_columns(unit, view.host_lines, glyphs), width)
+    placed = place_columns(_build_host_columns(_name_moment(view), unit, view.host_lines, glyphs), width)
     title = panel_title(f"Host memory of rank {view.host.rank}, {unit.name}", focused)
     below = _draw_exit_note(view, width, glyphs)
     if view.node_memory is not None:
@@ -149,14 +149,21 @@ def _draw_peak(view: MemoryView, unit: SizeUnit, width: int, glyphs: Glyphs) -> 
     return [((first[: len(phase)], "accent"), (first[len(phase) :], "text")), *(((line, "text"),) for line in others)]
 
 
+def _name_moment(view: MemoryView) -> str:
+    """Return the heading of the figures: ``now``, or the earlier moment that they are of."""
+    if view.moment_ns == view.cursor_ns:
+        return "now"
+    is_failure = view.failure is not None and view.moment_ns == view.failure.unix_ns
+    return "failure" if is_failure else f"step {view.step}" if view.step is not None else "at exit"
+
+
 def _draw_exit_note(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     """Say that the ledger is older than the cursor because ranks have exited since."""
     if view.moment_ns == view.cursor_ns:
         return []
     seconds = (view.cursor_ns - view.moment_ns) / 1e9
     ago = f", {format_rough_time(seconds)} ago" if seconds >= 1 else ""
-    is_failure = view.failure is not None and view.moment_ns == view.failure.unix_ns
-    text = f"State {'at the failure' if is_failure else 'when the first rank exited'}{ago}."
+    text = f"State {view.moment_text}{ago}."
     return [((line, "warn"),) for line in wrap_text(text, width, 2, glyphs)]
 
 
@@ -167,26 +174,29 @@ def _draw_notes(view: MemoryView, width: int, glyphs: Glyphs) -> list[Row]:
     return [((line, "muted"),) for note in notes for line in wrap_text(note, width, 3, glyphs)]
 
 
-def _build_gpu_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
+def _build_gpu_columns(when: str, unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
     device = max(line.now_bytes for line in lines)
 
-    def draw_now(line: MemoryLine, _: int) -> Row:
-        return _draw_figure(unit.format_bytes(line.now_bytes), line, lines) if line.key != "rule" else ()
+    def draw_now(line: MemoryLine, width: int) -> Row:
+        return _draw_figure(unit.format_bytes(line.now_bytes).rjust(width), line, lines) if line.key != "rule" else ()
 
     def draw_peak(line: MemoryLine, _: int) -> Row:
         return _draw_figure(unit.format_bytes(line.peak_bytes), line, lines) if line.peak_bytes is not None else ()
 
     return [
         _build_name_column(lines, glyphs),
-        Column("now", unit.width, 9, draw_now),
+        Column(when, max(unit.width, len(when)), 9, draw_now),
         Column("at peak", unit.width, 7, draw_peak),
         *_build_expected_columns(unit, device),
         _build_basis_column(lines, glyphs),
     ]
 
 
-def _build_host_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
+def _build_host_columns(when: str, unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Glyphs) -> list[Column[MemoryLine]]:
     total = max(line.now_bytes for line in lines)
+
+    def draw_now(line: MemoryLine, width: int) -> Row:
+        return _draw_figure(unit.format_bytes(line.now_bytes).rjust(width), line, lines)
 
     def draw_pinned(line: MemoryLine, _: int) -> Row:
         return _draw_figure(unit.format_bytes(line.pinned_bytes), line, lines) if line.pinned_bytes else ()
@@ -197,7 +207,7 @@ def _build_host_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Gly
 
     return [
         _build_name_column(lines, glyphs),
-        Column("now", unit.width, 9, lambda line, _: _draw_figure(unit.format_bytes(line.now_bytes), line, lines)),
+        Column(when, max(unit.width, len(when)), 9, draw_now),
         Column("pinned", unit.width, 7, draw_pinned),
         *_build_expected_columns(unit, total),
         Column("B/param", 8, 4, draw_per_parameter),

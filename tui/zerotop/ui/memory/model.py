@@ -13,19 +13,21 @@ class MemoryModel:
     """The memory views, and whether to show the host's memory or a GPU's."""
 
     def __init__(self, source: RecordingSource) -> None:
-        self._recording = source.recording
+        self._source = source
         self.last_view: MemoryView | None = None
         self._host_chosen: bool | None = None  # None until the user chooses
 
     def view_at(self, frame: Frame) -> MemoryView:
         """Return the memory at the frame's cursor, for the chosen rank."""
-        self.last_view = read_memory_view(self._recording.at(frame.view.cursor_ns), frame.rank)
+        self.last_view = read_memory_view(
+            self._source.recording.at(frame.view.cursor_ns), frame.rank, last=self._source.last_step_end
+        )
         return self.last_view
 
     def read_baseline(self) -> Baseline | str:
         """Return what the recording measured of its last setting, or why what-if cannot start from it."""
         try:
-            return read_baseline(self._recording)
+            return read_baseline(self._source.recording)
         except NoBaselineError as error:
             return f"{error}."
 

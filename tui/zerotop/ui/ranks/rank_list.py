@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import LiveView, Rank
 from zerotop.analysis.processes.cores import Cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
@@ -71,7 +72,7 @@ def _build_columns(
     def draw_affinity(rank: Rank, size: int) -> Row:
         allowed = cores_by_rank.get(rank.rank)
         text = format_numbers(allowed) if allowed else glyphs.to_plain(MISSING)
-        return (((text if len(text) <= size else f"{len(allowed or ())} cores").rjust(size), "muted"),)
+        return (((text if len(text) <= size else format_count(len(allowed or ()), "core")).rjust(size), "muted"),)
 
     def draw_busiest(rank: Rank, size: int) -> Row:
         return (("  ", "text"), *draw_busiest_threads(rank, size - 2, glyphs))

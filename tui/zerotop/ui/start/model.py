@@ -36,6 +36,11 @@ ORDERS: dict[str, Callable[[ListedRecording], Any]] = {
 """The orders that ``o`` cycles through, with their sort keys."""
 
 
+def describe_order(order: str) -> str:
+    """Return an order as a title: ``newest first``, ``by name``."""
+    return order if order.startswith("by ") else f"{order} first"
+
+
 def make_key(item: LibraryItem) -> str:
     """Return a key that identifies an item while the list changes."""
     return f"pid {item.pid}" if isinstance(item, RunningJob) else str(item.path)

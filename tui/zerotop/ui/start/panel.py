@@ -15,7 +15,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.start.columns import ListLine
 from zerotop.ui.start.drawing import DETAIL_ROWS, draw_detail, draw_head, draw_list
-from zerotop.ui.start.model import StartModel
+from zerotop.ui.start.model import StartModel, describe_order
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _LIST_TOP = 2  # rows above the first of the list
@@ -62,7 +62,7 @@ class StartSheet(Scrollable, KeyRow):
             ListLine(item, at == model.cursor_row, model.is_marked(item), now_ns)
             for at, item in enumerate(rows, model.top_row)
         ]
-        return draw_list(lines, ((model.order, "title"),), width, height, self.glyphs)
+        return draw_list(lines, ((describe_order(model.order), "title"),), width, height, self.glyphs)
 
     def _draw_last_row(self, width: int) -> Row:
         if self.busy_text:

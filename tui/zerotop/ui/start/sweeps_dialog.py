@@ -9,6 +9,7 @@ from textual.app import ComposeResult
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.reports.sweep_verdict import describe_answer
 from zerotop.recording.sweeps import Sweep
 from zerotop.ui.dialogs.dialog import Dialog
@@ -37,4 +38,4 @@ class SweepsDialog(Dialog[Sweep]):
 def describe_sweep(sweep: Sweep) -> tuple[str, str]:
     """Return ``20250412-093000-tiny  9 of 9 points``, and what it found."""
     answer = describe_answer(sweep) or "no point has a result"
-    return f"{sweep.name}  {len(sweep.finished)} of {len(sweep.points)} points", answer
+    return f"{sweep.name}  {len(sweep.finished)} of {format_count(len(sweep.points), 'point')}", answer

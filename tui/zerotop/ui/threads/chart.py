@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.ranks.threads import RankThreads
 from zerotop.ui.charts import (
@@ -105,7 +106,7 @@ def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyph
     figures: list[Row] = [
         ((f"{format_fixed(rank.cores_used, 1, 7)} used", "text"),),
         (line, (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
-        ((f"{rank.thread_count:7d} threads", "text"),),
+        ((f"{rank.thread_count:7d} {pluralize(rank.thread_count, 'thread')}", "text"),),
     ]
     return [
         *(figures if rank.alive else [(line, ("runnable", "text"))]),

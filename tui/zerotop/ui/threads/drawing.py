@@ -157,7 +157,7 @@ def _draw_runnable(line: TableLine, size: int) -> Row:
 def _draw_core_list(cores: Cores, size: int) -> Row:
     """Return ``0-3,8``, or the number of cores if that is too long."""
     text = format_numbers(cores)
-    return (((text if len(text) <= size else f"{len(cores)} cores").rjust(size), "muted"),)
+    return (((text if len(text) <= size else format_count(len(cores), "core")).rjust(size), "muted"),)
 
 
 def _draw_nodes(line: TableLine, size: int) -> Row:

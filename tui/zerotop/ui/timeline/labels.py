@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.timeline.range_summary import RangeSummary
+from zerotop.analysis.timeline.timeline import FRESH_NS, MOMENT_NS
 from zerotop.ui.charts import Scale
 from zerotop.ui.drawing.formatting import (
     choose_decimals,
@@ -33,17 +34,17 @@ from zerotop_probe.recording.tables import METRICS, PHASES
 _VALUE_WIDTH = 5
 # Labels of narrow terminals.
 _SHORT = {"cores of ranks": "rank cores", "allocated": "alloc", "iteration": "iter"}
-# How long the last sample stays valid.
-_FRESH_NS = 3_000_000_000
 
 
 def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
-    """Return the value at the cursor of the first known name; NaN if none is known."""
+    """Return the value at the cursor of the first known name, not the mean of a long column; NaN if none is known."""
     window = picture.timeline.window
     place = picture.pointed // window.column_ns - window.first
-    back = max(2, _FRESH_NS // window.column_ns)
+    back = max(2, FRESH_NS // window.column_ns)
+    if picture.values_then:
+        place = back = FRESH_NS // MOMENT_NS
     for name in names:
-        values = picture.find_values(name)
+        values = picture.values_then.get(name) if picture.values_then else picture.find_values(name)
         if values is not None and place >= 0:
             row = values.highest if METRICS[name].shows_highest else values.mean
             there = np.flatnonzero(np.isfinite(row[max(0, place - back) : place + 1]))

@@ -11,7 +11,7 @@ from zerotop.analysis.findings import Finding
 from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
-from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
+from zerotop.analysis.timeline.timeline import MOMENT_NS, LaneSubject, Timeline, TimelineBuilder, Window
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.at import find_cores
 from zerotop.ui.base import findings
@@ -106,6 +106,7 @@ class PictureBuilder:
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),
             scales=self._scales,
+            values_then=self._timelines.read_moment(subject, origin_ns + pointed) if window.column_ns > MOMENT_NS else {},
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
             phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
         )

@@ -42,6 +42,8 @@ class Picture:
     host_cores: int  # of the host
     missing_notes: tuple[str, ...]  # sentences about missing data
     scales: GrowingScales
+    # The last values up to that moment, by name; empty where the columns are as short.
+    values_then: Mapping[str, ColumnValues] = field(default_factory=dict)
     headline: Mark | None = None  # of the finding under the header
     phases_now: Mapping[int, str] = field(default_factory=dict)  # by rank, at the cursor; none while the mouse points
 

@@ -31,7 +31,11 @@ class LightningHooks:
                 # The loop of batches begins after the optimizers were made: this call sees the Trainer in time.
                 fit_loop = sys.modules[f"{package}.loops.fit_loop"]._FitLoop
                 connectors = f"{package}.trainer.connectors.logger_connector.logger_connector"
-                LoggingHooks(self._loop.probe).install_lightning(sys.modules[connectors])
+                logging = LoggingHooks(self._loop.probe)
+                logging.install_lightning(sys.modules[connectors])
+                monitors = sys.modules.get(f"{package}.callbacks.lr_monitor")
+                if monitors is not None:
+                    logging.install_rate_monitor(monitors.LearningRateMonitor)
                 wrap_method(fit_loop, "run", self._begin_training, self._end_training, meter)
 
     def _begin_training(self, time_ns: int, fit_loop: Any, args: Any, kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from zerotop.analysis.findings.support.evidence import Floats, Group
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_loads
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
+from zerotop.analysis.findings.support.thread_use import measure_thread_use
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.recording.moments.at import find_cores
@@ -18,8 +20,11 @@ _KIND = FindingKind(
     name="cores_taken",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f} more",
-    details="The ranks on {host} get {ranks_cores:.1f} cores, and compute more slowly.",
+    headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
+    details=(
+        "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
+        " {waiting_share:percent} of the time]."
+    ),
     advice=(
         "See which processes run beside the job[. If they are the job's own {workers:count DataLoader worker}, lower"
         " {worker_count}]."
@@ -64,7 +69,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[Floats], cores: int) -> Finding:
     others, waiting, ranks = (sum(values.tolist()) / len(values) for values in loads)
     evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
+    # While its training thread waits, a rank goes no further; the others wait for the rank that waits longest.
+    uses = {process.rank: measure_thread_use(process, *when[:2], known_ns=when[2]) for process in group.processes_on(host)}
+    waits = {rank: use.waited * 1e9 / (when[1] - when[0]) for rank, use in uses.items() if use is not None}
+    slowest = max(waits, key=waits.__getitem__, default=None)
+    share = waits[slowest] if slowest is not None else None
+    evidence |= {"waiting_share": share} if share else {}
     workers = count_workers(group.processes_on(host), *when[:2])
-    return _KIND.at(
-        group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), host=host, workers=workers or None
-    )
+    values: dict[str, Any] = {"host": host, "workers": workers or None, "waiting_rank": slowest, "waiting_share": share}
+    return _KIND.at(group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), cost=share or 0.0, **values)

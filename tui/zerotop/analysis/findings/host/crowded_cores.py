@@ -20,7 +20,7 @@ _KIND = FindingKind(
     name="crowded_cores",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="{threads:count thread} of {processes:count process} compete for {cores:.0f} cores[ in {phase}]",
+    headline="{threads:count thread} of {processes:count process} compete for {cores:count core}[ in {phase}]",
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
         " OMP_NUM_THREADS is {omp}."
@@ -32,7 +32,7 @@ _KIND = FindingKind(
     fix="export OMP_NUM_THREADS={share}",
 )
 _STARTED = _KIND.with_changes(
-    headline="{threads:count thread} of {processes:count process} compete for {cores:.0f} cores since step {step}",
+    headline="{threads:count thread} of {processes:count process} compete for {cores:count core} since step {step}",
     details=(
         "More threads were runnable than there are cores for {crowded_s:seconds} of {over_s:seconds}. Rank {rank} has"
         " {threads_now} threads instead of {threads_before} since step {step}."

@@ -23,7 +23,7 @@ _KIND = FindingKind(
     host_bytes="grown_bytes",
     headline="DataLoader workers keep {bytes_per_step:bytes} more a step[; full near step {last_step:.0f}]",
     details=(
-        "The {workers:.0f} workers of rank {rank} grew by {grown_bytes:bytes} to {held_bytes:bytes} in {steps:.0f} steps[;"
+        "The {workers:count worker} of rank {rank} grew by {grown_bytes:bytes} to {held_bytes:bytes} in {steps:.0f} steps[;"
         " {free_bytes:bytes} are left on the node]."
     ),
     advice="Keep nothing in the dataset, its transforms or the collate function: each worker fills a copy of its own. In a"

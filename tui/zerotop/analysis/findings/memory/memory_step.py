@@ -13,7 +13,7 @@ from zerotop.analysis.findings.support.finding import Finding, FindingKind, Seve
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.training_changes import describe_changes
@@ -151,7 +151,7 @@ def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
 
 def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
     if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
-        return _ROWS, f"A rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        return _ROWS, f"A rank's steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
         return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):

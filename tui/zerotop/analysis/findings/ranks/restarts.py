@@ -11,6 +11,7 @@ from zerotop.analysis.failures.attempts import Attempt, read_attempts
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -119,9 +120,9 @@ def _describe_attempts(attempts: Sequence[Attempt], failed: Sequence[Attempt]) -
         text = text.rstrip(".") if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
         where = f", {line}" if (line := _find_place(attempt)) else ""
         count = len(attempt.processes)
-        size = f" of {count} ranks" if count != len(attempts[0].processes) else ""
+        size = f" of {format_count(count, 'rank')}" if count != len(attempts[0].processes) else ""
         who = f"Attempt {attempt.number}{size} failed on {attempt.end.who}"
         yield f"{who} {attempt.describe_place()}: {text}{where}."
     last = attempts[-1]
     if last not in failed and len(last.processes) != len(attempts[0].processes):
-        yield f"Attempt {last.number} has {len(last.processes)} ranks, not {len(attempts[0].processes)}."
+        yield f"Attempt {last.number} has {format_count(len(last.processes), 'rank')}, not {len(attempts[0].processes)}."

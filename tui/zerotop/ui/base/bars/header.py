@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity
-from zerotop.analysis.formatting import pluralize
+from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.hardware.gpu_speeds import measure_mfu
 from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
@@ -140,7 +140,7 @@ def _draw_step(progress: Progress, is_over: bool, glyphs: Glyphs) -> Row:
     """Draw ``13/616 steps``, the number of finished steps, padded to the width of the total."""
     if progress.step is None:
         none = "no step" if is_over else "no step yet"
-        text = none if progress.total_steps is None else f"–/{progress.total_steps} steps"
+        text = none if progress.total_steps is None else f"–/{format_count(progress.total_steps, 'step')}"
         return ((glyphs.to_plain(text), "band-muted"),)
     if progress.total_steps is None:
         word = pluralize(progress.finished_steps, "step")

@@ -13,6 +13,7 @@ from zerotop.analysis.findings.support.causes.step_change import (
 )
 from zerotop.analysis.findings.support.evidence import Rows
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
 
@@ -95,12 +96,12 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str, a
     is_expected = bool(larger >= slower)
     count = _compute_growth(parts, "micro_steps")
     if count is not None and count[0] != count[1] and _is_same_size(growth, count):
-        text = f"{owner}steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
+        text = f"{owner}steps have {format_count(round(count[1]), 'micro-batch')} instead of {count[0]:.0f}"
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
-        text = f"{owner}steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
     text = f"{owner}batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     lengths = parts[0]["tokens"] / np.maximum(1, parts[0]["rows"])

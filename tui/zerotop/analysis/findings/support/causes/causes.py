@@ -98,7 +98,7 @@ def _check_retries(change: StepChange) -> Cause | None:
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
     if flushes < count_iterations(change.after):
         return None
-    text = f"PyTorch's allocator had to flush its cache {flushes} times"
+    text = f"PyTorch's allocator had to flush its cache {format_count(flushes, 'time')}"
     return Cause(text, *_RETRY, 0.9, finding="allocator_retries")
 
 

@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support.evidence import Samples
 from zerotop.analysis.findings.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.findings.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.findings.support.thresholds import TAKEN_SHARE
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import Text, format_count
 from zerotop.recording.samples import read_column
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
@@ -106,7 +106,7 @@ def check_others(change: StepChange) -> Cause | None:
     if before is None or after is None or _is_new_work(change):
         return None
     risen = (after.others - before.others) / after.cores
-    used = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
+    used = f"other processes used {after.others:.1f} of {format_count(after.cores, 'core')} instead of {before.others:.1f}"
     fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
     if after.is_starved and risen >= TAKEN_SHARE:
         text = used

@@ -12,7 +12,7 @@ from zerotop_probe.recording.tables import EVAL
 
 BATCHES = (
     "[; its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_ratio:.1f} times training's {training_rows:.0f} x"
-    " {training_sequence:.0f}][; its micro-batch has {only_rows:.0f} rows, training's {training_rows:.0f}]"
+    " {training_sequence:.0f}][; its micro-batch has {only_rows:count row}, training's {training_rows:.0f}]"
 )
 """A part of details, with the values of measure_batches() and describe_batches()."""
 BATCH_ADVICE = "Evaluate with training's batch: it then fits in the memory that training holds."
