@@ -68,7 +68,30 @@ class ValueLimits:
 
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
         """Return which records, shape (n,), have an impossible value. ``before``: the record before them, if any."""
-        impossible = np.zeros(len(rows), np.bool_)
+        impossible = self._find_outside(rows)
+        if self._fastest:
+            self._find_jumps(rows, before, impossible)
+        if self._has_steps:
+            _find_lone_steps(rows, before, impossible)
+        return impossible
+
+    def find_suspects(self, rows: Rows, before: Rows) -> Mask | None:
+        """Return which records of any files may have an impossible value, all others are possible; None if any may.
+
+        ``before``: for each record, one record from before it in its file.
+        """
+        if not self._fastest.keys().isdisjoint(_COUNTERS):
+            return None
+        suspects = self._find_outside(rows)
+        for name in self._fastest.keys() & set(rows.dtype.names or ()):
+            suspects |= rows[name] > self._fastest[name] * _SLACK_S
+        if self._has_steps:
+            suspects |= np.abs(rows["step"].astype(np.int64) - before["step"]) > _LONE_STEPS
+        return suspects
+
+    def _find_outside(self, rows: Rows) -> Mask:
+        """Return which records have a value that no record can have."""
+        outside = np.zeros(len(rows), np.bool_)
         names = rows.dtype.names or ()
         for name, highest in self._highest.items():
             if name not in names:
@@ -76,14 +99,10 @@ class ValueLimits:
             values = rows[name]
             lowest = -highest if name.endswith(_MAY_BE_NEGATIVE) else UNKNOWN
             if not (np.fmax.reduce(values) <= highest and np.fmin.reduce(values) >= lowest):  # or all are NaN
-                impossible |= (values > highest) | (values < lowest)
-        if self._fastest:
-            self._find_jumps(rows, before, impossible)
-        if self._has_steps:
-            _find_lone_steps(rows, before, impossible)
+                outside |= (values > highest) | (values < lowest)
         if {"used_bytes", "total_bytes"} <= set(names):
-            impossible |= (rows["used_bytes"] > rows["total_bytes"]) & (rows["total_bytes"] > 0)
-        return impossible
+            outside |= (rows["used_bytes"] > rows["total_bytes"]) & (rows["total_bytes"] > 0)
+        return outside
 
     def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask) -> None:
         """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""
