@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -107,17 +108,18 @@ def test_records_that_are_checked_together_are_found_as_one_by_one(
 ) -> None:
     table = tables.TABLES[name]
     dtype = np.dtype([tuple(field) for field in table.dtype])
-    times = {table.time_column: S, "begin_ns": S - 1} if table.time_column != "begin_ns" else {"begin_ns": S}
-    row = make_record(table, **{key: value for key, value in times.items() if key in (dtype.names or ())})
+    times = {"begin_ns": S - 1, table.time_column: S}
+    fields: dict[str, Any] = {key: value for key, value in times.items() if key in (dtype.names or ())}
+    row = make_record(table, **fields)
     whole = np.array([row] * 8, dtype)
     for column in times.keys() & set(dtype.names or ()):
         whole[column] += np.arange(8) * S // 10
-    changes = [*TIMES.values(), *(change for _, change in list_values(table)), partial(begin_earlier, DAY_NS)]
+    changes: list[Change] = [*TIMES.values(), *(change for _, change in list_values(table)), partial(begin_earlier, DAY_NS)]
     for number, change in enumerate(changes):
         place, added = change(whole[4:], table.time_column)
         damaged = np.insert(whole[4:], [place + 1] * len(added), added)
         pieces = [[whole[:4]] * RANKS, [*[whole[4:]] * (RANKS - 1), damaged]]
-        find_damaged = mock.create_autospec(RecordCheck.find_damaged, side_effect=RecordCheck.find_damaged)
+        find_damaged: Any = mock.create_autospec(RecordCheck.find_damaged, side_effect=RecordCheck.find_damaged)
         monkeypatch.setattr(RecordCheck, "find_damaged", find_damaged)
         together = read_in_pieces(tmp_path / f"{number}-together", table, pieces)
         assert find_damaged.call_count <= 3 * RANKS // 2 or table in (

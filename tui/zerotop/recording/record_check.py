@@ -133,7 +133,7 @@ def pass_whole(checks: Sequence[RecordCheck], rows: Rows, counts: Sequence[int])
     lowest_ns, highest_ns, newest_ns, lowest_begin_ns = bounds.T
     if "begin_ns" in (rows.dtype.names or ()):
         suspects |= (rows["begin_ns"] > times) | (rows["begin_ns"] < lowest_begin_ns.repeat(counts))
-    begins = np.cumsum(counts) - counts
+    begins = np.cumsum(counts, dtype=np.int64) - np.array(counts)
     oldest_ns, latest_ns = np.minimum.reduceat(times, begins), np.maximum.reduceat(times, begins)
     newest_ns = np.maximum(newest_ns, latest_ns)
     are_whole = (oldest_ns >= np.maximum(lowest_ns, 1)) & (latest_ns <= highest_ns) & (oldest_ns >= newest_ns - TOLERANCE_NS)

@@ -199,8 +199,11 @@ class Source:
 
     def count_until(self, cursor_ns: int) -> int:
         """Return the number of records written up to the cursor (unix time): the length of a prefix of :attr:`array`."""
+        own_ns = cursor_ns - self.offset_ns
+        if self._last_ns is not None and own_ns >= self._last_ns and self._checked_count == self._count:
+            return len(self._array)
         times = self._times
-        own_ns, end = cursor_ns - self.offset_ns, len(times)
+        end = len(times)
         if not end:
             return 0
         if self._last_ns is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.live_view import Host, Rank
+from zerotop.analysis.live_view import Activity, Host, LateActivity, Rank
 from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import find_peaks
@@ -70,20 +71,11 @@ def read_ranks(at: At, *, ended: bool) -> tuple[Rank, ...]:
         recent = compute_process_means(source, find_window(at, source.host))
         means |= {(source.host, pid): values for pid, values in recent.items()}
         _raise_peaks(highest, source, at.cursor_ns)
-    busiest, exits = _read_busiest(at), read_exits(at)
-    ranks: dict[tuple[str, int], Rank] = {}
     # After a restart the last process of a rank is shown.
-    for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begins, spans = (at.recording.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
-        phase: tuple[str, float, int | None] = ("", 0.0, None)
-        if begins is not None and not is_thinned_at(at, begins):
-            phase = phases.find_current(begins, spans, at.cursor_ns)
-        alive = not ended and at.cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
-        silent = ended or (begins is not None and exits.reported_until(begins) is not None)
-        rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest, means)
-        ranks[sample.host, rank.rank] = rank
-    known = [rank for rank in ranks.values() if rank.rank >= 0]
-    return tuple(sorted(known or ranks.values(), key=lambda rank: rank.rank))
+    latest = {(one.host, int(one.row["rank"])): one for one in sorted(samples, key=lambda sample: sample.time_ns)}
+    known = [sample for (_, rank), sample in latest.items() if rank >= 0]
+    ranks = [_build_rank(at, sample, ended, highest, means) for sample in known or latest.values()]
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
 
 def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
@@ -123,15 +115,21 @@ def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int)
         highest[process] = max(rss_bytes, highest.get(process, 0))
 
 
-def _read_busiest(at: At) -> dict[ProcessKey, list[tuple[str, float]]]:
-    """Return (what it is, cores) of each process's busiest threads, busiest first."""
-    busiest_threads: dict[ProcessKey, list[tuple[str, float]]] = {}
-    ticks = find_last_ticks(at.sources["threads"], at.cursor_ns, at.cursor_ns - FRESH_NS)
-    for host, (source, tick) in ticks.items():
-        for pid, threads in _load_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
-            kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
-            busiest_threads[host, pid] = [(kinds[tid], used) for tid, _, used in threads]
-    return busiest_threads
+def _read_activity(at: At, process: ProcessKey, begins: Source | None, spans: Source | None, ended: bool) -> Activity:
+    phase, phase_s = phases.find_current(begins, spans, at.cursor_ns)[:2] if begins is not None else ("", 0.0)
+    if ended or (begins is not None and read_exits(at).reported_until(begins) is not None):
+        phase = ""
+    return Activity(phase, phase_s, _read_busiest(at, *process))
+
+
+def _read_busiest(at: At, host: str, pid: int) -> tuple[tuple[str, float], ...]:
+    """Return (what it is, cores) of a process's busiest threads, busiest first."""
+    ticks = find_last_ticks(at.host_sources("threads", host), at.cursor_ns, at.cursor_ns - FRESH_NS)
+    for source, tick in ticks.values():
+        threads = _load_tick(source, int(tick["time_ns"][-1]), len(tick)).get(pid, [])
+        kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
+        return tuple((kinds[tid], used) for tid, _, used in threads)
+    return ()
 
 
 def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
@@ -154,23 +152,24 @@ def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple
 
 
 def _build_rank(
+    at: At,
     sample: Sample,
-    alive: bool,
-    phase: tuple[str, float, int | None],
+    ended: bool,
     highest: dict[ProcessKey, int],
-    busiest: dict[ProcessKey, list[tuple[str, float]]],
     means: dict[ProcessKey, tuple[float, float]],
 ) -> Rank:
     row = sample.row
+    begins, spans = (at.recording.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
+    if begins is not None and is_thinned_at(at, begins):
+        begins = spans = None
     cores_used, waiting_cores = means.get(sample.process_key, (float(row["cores_used"]), float(row["waiting_cores"])))
     return Rank(
         rank=int(row["rank"]),
         host=sample.host,
         pid=int(row["pid"]),
-        alive=alive,
-        phase=phase[0],
-        phase_s=phase[1],
-        step=phase[2],
+        alive=not ended and at.cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns,
+        activity=LateActivity(partial(_read_activity, at, sample.process_key, begins, spans, ended)),
+        step=phases.find_step(begins, spans, at.cursor_ns) if begins is not None else None,
         rss_bytes=int(row["rss_bytes"]),
         rss_peak_bytes=highest[sample.process_key],
         shared_bytes=_clip_unknown(row["shared_bytes"]),
@@ -178,7 +177,6 @@ def _build_rank(
         cores_used=cores_used,
         waiting_cores=waiting_cores,
         thread_count=int(row["thread_count"]),
-        busiest=tuple(busiest.get(sample.process_key, ())),
     )
 
 
