@@ -15,7 +15,7 @@ from zerotop.recording.headers import (
     parse_writer,
 )
 from zerotop.recording.memory_map import release_pages
-from zerotop.recording.record_check import TOLERANCE_NS, RecordCheck, join_rows, pass_whole
+from zerotop.recording.record_check import TOLERANCE_NS, RecordCheck, pass_whole
 from zerotop.recording.storage import Folder
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FOLDED, TABLES
@@ -134,7 +134,7 @@ class Source:
         self.resumed_ns = None
         begin = max(self._count, count - _LATE_ROWS)
         times = self._mapped_rows[max(0, begin - 1) : count][self._time_column]
-        if begin and int(times.max()) - int(times.min()) <= LONG_PAUSE_NS:  # nearly always
+        if begin and max(few := times.tolist()) - min(few) <= LONG_PAUSE_NS:  # nearly always
             return 0
         times = times.astype(np.float64)  # the difference of two integers may be too large for one
         if begin == 0:
@@ -150,8 +150,11 @@ class Source:
         return 0
 
     def _read_row(self, place: int) -> bytes:
-        begin = self.header_bytes + place * self._dtype.itemsize
-        return bytes(self._mapped_bytes[begin : begin + self._dtype.itemsize]) if place >= 0 else b""
+        return self._read_bytes(place, place + 1) if place >= 0 else b""
+
+    def _read_bytes(self, begin: int, end: int) -> bytes:
+        size = self._dtype.itemsize
+        return bytes(self._mapped_bytes[self.header_bytes + begin * size : self.header_bytes + end * size])
 
     @property
     def array(self) -> NDArray[Any]:
@@ -173,6 +176,13 @@ class Source:
     @property
     def _fresh(self) -> NDArray[Any]:
         return self._mapped_rows[self._checked_count : self._count]
+
+    def _add_whole(self, last: bytes, last_ns: int) -> None:
+        if self._damaged_count:
+            self._add_checked(None)
+            return
+        self._checked_count, self._array, self._checked_times = self._count, self._mapped_rows[: self._count], None
+        self._last_checked, self._last_ns = last, last_ns
 
     def _add_checked(self, damaged: NDArray[np.bool_] | None) -> None:
         fresh, self._checked_count = self._fresh, self._count
@@ -307,14 +317,17 @@ def check_together(sources: Iterable[Source]) -> None:
     for source in sources:
         if 0 < source._checked_count < source._count <= source._checked_count + _FEW_ROWS:
             by_dtype.setdefault((source.table, source._dtype), []).append(source)
-    for some in by_dtype.values():
+    for (_, dtype), some in by_dtype.items():
         if len(some) < _MANY_TABLES:
             continue
-        fresh = [source._fresh for source in some]
-        are_whole = pass_whole([one._check for one in some], join_rows(fresh), list(map(len, fresh)))
-        for source, is_whole in zip(some, are_whole, strict=True):
+        fresh = [source._read_bytes(source._checked_count, source._count) for source in some]
+        rows = np.frombuffer(b"".join(fresh), dtype)
+        counts = [len(data) // dtype.itemsize for data in fresh]
+        last_ns = rows[some[0]._time_column][np.cumsum(counts) - 1].tolist()
+        are_whole = pass_whole([one._check for one in some], rows, counts)
+        for source, data, time_ns, is_whole in zip(some, fresh, last_ns, are_whole, strict=True):
             if is_whole:
-                source._add_checked(None)
+                source._add_whole(data[-dtype.itemsize :], time_ns)
 
 
 def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:

@@ -18,6 +18,7 @@ from zerotop.analysis.processes.thread_kinds import read_thread_kinds
 from zerotop.recording.keys import ProcessKey
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.host_memory import read_host_memory
+from zerotop.recording.moments.moment import keep
 from zerotop.recording.moments.process_exits import read_exits
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.tables import FRESH_NS
@@ -80,10 +81,11 @@ def read_ranks(at: At, *, ended: bool) -> tuple[Rank, ...]:
 
 def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     """Return the last sample of each rank process, dead or alive, and of launchers sampled recently."""
-    tail = source.until(cursor_ns)[-_TAIL_ROWS:]
+    count = source.count_until(cursor_ns)
+    tail = source.array[max(0, count - _TAIL_ROWS) : count]
     if not len(tail):
         return []
-    rows = _find_full_tick(tail)
+    rows = _find_full_tick(tail, _SeenProcesses.read(source, count))
     if rows is None:
         rows = _find_last_rows(tail)
     times = (rows["time_ns"] + source.offset_ns).tolist()
@@ -91,14 +93,31 @@ def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     return [Sample(time_ns, source.host, row, source.period_ns) for time_ns, row in rows_and_times]
 
 
-def _find_full_tick(tail: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the last tick if it has all processes, once each."""
+class _SeenProcesses:
+    """The processes that a sampler has seen so far."""
+
+    def __init__(self) -> None:
+        self.count = 0  # records read
+        self.pids: set[int] = set()
+
+    @classmethod
+    def read(cls, source: Source, count: int) -> set[int]:
+        """Return the pids in the first ``count`` records, and perhaps those in later ones."""
+        seen = keep(source, cls)
+        if count > seen.count:
+            seen.pids.update(np.unique(source.array["pid"][seen.count : count]).tolist())
+            seen.count = count
+        return seen.pids
+
+
+def _find_full_tick(tail: NDArray[Any], seen: set[int]) -> NDArray[Any] | None:
+    """Return the last tick if it has all processes, once each; ``seen``: those in the tail, and perhaps others."""
     near = tail[-_NEAR_ROWS:]
     tick = near[near["time_ns"] == near["time_ns"][-1]]
     pids = tick["pid"].tolist()
     if len(tick) == len(near) < len(tail) or len(set(pids)) < len(pids):
         return None
-    return tick if np.isin(tail["pid"], pids).all() else None
+    return tick if seen <= set(pids) or np.isin(tail["pid"], pids).all() else None
 
 
 def _find_last_rows(tail: NDArray[Any]) -> NDArray[Any]:

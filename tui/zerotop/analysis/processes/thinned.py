@@ -15,7 +15,7 @@ _NONE = np.empty((0, 2), np.int64)
 
 def find_thinned_times(recording: Recording, source: Source) -> Ints:
     """Return the (begin, end) of the times without records of a rank's table, in unix nanoseconds, shape (n, 2)."""
-    folded = recording.find_sibling("folded", source)
+    folded = recording.find_sibling("folded", source) if recording.sources["folded"] else None
     spans = None if folded is None else recording.find_sibling("spans", source)
     if folded is None or spans is None or not len(folded.array):
         return _NONE
@@ -61,5 +61,5 @@ def mask_moments(recording: Recording, source: Source, moments: Ints) -> NDArray
 
 def find_folded_peak(at: At, source: Source, column: str) -> int:
     """Return the highest value of a column of FOLDED up to the cursor, of the rank that wrote a table; 0 without any."""
-    folded = at.find_sibling("folded", source)
+    folded = at.find_sibling("folded", source) if at.sources["folded"] else None
     return 0 if folded is None else int(folded.until(at.cursor_ns)[column].max(initial=0))

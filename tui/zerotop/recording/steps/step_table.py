@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _STEP_CODE = PHASE_CODE["step"]
 _SPANS_AT_ONCE = 16384  # so that intermediate arrays stay in the processor's cache
-_PROCESSES_AT_ONCE = 8
+_PROCESSES_AT_ONCE = 64
 
 
 class _Selection:

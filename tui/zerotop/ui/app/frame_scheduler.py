@@ -17,7 +17,8 @@ from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenStat
 if TYPE_CHECKING:
     from zerotop.ui.app.monitor import Monitor
 
-REST_FACTOR = 6.0  # a poll, or a piece of a search, is followed by a rest of this multiple of its time
+REST_FACTOR = 4.0  # a poll is followed by a rest of this multiple of its time: with many ranks frames are rarer
+SEARCH_REST_FACTOR = 6.0  # and a piece of a search before the next
 ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its time first
 
 
@@ -115,7 +116,7 @@ class FrameScheduler:
             if result.is_behind:
                 self.search_findings()
         elif result.is_behind:  # the job needs the machine, too
-            self._host.set_timer(max(0.001, REST_FACTOR * cpu_s), self.search_findings)
+            self._host.set_timer(max(0.001, SEARCH_REST_FACTOR * cpu_s), self.search_findings)
 
     # --- pictures -------------------------------------------------------------------------------------------
 
