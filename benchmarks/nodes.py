@@ -5,7 +5,10 @@ The recording of a made-up node (tests/support/growing_recording.py) at a real j
 in a process, sends them through a real nats-server to one collector. "Player" and
 "forwarder" are work that nodes do in reality.
 
-    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60] [--screen]
+    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60] [--screen] [--direct]
+
+``--direct``: all nodes are played into the recording that is watched, without forwarders, server and collector, for the
+screen's own part of the age where this machine is too small for all of them.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ def main() -> None:
     parser.add_argument("--hertz", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--screen", action="store_true", help="watch on a terminal, too")
+    parser.add_argument("--direct", action="store_true", help="without sending anything")
     options = parser.parse_args()
     warm_s = _WARM_S + options.nodes * _WARM_NODE_S
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name), monitored=True) as server:
@@ -73,7 +77,7 @@ def _measure(
     running: list[subprocess.Popen[bytes]],
     warm_s: float,
 ) -> None:
-    target = folder / "collected"
+    target = folder / played_nodes.COLLECTED
     hosts = [f"node{number:03}" for number in range(options.nodes)]
     watched = _start_programs(options, folder, template, server, running)
     begin, screen, seen = time.monotonic(), None, list[tuple[int, int]]()
@@ -96,7 +100,8 @@ def _measure(
         share = (sum(map(_read_cpu_s, pids)) - cpu[name]) / seconds / (options.nodes if name == "forwarder" else 1)
         memory = max(psutil.Process(pid).memory_info().rss for pid in pids) / 1e6
         costs.append(f"{name}: {share:.1%} of a core, {memory:.0f} MB")
-    costs.append(f"each node sends {(_read_server_bytes(server) - sent) * 8 / 1e6 / seconds / options.nodes:.2f} Mbit/s")
+    if not options.direct:
+        costs.append(f"each node sends {(_read_server_bytes(server) - sent) * 8 / 1e6 / seconds / options.nodes:.2f} Mbit/s")
     if screen is not None:
         screen.type_keys(str(SCREENS.index("output") + 1).encode())  # many ranks leave no room for it on Live
         begin = time.monotonic()
@@ -122,11 +127,15 @@ def _start_programs(
     running: list[subprocess.Popen[bytes]],
 ) -> dict[str, list[int]]:
     """Start all but the screen; return the processes of each kind."""
-    environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
-    collected = ["--job", played_nodes.JOB, "--headless", "--recording", str(folder / "collected")]
-    collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
     program = [sys.executable, played_nodes.__file__]
-    player = subprocess.Popen([*program, "play", str(template), str(folder), str(options.nodes)])
+    play = [*program, "play", str(template), str(folder), str(options.nodes)]
+    if options.direct:
+        running.append(subprocess.Popen([*play, "together"]))
+        return {"player": [running[-1].pid]}
+    environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
+    collected = ["--job", played_nodes.JOB, "--headless", "--recording", str(folder / played_nodes.COLLECTED)]
+    collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
+    player = subprocess.Popen(play)
     running += [collector, player]
     while len(list(folder.glob(f"node*/{GPUS.name}-*"))) < options.nodes:
         time.sleep(0.1)
@@ -148,11 +157,12 @@ def _look_at_ages(folder: Path, hosts: list[str], seconds: float) -> dict[str, l
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for host in hosts:
-            newest_ns = _read_newest(folder / "collected", host)
+            newest_ns = _read_newest(folder / played_nodes.COLLECTED, host)
             ages.append((time.monotonic_ns() - newest_ns) / 1e9)
-            behind.append(max(0.0, (_read_newest(folder / host, host) - newest_ns) / 1e9))
+            if (folder / host).exists():
+                behind.append(max(0.0, (_read_newest(folder / host, host) - newest_ns) / 1e9))
             time.sleep(_LOOK_S)
-    return {"age on the collector": ages, "of it behind the node's file": behind}
+    return {"age on the collector": ages} | ({"of it behind the node's file": behind} if behind else {})
 
 
 def _watch(screen: Terminal, seen: list[tuple[int, int]]) -> None:

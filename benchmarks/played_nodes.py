@@ -1,10 +1,11 @@
 """Plays a recording of one node as those of many nodes, at its own pace: their ranks cost nothing but the writes.
 
-    python played_nodes.py play TEMPLATE FOLDER NODES
+    python played_nodes.py play TEMPLATE FOLDER NODES [together]
     ZEROTOP_TOKEN=... python played_nodes.py send FOLDER URL FIRST LAST     # the forwarders of some of them, in one process
 
 ``TEMPLATE`` was made by ``record_template``. Each node gets a folder ``nodeNNN``, host name, ranks and processes of its
-own, and its times are those of the playing. The first node alone has the job's output.
+own, and its times are those of the playing; ``together`` all of them write into ``collected``, as a collector does. The
+first node alone has the job's output.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import time
@@ -118,27 +120,28 @@ def _name_file(name: str, host: str, first: int) -> str:
 
 
 class _Player:
-    def __init__(self, folder: Path, nodes: int, ranks: int, later_ns: int) -> None:
+    def __init__(self, folder: Path, nodes: int, ranks: int, later_ns: int, *, together: bool) -> None:
         self._hosts = [(f"node{number:03}", number * ranks) for number in range(nodes)]
-        self._folder, self._later_ns = folder, later_ns
+        self._folders = {host: folder / (COLLECTED if together else host) for host, _ in self._hosts}
+        self._later_ns = later_ns
         self._own = Identity.for_this_process("node")
         self._files: dict[str, tuple[_PlayedFile, list[Any]]] = {}
-        for host, _ in self._hosts:
-            (folder / host).mkdir()
+        for own in set(self._folders.values()):
+            own.mkdir()
 
     def write(self, name: str, data: bytes) -> None:
         """Write a piece of a file for each node."""
         hosts = self._hosts[:1] if name.startswith("output") else self._hosts
         if name == "session.json":
-            for host, first in hosts:
-                (self._folder / host / name).write_text(self._adapt(data, host, first))
+            for host, first in hosts[::-1]:  # together: the first one's
+                (self._folders[host] / name).write_text(self._adapt(data, host, first))
             return
         is_new = name not in self._files
         played, files = self._files.setdefault(name, (_PlayedFile(name), []))
         piece = played.take_piece(data, self._later_ns)
         for place, (host, first) in enumerate(hosts):
             if is_new:
-                files.append((self._folder / host / _name_file(name, host, first)).open("ab", buffering=0))
+                files.append((self._folders[host] / _name_file(name, host, first)).open("ab", buffering=0))
                 header = self._adapt(played.header, host, first).encode() if played.header else b""
                 files[place].write(segments.pad_header(header) if name.endswith(".rec") else header and header + b"\n")
             files[place].write(self._build_piece(name, piece, host, first))
@@ -157,12 +160,12 @@ class _Player:
         return json.dumps(_adapt(json.loads(line), host, first, self._later_ns, self._own))
 
 
-def play(template: Path, folder: Path, nodes: int) -> None:
+def play(template: Path, folder: Path, nodes: int, *, together: bool) -> None:
     """Play to the end of the template."""
     ticks: list[tuple[int, dict[str, bytes]]] = pickle.loads(template.read_bytes())
     ranks = len({name.split("-")[1] for _, tick in ticks for name in tick if "-rank" in name})
     later_ns = time.monotonic_ns() + 2_000_000_000 - ticks[0][0]
-    player = _Player(folder, nodes, ranks, later_ns)
+    player = _Player(folder, nodes, ranks, later_ns, together=together)
     for at_ns, tick in ticks:
         time.sleep(max(0.0, (at_ns + later_ns - time.monotonic_ns()) / 1e9))
         for name, data in tick.items():
@@ -170,6 +173,7 @@ def play(template: Path, folder: Path, nodes: int) -> None:
 
 
 JOB = "bench"
+COLLECTED = "collected"
 
 
 class _EndlessJob:
@@ -194,7 +198,9 @@ async def send(folder: Path, url: str, hosts: list[str]) -> None:
 def main() -> None:
     verb, *words = sys.argv[1:]
     if verb == "play":
-        play(Path(words[0]), Path(words[1]), int(words[2]))
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        play(Path(words[0]), Path(words[1]), int(words[2]), together=words[3:] == ["together"])
     else:
         hosts = [f"node{number:03}" for number in range(int(words[2]), int(words[3]))]
         asyncio.run(send(Path(words[0]), words[1], hosts))

@@ -12,7 +12,7 @@ import pytest
 from changed_recordings import open_with_nodes
 from drawn_rows import read_texts
 from played_source import PlayedSource
-from zerotop.analysis.live_view import Inferred, JobState, LiveView
+from zerotop.analysis.live_view import Activity, Inferred, JobState, LateActivity, LiveView
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.bars.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
@@ -269,7 +269,7 @@ def test_a_rank_that_ended_well_is_muted() -> None:
     assert ("ended".ljust(12), "muted") in draw_cpu(view, 60, 3, BLOCKS)[1]
     failed = replace(view, job=replace(view.job, exit_code=1))
     assert ("exited".ljust(12), "alert") in draw_cpu(failed, 60, 3, BLOCKS)[1]
-    silent = replace(failed, ranks=tuple(replace(rank, phase="") for rank in failed.ranks))
+    silent = replace(failed, ranks=tuple(replace(rank, activity=LateActivity(Activity)) for rank in failed.ranks))
     assert ("exited".ljust(12), "alert") in draw_cpu(silent, 60, 3, BLOCKS)[1]
 
 
@@ -445,7 +445,7 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
 
 def test_ranks_watched_from_outside_have_no_phase() -> None:
     view = view_at("story", 64.0)
-    unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
+    unseen = [replace(rank, activity=LateActivity(Activity)) for rank in view.ranks]
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
     rows = read_texts(draw_cpu(outside, 120, 12, BLOCKS))
     assert not any("starting" in row or " now " in row for row in rows)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.live_view import History, Rank
+from zerotop.analysis.live_view import Activity, History, LateActivity, Rank
 from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
 
 GIB = 1 << 30
-RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, ())
+RANK = Rank(0, "node1", 100, True, LateActivity(Activity), None, 0, 0, 0, 0, 0.0, 0.0, 0)
 
 
 def history_at(histories: Histories, seconds: float) -> History:

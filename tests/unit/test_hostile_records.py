@@ -8,21 +8,27 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 
 import recordings
 from fuzzing import visit_screens
-from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, begin_earlier, list_values, write_changed
+from hostile_records import DAY_NS, TIMES, YEAR_NS, Change, Rows, begin_earlier, list_values, write_changed
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.cli import main
+from zerotop.recording import table_files
 from zerotop.recording.reader import Recording
+from zerotop.recording.record_check import RecordCheck
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.writer import RecordWriter
 
 NAMES = ("cpu-slow", "z2-oom", "x2-zero3", "held-long")
 SLACK_S = 3.0
 MOST_BYTES = 100 << 20
+RANKS = 10
 
 
 def choose_times(table: tables.Table) -> Iterable[Change]:
@@ -79,6 +85,54 @@ def test_impossible_records_change_nothing_that_is_printed(
     assert kept <= (choose is choose_values)
     assert folders[1].damaged_records == added - kept
     assert folders[0].last_written_ns == folders[1].last_written_ns
+
+
+def read_in_pieces(folder: Path, table: tables.Table, pieces: Iterable[list[Rows]]) -> Recording:
+    """Read tables of many ranks, each of which gets a piece after the other."""
+    folder.mkdir()
+    writers = [write_table(folder, table, make_identity(rank)) for rank in range(RANKS)]
+    recording = read_recording(folder)
+    for piece in pieces:
+        for writer, rows in zip(writers, piece, strict=True):
+            for row in rows.tolist():
+                writer.write(*row)
+        recording.refresh()
+    for writer in writers:
+        writer.close()
+    return recording
+
+
+@pytest.mark.parametrize("name", [*tables.TABLES])
+def test_records_that_are_checked_together_are_found_as_one_by_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tables.TABLES[name]
+    dtype = np.dtype([tuple(field) for field in table.dtype])
+    times = {"begin_ns": S - 1, table.time_column: S}
+    fields: dict[str, Any] = {key: value for key, value in times.items() if key in (dtype.names or ())}
+    row = make_record(table, **fields)
+    whole = np.array([row] * 8, dtype)
+    for column in times.keys() & set(dtype.names or ()):
+        whole[column] += np.arange(8) * S // 10
+    changes: list[Change] = [*TIMES.values(), *(change for _, change in list_values(table)), partial(begin_earlier, DAY_NS)]
+    for number, change in enumerate(changes):
+        place, added = change(whole[4:], table.time_column)
+        damaged = np.insert(whole[4:], [place + 1] * len(added), added)
+        pieces = [[whole[:4]] * RANKS, [*[whole[4:]] * (RANKS - 1), damaged]]
+        find_damaged: Any = mock.create_autospec(RecordCheck.find_damaged, side_effect=RecordCheck.find_damaged)
+        monkeypatch.setattr(RecordCheck, "find_damaged", find_damaged)
+        together = read_in_pieces(tmp_path / f"{number}-together", table, pieces)
+        assert find_damaged.call_count <= 3 * RANKS // 2 or table in (
+            tables.OUTPUT,
+            tables.HOSTS,
+        )  # the first ones, and the damaged
+        monkeypatch.setattr(table_files, "_MANY_TABLES", RANKS + 1)
+        alone = read_in_pieces(tmp_path / f"{number}-alone", table, pieces)
+        monkeypatch.undo()
+        arrays = [[source.array.tobytes() for source in one.sources[name]] for one in (together, alone)]
+        assert arrays[0] == arrays[1]
+        assert together.damaged_records == alone.damaged_records
+        assert together.last_written_ns == alone.last_written_ns
 
 
 async def test_screens_of_a_recording_with_impossible_records(tmp_path: Path) -> None:

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.views import iterations
+from zerotop.analysis.views.iterations import IterationTable
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.restarts import AttemptMember
+from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import JobEnded, RankGone
 from zerotop_probe.recording.tables import BOUNDARY
@@ -218,3 +223,28 @@ def test_steps_that_were_not_recorded_are_left_out(growing_job: Job) -> None:
     one.end_process(3)
     late.finish_step(6, 7)
     assert [step for step, _ in list_iterations(growing_job.open_source(), 9)] == [40, 70]
+
+
+@given(st.data())
+def test_a_few_steps_of_many_ranks_are_joined_at_once_as_one_by_one(data: st.DataObject) -> None:
+    ranks, count = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 4))
+    members = []
+    for rank in range(ranks):
+        rows = np.zeros(count + 2, STEP_DTYPE)
+        rows["rank"], rows["step"] = rank, np.arange(count + 2)
+        for column, values in (
+            ("iteration_s", st.sampled_from([np.nan, 0.0, 0.5, 1.0])),
+            ("tokens", st.integers(-1, 3)),
+            ("counted", st.booleans()),
+            ("end_unix_ns", st.integers(0, 9)),
+        ):
+            rows[column] = data.draw(st.lists(values, min_size=count + 2, max_size=count + 2))
+        members.append(AttemptMember(rows, None))
+    tables = [IterationTable(), IterationTable()]
+    with pytest.MonkeyPatch.context() as patch:
+        for most, table in zip((64, 0), tables, strict=True):
+            patch.setattr(iterations, "_FEW_STEPS", most)
+            table.extend([members])
+    assert tables[0].rows.tobytes() == tables[1].rows.tobytes()
+    assert tables[0].token_counts.tolist() == tables[1].token_counts.tolist()
+    assert tables[0].known_ns.tolist() == tables[1].known_ns.tolist()

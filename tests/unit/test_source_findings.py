@@ -1,13 +1,17 @@
 """When findings are searched for: when something has changed, and seldom."""
 
+import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import recordings
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.views import finding_search as module
 from zerotop.analysis.views.finding_search import Findings
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -87,6 +91,7 @@ def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
 
 def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "_PIECE", 1)
+    monkeypatch.setattr(detection, "_PIECE_OF_RANK", 1)
     spans = [make_span(second, second + 0.5, "forward", second) for second in range(1, 20)]
     writer = write_table(tmp_path, SPANS, make_identity(0), *spans)
     recording = read_recording(tmp_path)
@@ -98,3 +103,25 @@ def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: p
         recording.refresh()
     writer.close()
     assert pieces > 2
+
+
+def test_a_search_of_many_ranks_rests_between_detectors(tmp_path: Path) -> None:
+    """What was found counts when all have looked: a later detector's finding may take the place of an earlier one's."""
+    write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=S)).close()
+    recording = read_recording(tmp_path)
+    asked: list[int] = []
+
+    def look(number: int, evidence: Evidence) -> Iterable[Finding]:
+        asked.append(number)
+        time.sleep(0.01)
+        yield Finding("seen", number, number, number, None, (), Severity.WARNING, 1.0, f"{number}")
+
+    searching = detection.Detection(recording, [partial(look, number) for number in range(3)])
+    told = []
+    for _ in range(3):
+        assert searching.is_behind
+        told.append(searching.search_piece(recording.last_written_ns, 0.001))
+    assert (asked, told, searching.is_behind) == ([0, 1, 2], [False, False, True], False)
+    assert [finding.headline for finding in searching.ordered_findings] == ["0", "1", "2"]
+    assert not searching.update()
+    assert len(asked) == 3

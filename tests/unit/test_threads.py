@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
-from zerotop.analysis.live_view import Rank
+from zerotop.analysis.live_view import Activity, LateActivity, Rank
 from zerotop.analysis.processes.cores import parse_cores
 from zerotop.analysis.processes.thread_kinds import MAIN, OPENMP, POOL, UNNAMED
 from zerotop.analysis.ranks.affinity import Affinities
@@ -170,7 +170,7 @@ def test_without_threads_it_says_so(tmp_path: Path) -> None:
 def make_ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
     """Of (rank, cores used, waiting)."""
     return [
-        Rank(rank, host, 100 + rank, True, "step", 0.0, 0, 1, 1, 0, 0, used, waiting, 20, ())
+        Rank(rank, host, 100 + rank, True, LateActivity(Activity), 0, 1, 1, 0, 0, used, waiting, 20)
         for rank, used, waiting in facts
     ]
 

@@ -6,9 +6,11 @@ not zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +101,34 @@ class Gpu:
         return max(0, self.used_bytes - (self.reserved_bytes or 0))
 
 
+class Activity(NamedTuple):
+    """What a rank does at the cursor."""
+
+    phase: str = ""  # a name of PHASES, "" before the engine exists
+    phase_s: float = 0.0  # seconds in that phase so far
+    busiest: tuple[tuple[str, float], ...] = ()  # (thread name, cores), busiest first
+
+
+class LateActivity:
+    """Is read when it is asked for: of a thousand ranks a screen shows a few."""
+
+    def __init__(self, read: Callable[[], Activity]) -> None:
+        self._read = read
+
+    @cached_property
+    def value(self) -> Activity:
+        return self._read()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LateActivity) and self.value == other.value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One rank process on the host."""
@@ -107,8 +137,7 @@ class Rank:
     host: str
     pid: int
     alive: bool
-    phase: str  # a name of PHASES, "" before the engine exists
-    phase_s: float  # seconds in that phase so far
+    activity: LateActivity
     step: int | None
     rss_bytes: int
     rss_peak_bytes: int  # highest sampled up to the cursor
@@ -117,7 +146,21 @@ class Rank:
     cores_used: float  # mean over the window of processes/recent_means.py
     waiting_cores: float  # threads that were ready to run but had no core, likewise
     thread_count: int
-    busiest: tuple[tuple[str, float], ...]  # (thread name, cores), busiest first
+
+    @property
+    def phase(self) -> str:
+        """The innermost phase, a name of PHASES; "" before the engine exists."""
+        return self.activity.value.phase
+
+    @property
+    def phase_s(self) -> float:
+        """Seconds in that phase so far."""
+        return self.activity.value.phase_s
+
+    @property
+    def busiest(self) -> tuple[tuple[str, float], ...]:
+        """What its threads are and the cores that they use, busiest first."""
+        return self.activity.value.busiest
 
     @property
     def runnable_threads(self) -> float:

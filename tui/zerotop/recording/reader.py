@@ -22,12 +22,12 @@ from zerotop.recording.moments.at import At, Moments
 from zerotop.recording.packed.packing import SUFFIX, unpack_files
 from zerotop.recording.recording_info import load_info
 from zerotop.recording.storage import Directory, Folder, UnpackedFolder, read_first_line
-from zerotop.recording.table_files import Source
+from zerotop.recording.table_files import Source, check_together
 from zerotop_probe.recording import events, segments
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.segments import parse_name
-from zerotop_probe.recording.tables import TABLES
+from zerotop_probe.recording.tables import PROBE, TABLES
 
 __all__ = ["Event", "Recording", "RecordingError", "Source"]
 
@@ -43,6 +43,7 @@ _MAX_TRIES = 5
 # A job may go on for long without its samplers.
 _LATEST_EVENT_NS = 30 * 86_400 * 10**9
 _CONTROL_EVENTS = "events-control-"
+_MANY_SOURCES, _RARE_REFRESHES = 1_000, 4
 # Tables of one kind by one process, which begins a new one each time that the probe is injected into it again.
 _MOST_OF_PROCESS = 200
 
@@ -76,6 +77,7 @@ class Recording:
         self.last_written_ns = self.begin_ns
         """Unix time of the last record or event."""
         self._is_opened = False
+        self._refreshes = 0
         keep_freed_memory()
         self.refresh()
         self._is_opened = True
@@ -120,17 +122,29 @@ class Recording:
             except RecordingError as error:
                 self._refuse_newer(error)
         sources = [*chain.from_iterable(self.sources.values())]
+        grown = [source for source in self._choose_due(sources) if source.refresh()]
         for source in sources:
-            if source.refresh():
-                new = True
-                self._update_last_written(source)
             if source.is_cut:
                 raise RecordingError(f"{source.path} was cut short while it was read: open the recording again.")
+        check_together(grown)
+        for source in grown:
+            self._update_last_written(source)
         self._add_new_events(fresh)
+        new |= bool(grown)
         new |= self._admit_records(sources) or bool(fresh)
         if new:
             self._moments.forget()
         return new
+
+    def _choose_due(self, sources: Sequence[Source]) -> Sequence[Source]:
+        """Return the tables to read now: of very many, each with the probe's own cost only in one of some refreshes."""
+        self._refreshes += 1
+        if not self._is_opened or len(sources) < _MANY_SOURCES:
+            return sources
+        turn = self._refreshes % _RARE_REFRESHES
+        return [
+            source for number, source in enumerate(sources) if source.table != PROBE.name or number % _RARE_REFRESHES == turn
+        ]
 
     def at(self, cursor_ns: int | None = None) -> At:
         """Return the recording at a moment in unix time, or at its end: the same object until more is read."""

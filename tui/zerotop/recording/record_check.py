@@ -7,6 +7,7 @@ of a gigabyte of records takes 0.1 s, and all values as long again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +113,41 @@ class RecordCheck:
             kept = np.flatnonzero(~damaged)
             damaged[kept[_find_unordered(times[kept], self._newest_ns)[0]]] = True
         return damaged
+
+
+def pass_whole(checks: Sequence[RecordCheck], rows: Rows, counts: Sequence[int]) -> list[bool]:
+    """Return of which files of one table the next records are certainly whole, so that they need not be passed again.
+
+    ``rows``: the next records of all files, ``counts`` of each. A refresh brings a few of each of a thousand ranks: one
+    file after the other takes ten times as long.
+    """
+    limits, time_column = checks[0]._limits, checks[0]._table.time_column
+    if checks[0]._table is OUTPUT or not all(one._last is not None for one in checks):
+        return [False] * len(checks)
+    before = join_rows([one._last for one in checks if one._last is not None])
+    suspects = limits.find_suspects(rows, before.repeat(counts))
+    if suspects is None:
+        return [False] * len(checks)
+    times = np.ascontiguousarray(rows[time_column])
+    bounds = np.array([(one._lowest_ns, one._highest_ns, one._newest_ns, one._lowest_begin_ns) for one in checks])
+    lowest_ns, highest_ns, newest_ns, lowest_begin_ns = bounds.T
+    if "begin_ns" in (rows.dtype.names or ()):
+        suspects |= (rows["begin_ns"] > times) | (rows["begin_ns"] < lowest_begin_ns.repeat(counts))
+    begins = np.cumsum(counts, dtype=np.int64) - np.array(counts)
+    oldest_ns, latest_ns = np.minimum.reduceat(times, begins), np.maximum.reduceat(times, begins)
+    newest_ns = np.maximum(newest_ns, latest_ns)
+    are_whole = (oldest_ns >= np.maximum(lowest_ns, 1)) & (latest_ns <= highest_ns) & (oldest_ns >= newest_ns - TOLERANCE_NS)
+    are_whole &= ~np.logical_or.reduceat(suspects, begins)
+    for one, begin, count, newest, is_whole in zip(checks, begins, counts, newest_ns.tolist(), are_whole, strict=True):
+        if is_whole:
+            one._newest_ns, one._last = newest, rows[begin + count - 1 : begin + count].copy()
+    found: list[bool] = are_whole.tolist()
+    return found
+
+
+def join_rows(pieces: Sequence[Rows]) -> Rows:
+    """Return records of one dtype in one array; np.concatenate copies field by field, which takes thirty times longer."""
+    return np.frombuffer(b"".join([piece.tobytes() for piece in pieces]), pieces[0].dtype)
 
 
 def _is_ordered(times: NDArray[np.int64]) -> bool:

@@ -128,7 +128,7 @@ class Directory:
         status = os.lstat(self._prefix + name)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", name)
-        return _check_holes(status)
+        return status if status.st_size <= _MAX_SPARSE_BYTES else _check_holes(status)
 
 
 def _find_cut(mapped: MappedFiles, header_bytes: int, record_bytes: int) -> list[str]:

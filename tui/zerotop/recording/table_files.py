@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from zerotop.recording.headers import (
     parse_writer,
 )
 from zerotop.recording.memory_map import release_pages
-from zerotop.recording.record_check import TOLERANCE_NS, RecordCheck
+from zerotop.recording.record_check import TOLERANCE_NS, RecordCheck, pass_whole
 from zerotop.recording.storage import Folder
 from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import FOLDED, TABLES
@@ -27,6 +28,8 @@ _LATE_ROWS = 256  # so many records are searched for a pause
 _MANY_TIMES, _LONG_ENOUGH_NS = 5, 10**9  # of records after a pause, for a table that goes on
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
 _TAIL_ROWS = 1024  # except for this many at the end
+_MANY_TABLES = 8  # tables with few new records each are checked together: so many tables,
+_FEW_ROWS = 256  # so few records
 
 
 class Source:
@@ -73,8 +76,8 @@ class Source:
         self._is_tail_whole = False  # and whether those were whole
         self._checked_count = 0  # records that were checked,
         self._last_checked = b""  # the last of these,
-        self._array: NDArray[Any] = self._mapped_rows  # and those of them that are whole
-        self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
+        self._array: NDArray[Any] = self._mapped_rows  # those of them that are whole,
+        self._checked_times: NDArray[np.int64] | None = None  # and their times, once they were asked for
         self._check = self._make_check()
         self._last_ns: int | None = None  # the last time, once it was read
         self.kept: dict[Any, Any] = {}
@@ -130,8 +133,10 @@ class Source:
         """Return how many of the last of ``count`` records are later than all before them by a long pause."""
         self.resumed_ns = None
         begin = max(self._count, count - _LATE_ROWS)
-        # As floats: the difference of two integers may be too large for one.
-        times = self._mapped_rows[max(0, begin - 1) : count][self._time_column].astype(np.float64)
+        times = self._mapped_rows[max(0, begin - 1) : count][self._time_column]
+        if begin and max(few := times.tolist()) - min(few) <= LONG_PAUSE_NS:  # nearly always
+            return 0
+        times = times.astype(np.float64)  # the difference of two integers may be too large for one
         if begin == 0:
             times = np.concatenate(([float(self.created_ns - self.offset_ns)], times))
         for place in (np.diff(times) > LONG_PAUSE_NS).nonzero()[0].tolist():
@@ -145,7 +150,11 @@ class Source:
         return 0
 
     def _read_row(self, place: int) -> bytes:
-        return self._mapped_rows[place].tobytes() if place >= 0 else b""
+        return self._read_bytes(place, place + 1) if place >= 0 else b""
+
+    def _read_bytes(self, begin: int, end: int) -> bytes:
+        size = self._dtype.itemsize
+        return bytes(self._mapped_bytes[self.header_bytes + begin * size : self.header_bytes + end * size])
 
     @property
     def array(self) -> NDArray[Any]:
@@ -156,21 +165,34 @@ class Source:
 
     @property
     def _times(self) -> NDArray[np.int64]:
-        if self._checked_count < self._count:
-            self._check_records()
+        array = self.array
+        if self._checked_times is None:
+            self._checked_times = array[self._time_column]
         return self._checked_times
 
     def _check_records(self) -> None:
-        fresh = self._mapped_rows[self._checked_count : self._count]
-        damaged = self._check.find_damaged(fresh)
-        self._checked_count = self._count
+        self._add_checked(self._check.find_damaged(self._fresh))
+
+    @property
+    def _fresh(self) -> NDArray[Any]:
+        return self._mapped_rows[self._checked_count : self._count]
+
+    def _add_whole(self, last: bytes, last_ns: int) -> None:
+        if self._damaged_count:
+            self._add_checked(None)
+            return
+        self._checked_count, self._array, self._checked_times = self._count, self._mapped_rows[: self._count], None
+        self._last_checked, self._last_ns = last, last_ns
+
+    def _add_checked(self, damaged: NDArray[np.bool_] | None) -> None:
+        fresh, self._checked_count = self._fresh, self._count
         if damaged is None and not self._damaged_count:
             self._array = self._mapped_rows[: self._count]
         else:
             whole = fresh if damaged is None else fresh[~damaged]
             self._damaged_count += len(fresh) - len(whole)
             self._array = np.concatenate([self._array, whole])
-        self._checked_times, self._last_ns = self._array[self._time_column], None
+        self._checked_times = self._last_ns = None
         self._last_checked = self._read_row(self._checked_count - 1)
 
     def release_memory(self) -> None:
@@ -187,8 +209,11 @@ class Source:
 
     def count_until(self, cursor_ns: int) -> int:
         """Return the number of records written up to the cursor (unix time): the length of a prefix of :attr:`array`."""
+        own_ns = cursor_ns - self.offset_ns
+        if self._last_ns is not None and own_ns >= self._last_ns and self._checked_count == self._count:
+            return len(self._array)
         times = self._times
-        own_ns, end = cursor_ns - self.offset_ns, len(times)
+        end = len(times)
         if not end:
             return 0
         if self._last_ns is None:
@@ -284,6 +309,25 @@ class Source:
         if self._last_ns is None and len(times):
             self._last_ns = int(times[-1])
         return None if self._last_ns is None else self._last_ns + self.offset_ns
+
+
+def check_together(sources: Iterable[Source]) -> None:
+    """Check the new records of tables that have few of them each."""
+    by_dtype: dict[tuple[str, np.dtype[Any]], list[Source]] = {}
+    for source in sources:
+        if 0 < source._checked_count < source._count <= source._checked_count + _FEW_ROWS:
+            by_dtype.setdefault((source.table, source._dtype), []).append(source)
+    for (_, dtype), some in by_dtype.items():
+        if len(some) < _MANY_TABLES:
+            continue
+        fresh = [source._read_bytes(source._checked_count, source._count) for source in some]
+        rows = np.frombuffer(b"".join(fresh), dtype)
+        counts = [len(data) // dtype.itemsize for data in fresh]
+        last_ns = rows[some[0]._time_column][np.cumsum(counts) - 1].tolist()
+        are_whole = pass_whole([one._check for one in some], rows, counts)
+        for source, data, time_ns, is_whole in zip(some, fresh, last_ns, are_whole, strict=True):
+            if is_whole:
+                source._add_whole(data[-dtype.itemsize :], time_ns)
 
 
 def _build_dtype(header: dict[str, Any], name: str) -> np.dtype[Any]:

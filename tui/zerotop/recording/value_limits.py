@@ -72,24 +72,43 @@ class ValueLimits:
 
     def find_impossible(self, rows: Rows, before: Rows) -> Mask:
         """Return which records, shape (n,), have an impossible value. ``before``: the record before them, if any."""
-        impossible = np.zeros(len(rows), np.bool_)
         combined = _combine_bits(rows)
+        impossible = self._find_outside(rows, combined)
+        if self._fastest:
+            self._find_jumps(rows, before, impossible, combined)
+        if self._has_steps:
+            _find_lone_steps(rows, before, impossible)
+        return impossible
+
+    def find_suspects(self, rows: Rows, before: Rows) -> Mask | None:
+        """Return which records of any files may have an impossible value, all others are possible; None if any may.
+
+        ``before``: for each record, one record from before it in its file.
+        """
+        if not self._fastest.keys().isdisjoint(_COUNTERS):
+            return None
+        suspects = self._find_outside(rows, _combine_bits(rows))
+        for name in self._fastest.keys() & set(rows.dtype.names or ()):
+            suspects |= rows[name] > self._fastest[name] * _SLACK_S
+        if self._has_steps:
+            suspects |= np.abs(rows["step"].astype(np.int64) - before["step"]) > _LONE_STEPS
+        return suspects
+
+    def _find_outside(self, rows: Rows, combined: dict[str, Any]) -> Mask:
+        """Return which records have a value that no record can have. ``combined``: the bits of all of them by column."""
+        outside = np.zeros(len(rows), np.bool_)
         for name, highest in self._highest.items():
             if 0 <= combined.get(name, 0) <= highest:
                 continue
             values = rows[name]
             lowest = -highest if name.endswith(_MAY_BE_NEGATIVE) else UNKNOWN
             if not (np.fmax.reduce(values) <= highest and np.fmin.reduce(values) >= lowest):  # or all are NaN
-                impossible |= (values > highest) | (values < lowest)
-        if self._fastest:
-            self._find_jumps(rows, before, impossible, combined)
-        if self._has_steps:
-            _find_lone_steps(rows, before, impossible)
+                outside |= (values > highest) | (values < lowest)
         if {"used_bytes", "total_bytes"} <= combined.keys():
             above = rows["used_bytes"] > rows["total_bytes"]
             if above.any():
-                impossible |= above & (rows["total_bytes"] > 0)
-        return impossible
+                outside |= above & (rows["total_bytes"] > 0)
+        return outside
 
     def _find_jumps(self, rows: Rows, before: Rows, impossible: Mask, combined: dict[str, Any]) -> None:
         """Add the records whose memory or counters rise faster than any machine's, or whose counters fall."""

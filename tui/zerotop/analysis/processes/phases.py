@@ -48,6 +48,23 @@ def find_current(begins: Source, spans: Source | None, cursor_ns: int) -> tuple[
     return find_phase_name(OTHER), (now - latest_ns) / 1e9, step
 
 
+def find_step(begins: Source, spans: Source | None, cursor_ns: int) -> int | None:
+    """Return the step that :func:`find_current` returns, nearly always without looking for the phase."""
+    count = begins.count_until(cursor_ns)
+    if not count:
+        return None
+    last = begins.array[count - 1]
+    ended = spans.count_until(cursor_ns) if spans is not None else 0
+    if (
+        spans is not None
+        and ended
+        and (span := spans.array[ended - 1])["flags"] & COUNTED
+        and span["end_ns"] >= last["time_ns"]
+    ):
+        return find_current(begins, spans, cursor_ns)[2]
+    return int(last["step"])
+
+
 def find_phase_name(phase: int) -> str:
     """Return the name of a phase code; codes of newer versions are OTHER, that of NOT_YET is empty."""
     if phase < 0:

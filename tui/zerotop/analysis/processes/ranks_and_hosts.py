@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.live_view import Host, Rank
+from zerotop.analysis.live_view import Activity, Host, LateActivity, Rank
 from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import find_peaks
@@ -17,6 +18,7 @@ from zerotop.analysis.processes.thread_kinds import read_thread_kinds
 from zerotop.recording.keys import ProcessKey
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.host_memory import read_host_memory
+from zerotop.recording.moments.moment import keep
 from zerotop.recording.moments.process_exits import read_exits
 from zerotop.recording.reader import Source
 from zerotop_probe.recording.tables import FRESH_NS
@@ -70,28 +72,20 @@ def read_ranks(at: At, *, ended: bool) -> tuple[Rank, ...]:
         recent = compute_process_means(source, find_window(at, source.host))
         means |= {(source.host, pid): values for pid, values in recent.items()}
         _raise_peaks(highest, source, at.cursor_ns)
-    busiest, exits = _read_busiest(at), read_exits(at)
-    ranks: dict[tuple[str, int], Rank] = {}
     # After a restart the last process of a rank is shown.
-    for sample in sorted(samples, key=lambda sample: sample.time_ns):
-        begins, spans = (at.recording.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
-        phase: tuple[str, float, int | None] = ("", 0.0, None)
-        if begins is not None and not is_thinned_at(at, begins):
-            phase = phases.find_current(begins, spans, at.cursor_ns)
-        alive = not ended and at.cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
-        silent = ended or (begins is not None and exits.reported_until(begins) is not None)
-        rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest, means)
-        ranks[sample.host, rank.rank] = rank
-    known = [rank for rank in ranks.values() if rank.rank >= 0]
-    return tuple(sorted(known or ranks.values(), key=lambda rank: rank.rank))
+    latest = {(one.host, int(one.row["rank"])): one for one in sorted(samples, key=lambda sample: sample.time_ns)}
+    known = [sample for (_, rank), sample in latest.items() if rank >= 0]
+    ranks = [_build_rank(at, sample, ended, highest, means) for sample in known or latest.values()]
+    return tuple(sorted(ranks, key=lambda rank: rank.rank))
 
 
 def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     """Return the last sample of each rank process, dead or alive, and of launchers sampled recently."""
-    tail = source.until(cursor_ns)[-_TAIL_ROWS:]
+    count = source.count_until(cursor_ns)
+    tail = source.array[max(0, count - _TAIL_ROWS) : count]
     if not len(tail):
         return []
-    rows = _find_full_tick(tail)
+    rows = _find_full_tick(tail, _SeenProcesses.read(source, count))
     if rows is None:
         rows = _find_last_rows(tail)
     times = (rows["time_ns"] + source.offset_ns).tolist()
@@ -99,14 +93,31 @@ def _read_last_samples(source: Source, cursor_ns: int) -> list[Sample]:
     return [Sample(time_ns, source.host, row, source.period_ns) for time_ns, row in rows_and_times]
 
 
-def _find_full_tick(tail: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the last tick if it has all processes, once each."""
+class _SeenProcesses:
+    """The processes that a sampler has seen so far."""
+
+    def __init__(self) -> None:
+        self.count = 0  # records read
+        self.pids: set[int] = set()
+
+    @classmethod
+    def read(cls, source: Source, count: int) -> set[int]:
+        """Return the pids in the first ``count`` records, and perhaps those in later ones."""
+        seen = keep(source, cls)
+        if count > seen.count:
+            seen.pids.update(np.unique(source.array["pid"][seen.count : count]).tolist())
+            seen.count = count
+        return seen.pids
+
+
+def _find_full_tick(tail: NDArray[Any], seen: set[int]) -> NDArray[Any] | None:
+    """Return the last tick if it has all processes, once each; ``seen``: those in the tail, and perhaps others."""
     near = tail[-_NEAR_ROWS:]
     tick = near[near["time_ns"] == near["time_ns"][-1]]
     pids = tick["pid"].tolist()
     if len(tick) == len(near) < len(tail) or len(set(pids)) < len(pids):
         return None
-    return tick if np.isin(tail["pid"], pids).all() else None
+    return tick if seen <= set(pids) or np.isin(tail["pid"], pids).all() else None
 
 
 def _find_last_rows(tail: NDArray[Any]) -> NDArray[Any]:
@@ -123,15 +134,21 @@ def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int)
         highest[process] = max(rss_bytes, highest.get(process, 0))
 
 
-def _read_busiest(at: At) -> dict[ProcessKey, list[tuple[str, float]]]:
-    """Return (what it is, cores) of each process's busiest threads, busiest first."""
-    busiest_threads: dict[ProcessKey, list[tuple[str, float]]] = {}
-    ticks = find_last_ticks(at.sources["threads"], at.cursor_ns, at.cursor_ns - FRESH_NS)
-    for host, (source, tick) in ticks.items():
-        for pid, threads in _load_tick(source, int(tick["time_ns"][-1]), len(tick)).items():
-            kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
-            busiest_threads[host, pid] = [(kinds[tid], used) for tid, _, used in threads]
-    return busiest_threads
+def _read_activity(at: At, process: ProcessKey, begins: Source | None, spans: Source | None, ended: bool) -> Activity:
+    phase, phase_s = phases.find_current(begins, spans, at.cursor_ns)[:2] if begins is not None else ("", 0.0)
+    if ended or (begins is not None and read_exits(at).reported_until(begins) is not None):
+        phase = ""
+    return Activity(phase, phase_s, _read_busiest(at, *process))
+
+
+def _read_busiest(at: At, host: str, pid: int) -> tuple[tuple[str, float], ...]:
+    """Return (what it is, cores) of a process's busiest threads, busiest first."""
+    ticks = find_last_ticks(at.host_sources("threads", host), at.cursor_ns, at.cursor_ns - FRESH_NS)
+    for source, tick in ticks.values():
+        threads = _load_tick(source, int(tick["time_ns"][-1]), len(tick)).get(pid, [])
+        kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
+        return tuple((kinds[tid], used) for tid, _, used in threads)
+    return ()
 
 
 def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
@@ -154,23 +171,24 @@ def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple
 
 
 def _build_rank(
+    at: At,
     sample: Sample,
-    alive: bool,
-    phase: tuple[str, float, int | None],
+    ended: bool,
     highest: dict[ProcessKey, int],
-    busiest: dict[ProcessKey, list[tuple[str, float]]],
     means: dict[ProcessKey, tuple[float, float]],
 ) -> Rank:
     row = sample.row
+    begins, spans = (at.recording.find_source(table, *sample.process_key, at.cursor_ns) for table in ("begins", "spans"))
+    if begins is not None and is_thinned_at(at, begins):
+        begins = spans = None
     cores_used, waiting_cores = means.get(sample.process_key, (float(row["cores_used"]), float(row["waiting_cores"])))
     return Rank(
         rank=int(row["rank"]),
         host=sample.host,
         pid=int(row["pid"]),
-        alive=alive,
-        phase=phase[0],
-        phase_s=phase[1],
-        step=phase[2],
+        alive=not ended and at.cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns,
+        activity=LateActivity(partial(_read_activity, at, sample.process_key, begins, spans, ended)),
+        step=phases.find_step(begins, spans, at.cursor_ns) if begins is not None else None,
         rss_bytes=int(row["rss_bytes"]),
         rss_peak_bytes=highest[sample.process_key],
         shared_bytes=_clip_unknown(row["shared_bytes"]),
@@ -178,7 +196,6 @@ def _build_rank(
         cores_used=cores_used,
         waiting_cores=waiting_cores,
         thread_count=int(row["thread_count"]),
-        busiest=tuple(busiest.get(sample.process_key, ())),
     )
 
 

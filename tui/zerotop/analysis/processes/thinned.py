@@ -15,7 +15,8 @@ _NONE = np.empty((0, 2), np.int64)
 
 def find_thinned_times(recording: Recording, source: Source) -> Ints:
     """Return the (begin, end) of the times without records of a rank's table, in unix nanoseconds, shape (n, 2)."""
-    folded, spans = (recording.find_sibling(name, source) for name in ("folded", "spans"))
+    folded = recording.find_sibling("folded", source) if recording.sources["folded"] else None
+    spans = None if folded is None else recording.find_sibling("spans", source)
     if folded is None or spans is None or not len(folded.array):
         return _NONE
     return keep(folded, _compute_times, folded, spans)
@@ -44,7 +45,7 @@ def _compute_times(source: Source, spans: Source) -> Ints:
 def is_thinned_at(at: At, source: Source) -> bool:
     """Whether the records of a rank's table at a unix time were deleted."""
     times = find_thinned_times(at.recording, source)
-    index = int(np.searchsorted(times[:, 1], at.cursor_ns))
+    index = int(np.searchsorted(times[:, 1], at.cursor_ns)) if len(times) else 0
     return index < len(times) and bool(times[index, 0] < at.cursor_ns)
 
 
@@ -60,5 +61,5 @@ def mask_moments(recording: Recording, source: Source, moments: Ints) -> NDArray
 
 def find_folded_peak(at: At, source: Source, column: str) -> int:
     """Return the highest value of a column of FOLDED up to the cursor, of the rank that wrote a table; 0 without any."""
-    folded = at.find_sibling("folded", source)
+    folded = at.find_sibling("folded", source) if at.sources["folded"] else None
     return 0 if folded is None else int(folded.until(at.cursor_ns)[column].max(initial=0))

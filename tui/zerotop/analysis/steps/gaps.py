@@ -16,6 +16,8 @@ from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_table import RankSteps
 from zerotop_probe.recording import events
 
+_ENDS: tuple[type[events.LossEvent], ...] = (events.Goodbye, events.Left)
+
 
 class Gap(NamedTuple):
     """Consecutive steps of a process that are missing or incomplete in its recording."""
@@ -64,7 +66,7 @@ def find_end(at: At, source: Source) -> events.LossEvent | None:
     """Return the event of a process that it, or the probe in it, ended up to the cursor."""
     ends = [
         event
-        for kind in (events.Goodbye, events.Left)
+        for kind in _ENDS
         for event in at.process_events(kind, identify_process(source))
         if event.unix_ns >= source.created_ns
     ]
@@ -83,10 +85,11 @@ def describe_gaps(at: At, processes: Iterable[RankSteps]) -> str:
     """Return one sentence about the steps of all ranks that are missing or incomplete at the cursor; "" without any."""
     gaps: list[Gap] = []
     reasons: list[str] = []
+    has_ends = any(at.events_of(kind) for kind in _ENDS)
     for process in processes:
         rows = process.step_rows
         own = find_gaps(rows[rows["end_unix_ns"] <= at.cursor_ns]) if len(process.recorded_steps) < len(rows) else []
-        final = find_final_gap(at, process)
+        final = find_final_gap(at, process) if has_ends else None
         own += [final] if final is not None and rows["end_unix_ns"][-1] <= at.cursor_ns else []
         gaps += own
         reasons += filter(None, (find_loss_reason(at, process.source, gap) for gap in own))

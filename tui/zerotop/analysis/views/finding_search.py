@@ -12,6 +12,7 @@ from zerotop.recording.reader import Recording
 
 _MIN_PAUSE_S = 1.5  # between two searches: a finding is on screen within this, a search and a frame
 _PAUSE_FACTOR = 20  # pauses last this many times as long as searches, which then use less than 5 % of a core,
+_SLICE_S = 0.05  # of a search, between which a screen has new records read: with hundreds of ranks it takes a second
 _MAX_PAUSE_S = 15.0  # but no longer than this after a very long search
 
 
@@ -61,7 +62,7 @@ class Findings:
                 return SearchResult(False, False)
             # Records that are written meanwhile are for the next search: this one has to end.
             self._searched_ns = self._until_ns = written_ns
-        has_new = self._detection.search_piece(self._until_ns)
+        has_new = self._detection.search_piece(self._until_ns, _SLICE_S)
         end = self._clock()
         self._took_s += end - begin
         if self._detection.is_behind:

@@ -17,9 +17,11 @@ from zerotop.recording.keys import GpuKey, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators, name_memory, read_devices
 from zerotop.recording.moments.process_exits import read_exits
+from zerotop_probe.recording.events import OutOfMemory
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
+_NO_SAMPLE = {field.name: math.nan for field in GPUS.fields}
 _PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 
@@ -74,19 +76,21 @@ def _build_gpu(
         process_bytes=used_by_job,
         pcie_tx_bytes_per_s=rates[0],
         pcie_rx_bytes_per_s=rates[1],
-        sample={field.name: row.get(field.name, math.nan) for field in GPUS.fields},
+        sample=_NO_SAMPLE | row,
     )
 
 
 def _sum_allocators(at: At) -> dict[GpuKey, dict[str, int]]:
     """Sum over ranks the memory that PyTorch's allocators hold on each GPU, unless exited, and its maximum, by column."""
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
-    exits = read_exits(at)
+    exits, has_failures = read_exits(at), bool(at.events_of(OutOfMemory))
     for source, key in sorted(locate_allocators(at).items(), key=lambda table: table[0].created_ns):
         if (count := source.count_until(at.cursor_ns)) and not is_thinned_at(at, source):
             held = by_rank.setdefault((key, source.rank), {})
             exit_ns, last = exits.reported_until(source), source.array[count - 1]
-            failed = find_failed_allocation(at, identify_process(source), int(last["time_ns"]) + source.offset_ns)
+            failed = None
+            if has_failures:
+                failed = find_failed_allocation(at, identify_process(source), int(last["time_ns"]) + source.offset_ns)
             now = failed[:2] if failed is not None else (int(last["allocated_bytes"]), int(last["reserved_bytes"]))
             # After a restart, only the last process of a rank holds memory.
             for column, size in zip(("allocated_bytes", "reserved_bytes"), now, strict=True):

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Iterations
 from zerotop.analysis.views.restarts import AttemptMember
+from zerotop.recording.record_check import join_rows
 from zerotop.recording.samples import Rows
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.missing_steps import find_recorded
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 
+_FEW_STEPS = 64  # that are joined for all ranks at once: their rows are copied
 MAIN_PHASES = {"data": "data_s", "forward": "forward_s", "backward": "backward_s", "step": "step_s"}
 
 
@@ -62,10 +64,26 @@ class IterationTable:
         joined, end = self._joined_counts[-1], _find_end(members)
         if end <= joined:
             return
+        is_short = end - joined <= _FEW_STEPS and len(members) > 1
+        if is_short and all(one.gone_ns is None and one.missed_steps <= joined for one in members):
+            self._add_joined(*_join_complete([one.read_steps(joined, end) for one in members]))
+        else:
+            self._add_joined(*self._join_each(members, joined, end))
+        self._joined_counts[-1] = end
+
+    def _add_joined(self, slowest: Rows, tokens: NDArray[np.int64], known_ns: NDArray[np.int64]) -> None:
+        known_ns = np.maximum.accumulate(np.maximum(known_ns, max(self.known_ns[-1:], default=0)))
+        self._rows.add_rows(len(slowest))[:] = slowest
+        self._token_counts.add_rows(len(tokens))[:] = tokens
+        self._known_ns.add_rows(len(known_ns))[:] = known_ns
+
+    def _join_each(
+        self, members: Sequence[AttemptMember], joined: int, end: int
+    ) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
         slowest = np.empty(end - joined, STEP_DTYPE)
         slowest["iteration_s"] = -np.inf
         tokens, counted = np.zeros(len(slowest), np.int64), np.zeros(len(slowest), np.bool_)
-        known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
+        known_ns = np.zeros(len(slowest), np.int64)
         for member in members:
             rows = member.read_steps(joined, end)
             begin = min(len(slowest), max(0, member.missed_steps - joined))
@@ -77,10 +95,7 @@ class IterationTable:
             counted[own] |= rows["counted"]
             known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])
             known_ns[own.stop :] = np.maximum(known_ns[own.stop :], member.gone_ns or 0)
-        self._rows.add_rows(len(slowest))[:] = slowest
-        self._token_counts.add_rows(len(tokens))[:] = np.where(counted, 0, tokens)
-        self._known_ns.add_rows(len(known_ns))[:] = np.maximum.accumulate(known_ns)
-        self._joined_counts[-1] = end
+        return slowest, np.where(counted, 0, tokens), known_ns
 
     def count_until(self, cursor_ns: int) -> int:
         """Return how many steps all ranks had finished at the cursor."""
@@ -112,6 +127,15 @@ class IterationTable:
             if low < high:
                 _copy_steps(members, rank, low - begin, rows[low - done : high - done])
             begin += joined
+
+
+def _join_complete(steps: Sequence[Rows]) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
+    """Return the same for members that all have all of the steps, at once: with hundreds of ranks a join took 10 ms."""
+    rows = join_rows(steps).reshape(len(steps), -1)
+    seconds = np.where(np.isnan(rows["iteration_s"]), -np.inf, rows["iteration_s"])
+    slowest = rows[seconds.argmax(axis=0), np.arange(rows.shape[1])]
+    tokens = np.where(rows["counted"].any(axis=0), 0, np.maximum(rows["tokens"], 0).sum(axis=0))
+    return slowest, tokens, rows["end_unix_ns"].max(axis=0)
 
 
 def _copy_steps(members: Sequence[AttemptMember], rank: int, begin: int, rows: Rows) -> None:

@@ -44,6 +44,8 @@ class ProcessExits:
 
     def reported_until(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
+        if not (self._rank_exits or self._left_times or self._command_exits):
+            return None
         left = self._find_first(self._left_times.get((source.host, source.pid), ()), source.created_ns)
         return min(filter(None, [left, self.find_exit(source)]), default=None)
 

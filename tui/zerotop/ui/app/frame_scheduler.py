@@ -17,7 +17,8 @@ from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenStat
 if TYPE_CHECKING:
     from zerotop.ui.app.monitor import Monitor
 
-REST_FACTOR = 6.0  # a poll is followed by a rest of this multiple of its time: with very many ranks frames are rarer
+REST_FACTOR = 4.0  # a poll is followed by a rest of this multiple of its time: with many ranks frames are rarer
+SEARCH_REST_FACTOR = 6.0  # and a piece of a search before the next
 ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its time first
 
 
@@ -90,13 +91,9 @@ class FrameScheduler:
             self.draw_frame()
         if result.picture is not None:
             self._show_picture(result.picture)
-        self._delay_poll(result.cpu_s + time.thread_time() - begin_s)
+        self._rest_until_s = time.monotonic() + REST_FACTOR * (result.cpu_s + time.thread_time() - begin_s)
         if time.monotonic() >= self._search_due_s:
             self.search_findings()
-
-    def _delay_poll(self, cpu_s: float) -> None:
-        """Delay the next poll after work that took this processor time."""
-        self._rest_until_s = max(self._rest_until_s, time.monotonic()) + REST_FACTOR * cpu_s
 
     def search_findings(self) -> None:
         """Search for findings, one piece of the recording at a time."""
@@ -118,10 +115,8 @@ class FrameScheduler:
         if not self._host.viewer.source.is_live:
             if result.is_behind:
                 self.search_findings()
-        else:  # the job needs the machine, too
-            self._delay_poll(cpu_s)
-            if result.is_behind:
-                self._host.set_timer(max(0.001, self._rest_until_s - time.monotonic()), self.search_findings)
+        elif result.is_behind:  # the job needs the machine, too
+            self._host.set_timer(max(0.001, SEARCH_REST_FACTOR * cpu_s), self.search_findings)
 
     # --- pictures -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 
 from zerotop.analysis.findings.support.evidence import Evidence
@@ -11,8 +13,9 @@ from zerotop.recording.reader import Recording
 
 Detector = Callable[[Evidence], Iterable[Finding | None]]
 
-# Number of phases, of all ranks, that are examined at once: a few milliseconds of work.
-_PIECE = 16384
+# Number of phases, of all ranks, that are examined at once: a few milliseconds of work, or with many ranks as much again as
+# it takes to ask for each of them.
+_PIECE, _PIECE_OF_RANK = 16384, 128
 
 _FindingKey = tuple[str, int, int, int | None, tuple[int, ...]]
 
@@ -25,6 +28,8 @@ class Detection:
         self._evidence = Evidence(recording)
         self._detectors = list(detectors)
         self._findings: dict[_FindingKey, Finding] = {}
+        self._waiting: list[Detector] = []  # those that have not looked at the piece in progress,
+        self._found: list[Finding] = []  # and what the others have found in it
         self.ordered_findings: tuple[Finding, ...] = ()
         self._settled: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()  # those known at a cursor, and shown
         self._attempt_begins: tuple[int, ...] = ()
@@ -36,21 +41,35 @@ class Detection:
         """Search up to a cursor or the last record. Returns whether there is a new finding."""
         end_ns = self._recording.last_written_ns if until_ns is None else until_ns
         has_new = False
-        while self._until_ns < end_ns:
+        while self._waiting or self._until_ns < end_ns:
             has_new |= self.search_piece(end_ns)
         return has_new
 
-    def search_piece(self, end_ns: int) -> bool:
-        """Search a piece further towards ``end_ns``. Returns whether there is a new finding."""
-        before = len(self._findings)
-        if self._until_ns < end_ns:
-            self._until_ns = self._evidence.find_next_cursor(_PIECE, end_ns)
+    def search_piece(self, end_ns: int, seconds: float = math.inf) -> bool:
+        """Search a piece further towards ``end_ns``, or more of the last piece. Returns whether there is a new finding.
+
+        ``seconds``: no detector begins after this time. Findings count when all detectors have looked at a piece, since some
+        take the place of others.
+        """
+        begin_s = time.monotonic()
+        if not self._waiting and self._until_ns < end_ns:
+            size = max(_PIECE, _PIECE_OF_RANK * len(self._recording.sources["spans"]))
+            self._until_ns = self._evidence.find_next_cursor(size, end_ns)
             self._evidence.advance_cursor(self._until_ns)
-            for finding in (finding for detect in self._detectors for finding in detect(self._evidence)):
-                if finding is not None:
-                    key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
-                    self._findings[key] = finding
-        self.is_behind = self._until_ns < end_ns
+            self._waiting = self._detectors[::-1]
+        while self._waiting and time.monotonic() - begin_s < seconds:
+            detect = self._waiting.pop()
+            self._found += [finding for finding in detect(self._evidence) if finding is not None]
+        self.is_behind = bool(self._waiting) or self._until_ns < end_ns
+        return not self._waiting and self._count_found()
+
+    def _count_found(self) -> bool:
+        """Add what was found in a piece; return whether any of it is new."""
+        before = len(self._findings)
+        for finding in self._found:
+            key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
+            self._findings[key] = finding
+        self._found = []
         if len(self._findings) == before:
             return False
         self._attempt_begins = tuple(group.lead.source.created_ns for group in self._evidence.groups)
