@@ -213,14 +213,16 @@ def test_a_key_is_private_and_comes_by_standard_input(tmp_path: Path, monkeypatc
     assert keys.share_key("llama", "x", ["worker"], [str(ssh)], []) == ["Node worker cannot take part: ssh: no route."]
 
 
-def make_mpirun(folder: Path, said: str) -> str:
+def make_mpirun(folder: Path, said: str) -> Path:
+    """Return a program that says its version and shows its PATH and arguments."""
     path = folder / "mpirun"
-    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec echo \'{said}\'\nprintf \'%s\\n\' "$PATH" "$@"\n')
     path.chmod(0o700)
-    return str(path)
+    return path
 
 
-@pytest.mark.parametrize(
+NAMES = ["PYTHONPATH", "PYTHONZEROTOP_SESSION", "PYTHONZEROTOP_NODES", "ZEROTOP_TOKEN"]
+WAYS_OF_NAMING = pytest.mark.parametrize(
     ("said", "given", "is_changed"),
     [
         ("mpirun (Open MPI) 4.1.4", [], True),
@@ -229,10 +231,28 @@ def make_mpirun(folder: Path, said: str) -> str:
         ("HYDRA build details", [], False),
     ],
 )
+
+
+@WAYS_OF_NAMING
 def test_open_mpi_is_told_names_only(tmp_path: Path, said: str, given: list[str], is_changed: bool) -> None:
-    program = make_mpirun(tmp_path, said)
+    program = str(make_mpirun(tmp_path, said))
     command = [program, *given, sys.executable]
-    hub._pass_on(command)
-    names = ["PYTHONPATH", "PYTHONZEROTOP_SESSION", "PYTHONZEROTOP_NODES", "ZEROTOP_TOKEN"]
-    added = [word for name in names for word in ("-x", name)] if is_changed else []
+    hub._pass_on(command, is_in_script=False)
+    added = [word for name in NAMES for word in ("-x", name)] if is_changed else []
     assert command == [program, *added, *given, sys.executable]
+
+
+@WAYS_OF_NAMING
+def test_open_mpi_in_a_script_is_told_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, given: list[str], is_changed: bool
+) -> None:
+    make_mpirun(tmp_path, said)
+    monkeypatch.setenv("PATH", path := f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("ZEROTOP_PASS_ON", "")
+    command = ["sh", "-c", f"mpirun {shlex.join(given)} 'a  b*'"]
+    hub._pass_on(command, is_in_script=True)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[0] == path, "what the job starts finds the true program"
+    added = {"-x", *NAMES} if is_changed else set()
+    assert set(shown[1:]) == {*added, *given, "a  b*"}
+    assert shown[len(shown) - 1 - len(given) :] == [*given, "a  b*"]

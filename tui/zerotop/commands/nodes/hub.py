@@ -61,6 +61,9 @@ _LATE_S = 3.0
 # What the user may have named instead.
 _ENV_LIST = "OMPI_MCA_mca_base_env_list"
 _VERSION_S = 5.0
+# Programs that take the place of Open MPI's in a shell script, and where they find the names.
+_PROGRAMS = Path(__file__).with_name("open_mpi")
+_NAMES_VARIABLE = "ZEROTOP_PASS_ON"
 _PASSED_ON = ("PYTHONPATH", directory.SESSION_VARIABLE, NODES_VARIABLE, TOKEN_VARIABLE)
 _IF_SET = (directory.PHASE_PEAKS_VARIABLE, directory.BUDGET_VARIABLE)
 _SETTINGS = ("max_bytes", "redact_output", directory.STACKS_SETTING, "price_per_hour")
@@ -91,8 +94,8 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     command = own_python.build_command("zerotop.cli")
     plan = NodesPlan(clock.read_hostname(), clock.read_boot_id(), url, job, command, settings)
     os.environ[NODES_VARIABLE] = plan.encode()
-    if find_launcher(options.command) == "mpi":
-        _pass_on(options.command)
+    if find_launcher(options.launch) == "mpi":
+        _pass_on(options.command, is_in_script=options.command != options.launch)
     if url and not nodes.passes_secrets:
         _share_key(job, token, nodes)
         if not started:  # else the collector removes it
@@ -102,15 +105,19 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     return started
 
 
-def _pass_on(command: list[str]) -> None:
+def _pass_on(command: list[str], *, is_in_script: bool) -> None:
     """Name our variables to Open MPI, which passes no others on; other MPIs pass all."""
+    names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
+    if is_in_script:
+        os.environ[_NAMES_VARIABLE] = " ".join(names)
+        os.environ["PATH"] = f"{_PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return
     if _ENV_LIST in os.environ or _ENV_LIST.removeprefix("OMPI_MCA_") in command:  # it takes only one way of naming them
         return
     asking = [command[0], "--version"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(asking, capture_output=True, text=True, timeout=_VERSION_S, check=False).stdout
         if "Open MPI" in said or "OpenRTE" in said:
-            names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
             command[1:1] = [word for name in names for word in ("-x", name)]
 
 
