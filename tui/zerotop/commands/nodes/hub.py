@@ -241,7 +241,7 @@ async def _serve_nodes(options: argparse.Namespace, key: JobKey, folder: str) ->
             if options.expects and met_s is not None and now_s - met_s > _MEETING_S:
                 _tell_missing(collector.hosts, options.expects)
                 options.expects = 0
-            over_s = over_s or (now_s if _is_job_over(recording) else None)
+            over_s = over_s or (now_s if job_control.is_recorded_no_more(recording) else None)
             rest_s = _REST_S if collector.hosts else _LATE_S
             is_open = over_s is None or not (collector.has_all or now_s - over_s > rest_s)
     finally:
@@ -262,13 +262,6 @@ def _tell_missing(hosts: list[str], expected: int) -> None:
             f"{len(hosts)} of {expected} other nodes take part{': ' if hosts else ''}{', '.join(hosts)}. On the others"
             " zerotop must be installed at the same place as here, and this node must be reached"
         )
-
-
-def _is_job_over(recording: str) -> bool:
-    facts = job_control.read_facts(recording)
-    return not os.path.isdir(recording) or (
-        facts.job is not None and not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
-    )
 
 
 async def _keep_server(config: str, log: str) -> None:
