@@ -100,6 +100,25 @@ def test_a_node_that_does_not_see_the_folder_sends_its_part_by_ssh(
 
 
 @pytest.mark.usefixtures("cluster_job")
+def test_a_pod_is_reached_by_kubectl_exec(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+    """There is no cluster here: a program that takes the arguments of kubectl for one pod and runs them there by ssh."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\n[ "$*" = "exec -i zt-node-2 -c trainer -- sh" ] && exec {cluster.ssh} zt-node-2 sh\n')
+    kubectl.chmod(0o755)
+    (tmp_path / "zerotop").mkdir()
+    template = f"{kubectl} exec -i {{}} -c trainer --"
+    with (
+        hide_folder(cluster.nodes[1], tmp_path / "zerotop"),
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", template, "--hosts", "zt-node-2") as messages,
+    ):
+        recording = Path(messages[-1].partition("recording in ")[2])
+        wait_for_both(recording)
+        done = call_zerotop("detach", "--ssh", template, str(recording))
+        assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
+        assert list_samplers(cluster.nodes[1]) == ""
+
+
+@pytest.mark.usefixtures("cluster_job")
 def test_a_node_without_zerotop(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
     with (

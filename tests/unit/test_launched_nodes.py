@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from zerotop.commands.job.launch_script import find_launch
-from zerotop.commands.nodes import hub, keys
+from zerotop.commands.nodes import hub, keys, ray_cluster
 from zerotop.commands.nodes.launched_nodes import find_nodes, find_own_address
 from zerotop_probe.recording import clock, directory, node_part
 from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
@@ -256,3 +257,26 @@ def test_open_mpi_in_a_script_is_told_names_only(
     added = {"-x", *NAMES} if is_changed else set()
     assert set(shown[1:]) == {*added, *given, "a  b*"}
     assert shown[len(shown) - 1 - len(given) :] == [*given, "a  b*"]
+
+
+def test_a_python_program_on_a_ray_cluster_gives_its_workers_what_is_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = ["python3", "train.py"]
+    assert not ray_cluster.is_for_cluster(python, {"RAY_TMPDIR": str(tmp_path)})
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
+    assert ray_cluster.is_for_cluster(python, {"RAY_TMPDIR": str(tmp_path)})
+    assert ray_cluster.is_for_cluster(python, {"RAY_ADDRESS": "auto"})
+    for command, variables in (
+        (python, {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(tmp_path)}),
+        (python, {"RAY_ADDRESS": "auto", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}),
+        (["torchrun", "train.py"], {"RAY_ADDRESS": "auto"}),
+    ):
+        assert not ray_cluster.is_for_cluster(command, variables), (command, variables)
+
+    monkeypatch.setattr(os, "environ", os.environ | {"ZEROTOP_TOKEN": "secret", NODES_VARIABLE: "plan"})
+    ray_cluster.pass_on("/recordings/run1", [NODES_VARIABLE, "PYTHONZEROTOP_NOTHING"])
+    variables = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]["env_vars"]
+    assert variables.pop("PYTHONPATH").endswith("bootstrap:${PYTHONPATH}")
+    assert variables == {directory.SESSION_VARIABLE: "/recordings/run1", NODES_VARIABLE: "plan"}

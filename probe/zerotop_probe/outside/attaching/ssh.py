@@ -128,9 +128,14 @@ class RemoteCalls:
                 process.communicate()
 
 
-def build_command(command: Sequence[str], name: str) -> list[str]:
-    """Return the command line for a shell on a node, whose script comes by standard input."""
-    return [*(command or ["ssh"]), *_OPTIONS, "--", name, "sh"]
+def build_command(command: Sequence[str], name: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line for a shell on a node, whose script comes by standard input.
+
+    ``command``: of ssh, by default ``ssh``, or with ``{}`` in place of the node, such as ``kubectl exec -i {} --``.
+    """
+    if any("{}" in word for word in command):
+        return [*(word.replace("{}", name) for word in command), "sh"]
+    return [*(command or ["ssh"]), *_OPTIONS, *options, "--", name, "sh"]
 
 
 def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:

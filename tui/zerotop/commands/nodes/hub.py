@@ -34,6 +34,7 @@ from zerotop.commands.nodes.joining import Helper
 from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
 from zerotop.commands.nodes.link import Link, connect_nats, hide_secrets, pin_certificate
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, make_token
+from zerotop.commands.nodes.ray_cluster import is_for_cluster, pass_on
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
@@ -77,6 +78,9 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     nodes = find_nodes(options.launch, os.environ)
     if options.meeting is not None:
         nodes = nodes or options.meeting.nodes
+    is_ray = nodes is None and is_for_cluster(options.command, os.environ)
+    if is_ray:
+        nodes = LaunchedNodes([], False, [])
     if nodes is None:
         return []
     url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
@@ -94,6 +98,8 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     command = own_python.build_command("zerotop.cli")
     plan = NodesPlan(clock.read_hostname(), clock.read_boot_id(), url, job, command, settings)
     os.environ[NODES_VARIABLE] = plan.encode()
+    if is_ray:
+        pass_on(recording, (NODES_VARIABLE, *_IF_SET))
     if find_launcher(options.launch) == "mpi":
         _pass_on(options.command, is_in_script=options.command != options.launch)
     if url and not nodes.passes_secrets:

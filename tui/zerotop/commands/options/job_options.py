@@ -197,4 +197,4 @@ def _add_no_stacks(command: argparse.ArgumentParser) -> None:
 
 def _add_host_options(command: argparse.ArgumentParser, hosts_help: str) -> None:
     command.add_argument("--hosts", metavar="HOSTS", help=hosts_help)
-    command.add_argument("--ssh", metavar="COMMAND", help="ssh command for other nodes [$ZEROTOP_SSH, else ssh]")
+    command.add_argument("--ssh", metavar="COMMAND", help="ssh, or 'kubectl exec -i {} --' [$ZEROTOP_SSH]")
