@@ -262,14 +262,12 @@ def test_open_mpi_in_a_script_is_told_names_only(
 def test_a_python_program_on_a_ray_cluster_gives_its_workers_what_is_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = ["python3", "train.py"]
-    assert not ray_cluster.is_for_cluster(python, {"RAY_TMPDIR": str(tmp_path)})
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.1:6379")
-    assert ray_cluster.is_for_cluster(python, {"RAY_TMPDIR": str(tmp_path)})
-    assert ray_cluster.is_for_cluster(python, {"RAY_ADDRESS": "auto"})
+    python, in_folder = ["python3", "train.py"], {"RAY_TMPDIR": str(tmp_path)}
+    assert not ray_cluster.is_for_cluster(python, in_folder)
+    (tmp_path / "ray" / "ray_current_cluster").mkdir(parents=True)
+    assert all(ray_cluster.is_for_cluster(python, one) for one in (in_folder, {"RAY_ADDRESS": "auto"}))
     for command, variables in (
-        (python, {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(tmp_path)}),
+        (python, in_folder | {"RAY_ADDRESS": "local"}),
         (python, {"RAY_ADDRESS": "auto", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}),
         (["torchrun", "train.py"], {"RAY_ADDRESS": "auto"}),
     ):
