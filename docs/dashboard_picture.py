@@ -25,8 +25,8 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "tests" / "support"), str(HERE.parent / "tests" / "real")]
-import recordings  # type: ignore[import-not-found]  # noqa: E402
-from free_ports import find_free_port  # type: ignore[import-not-found]  # noqa: E402
+import recordings  # noqa: E402
+from free_ports import find_free_port  # noqa: E402
 from zerotop.analysis.views.recording_source import RecordingSource  # noqa: E402
 from zerotop.commands.publishing.job_metrics import read_job_metrics  # noqa: E402
 
@@ -119,8 +119,8 @@ def draw(panels: list[dict[str, Any]], port: int, begin_s: float, end_s: float) 
         else:
             axes.tick_params(colors="#8e8e99", length=0)
             axes.grid(color="#2c3235", lw=0.5)
-            axes.yaxis.set_major_formatter(lambda value, _, unit=unit: f"{value:g}{unit}")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
+            axes.yaxis.set_major_formatter(f"{{x:g}}{unit}")
+            axes.xaxis.set_major_formatter("{x:g} s")
             axes.set_xlim(0, math.ceil(end_s - begin_s))
             axes.legend(
                 fontsize=6, ncols=3, framealpha=0.8, facecolor="#181b1f", edgecolor="none", labelcolor="#ccccdc", loc="best"

@@ -252,10 +252,10 @@ def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path, buil
         assert "goes on" not in job.output, "what sends a part is no process of the job"
 
 
-def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2) -> None:
+def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2, has_server: bool = True) -> None:
     """Wait for steps of both nodes' ranks, end them, and check that nothing is missing and no secret was shown."""
     wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(ranks)), 60)
-    assert job.find_token() not in job.list_arguments()
+    assert not has_server or job.find_token() not in job.list_arguments()
     job.until.touch()
     assert started.wait(60) == 0, job.output
     assert "eof_received" not in job.output, "Python's own words about nats-py"
@@ -381,4 +381,12 @@ def test_without_a_server_nodes_write_to_the_folder_that_they_share(tmp_path: Pa
         samplers = [path.name.split("-")[2] for path in job.recording.glob("hosts-node-*.rec")]
         assert sorted(samplers) == ["zt_node_1", "zt_node_2"]
         wait_for(lambda: Recording.open(job.recording).is_over, 20)
-    assert "Other nodes send nothing here, since there is no nats-server on the PATH: install it" in job.output
+    assert "Other nodes use no server, since there is no nats-server on the PATH: install it" in job.output
+
+
+def test_without_a_server_and_a_shared_folder_nodes_send_their_parts_by_ssh(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        for node in job.cluster.nodes:
+            node.run_command("mount", "--bind", "/dev/null", SERVER, check=True)
+        check_two_nodes(job, job.run(*build_mpich(job), options=("--recording", str(job.recording))), has_server=False)
+    assert "and send it by ssh (zt-node-2)" in job.output

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.attaching import attaching
@@ -62,8 +62,7 @@ def answer_request(text: str) -> dict[str, Any]:
 
 def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("action") == SEND:
-        command = own_python.build_command("zerotop.cli", "forward", request["part"], "--by-pipe")
-        os.execv(command[0], command)
+        _become_forwarder(request["recording"], request["part"], request["from"])
     if request["from"] == [clock.read_hostname(), clock.read_boot_id()]:
         return {"here": True}
     major, minor = request["format"]
@@ -93,6 +92,18 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
         job_control.request_stop(recording)
         return {}
     raise Refused(f"zerotop there is too old to {action} a job. Install the same version on both nodes")
+
+
+def _become_forwarder(recording: str, part: str, node: list[str]) -> NoReturn:
+    """Send this node's part, if there is one by now; the exit code is 0 if this node sees the recording itself."""
+    info = directory.read_recording_info(recording)
+    if [info.get("host"), info.get("boot")] == node:
+        sys.exit()
+    part = part or node_part.make_folder(recording)
+    if not directory.read_recording_info(part):
+        sys.exit(1)
+    command = own_python.build_command("zerotop.cli", "forward", part, "--by-pipe")
+    os.execv(command[0], command)
 
 
 def _find_folder(request: dict[str, Any]) -> str:

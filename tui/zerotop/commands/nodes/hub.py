@@ -55,10 +55,6 @@ _POLL_S = 0.5
 _START_S = 10.0
 # How long after the first of the other nodes the last one may come.
 _MEETING_S = 60.0
-# How long after the job's end here nodes may take to send the rest.
-_REST_S = 30.0
-# Likewise if none has taken part so far.
-_LATE_S = 3.0
 # What the user may have named instead.
 _ENV_LIST = "OMPI_MCA_mca_base_env_list"
 _VERSION_S = 5.0
@@ -79,10 +75,9 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     if options.meeting is not None:
         nodes = nodes or options.meeting.nodes
     is_ray = nodes is None and is_for_cluster(options.command, os.environ)
-    if is_ray:
-        nodes = LaunchedNodes([], False, [])
-    if nodes is None:
+    if nodes is None and not is_ray:
         return []
+    nodes = nodes or LaunchedNodes([], False, [])  # of Ray
     url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
     started = []
     if not url:
@@ -90,9 +85,12 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
         is_single = options.meeting is not None and options.meeting.has_one_node
         url = "" if is_single else _find_url(recording, nodes, job)
         os.environ[TOKEN_VARIABLE] = token
-        arguments = ["collect", "--beside", recording, "--expects", str(len(nodes.names))]
+        way = ["--expects", str(len(nodes.names))] if url else ["--parts", json.dumps(dict.fromkeys(nodes.names, ""))]
         lost = _KILLED.format(recording=recording)
-        started = [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url else []
+        arguments = ["collect", "--beside", recording, *way]
+        started = (
+            [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url or (nodes.names and not is_single) else []
+        )
     info = directory.read_recording_info(recording)
     settings = {name: info[name] for name in _SETTINGS if info.get(name) is not None}
     command = own_python.build_command("zerotop.cli")
@@ -103,9 +101,7 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     if find_launcher(options.launch) == "mpi":
         _pass_on(options.command, is_in_script=options.command != options.launch)
     if url and not nodes.passes_secrets:
-        _share_key(job, token, nodes)
-        if not started:  # else the collector removes it
-            atexit.register(keys.remove_key, job, sent=False)
+        _share_key(job, token, nodes, is_removed=bool(started))
     if options.meeting is not None:
         options.meeting.tell(recording)
     return started
@@ -146,8 +142,13 @@ def _find_url(recording: str, nodes: LaunchedNodes, job: str) -> str:
         why = "this node has no address in a network"
     if why:
         write_messages(
-            f"Other nodes send nothing here, since {why}. Those that see {recording} record there; others record to"
-            f" {os.path.basename(recording)}@HOST in their own folder, for zerotop forward"
+            f"Other nodes use no server, since {why}. Those that see {recording} record there; others record to"
+            f" {os.path.basename(recording)}@HOST, and send it "
+            + (
+                f"by ssh ({', '.join(nodes.names[:3])}{', ...' if nodes.names[3:] else ''})"
+                if nodes.names
+                else "later, by zerotop forward"
+            )
         )
         return ""
     is_six = ":" in address
@@ -189,7 +190,10 @@ def _find_server() -> str:
     return shutil.which(_SERVER, path=path) or ""
 
 
-def _share_key(job: str, token: str, nodes: LaunchedNodes) -> None:
+def _share_key(job: str, token: str, nodes: LaunchedNodes, *, is_removed: bool) -> None:
+    """Send the token to the nodes. ``is_removed``: the collector removes its file on this node."""
+    if not is_removed:
+        atexit.register(keys.remove_key, job, sent=False)
     try:
         keys.write_key(job, token)
     except OSError as error:
@@ -248,8 +252,7 @@ async def _serve_nodes(options: argparse.Namespace, key: JobKey, folder: str) ->
                 _tell_missing(collector.hosts, options.expects)
                 options.expects = 0
             over_s = over_s or (now_s if job_control.is_recorded_no_more(recording) else None)
-            rest_s = _REST_S if collector.hosts else _LATE_S
-            is_open = over_s is None or not (collector.has_all or now_s - over_s > rest_s)
+            is_open = not collector.has_waited(over_s)
     finally:
         for task in (collecting, server):
             task.cancel()

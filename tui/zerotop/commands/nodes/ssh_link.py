@@ -35,8 +35,6 @@ _AGAIN_S = 2.0
 _POLL_S = 0.5
 # Another process may answer a node already, and end soon because the node was detached from.
 _LOCK_S = 10.0
-# How long nodes may take to send the rest after the end of the recording here.
-_REST_S = 30.0
 
 
 class PipeClosed(Exception):
@@ -80,14 +78,14 @@ class PipeLink:
 class SshLink:
     """The collector's side: an ssh to each node, again and again until its forwarder says that all is sent."""
 
-    def __init__(self, parts: Mapping[str, str], command: Sequence[str]) -> None:
-        """``parts``: the folder on each node; ``command``: of ssh, by default ``ssh``."""
-        self._parts, self._command = dict(parts), command
+    def __init__(self, recording: str, parts: Mapping[str, str], command: Sequence[str]) -> None:
+        """``parts``: the folder on each node, "" for the usual one; ``command``: of ssh, by default ``ssh``."""
+        self._recording, self._parts, self._command = recording, dict(parts), command
 
     @property
-    def is_done(self) -> bool:
-        """Whether all nodes have sent all."""
-        return not self._parts
+    def names(self) -> list[str]:
+        """The nodes that have not sent all."""
+        return list(self._parts)
 
     async def request(self, message: bytes, timeout_s: float) -> bytes:
         """Raise LinkError: only nodes ask."""
@@ -99,7 +97,9 @@ class SshLink:
 
     async def _answer_node(self, name: str, part: str, handle: Handler) -> None:
         words = ssh.build_command(self._command, name)
-        script = ssh.make_script({"action": SEND, "part": part}).encode()
+        here = [clock.read_hostname(), clock.read_boot_id()]
+        request = {"action": SEND, "recording": self._recording, "part": part, "from": here}
+        script = ssh.make_script(request).encode()
         pipe = asyncio.subprocess.PIPE
         while name in self._parts:
             process = await asyncio.create_subprocess_exec(
@@ -142,7 +142,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 def forward_by_pipe(part: str, job: LocalJob) -> int:
     """Be the forwarder on a node. Return 0 if the collector has all of its part."""
-    if not lock_part(part):  # the connection before this one has not ended yet
+    if not lock_part(f"{part}:sent"):  # the connection before this one has not ended yet
         return FAILED
     links: list[Link] = []
 
@@ -175,16 +175,19 @@ async def _collect_parts(recording: str, parts: dict[str, str], command: list[st
     while len(own) < len(parts) and time.monotonic() < deadline_s:
         own |= {name: part for name, part in parts.items() if name not in own and lock_part(f"{recording}:{name}")}
         await asyncio.sleep(_POLL_S)
-    link = SshLink(own, command)
+    link = SshLink(recording, own, command)
 
     async def connect() -> Link:
         return link
 
-    collecting = asyncio.create_task(Collector(recording, SSH_KEY, tell=write_messages, is_beside=True).run(connect))
+    collector = Collector(recording, SSH_KEY, tell=write_messages, is_beside=True)
+    collecting = asyncio.create_task(collector.run(connect))
     over_s = None
-    while not (collecting.done() or link.is_done or (over_s is not None and time.monotonic() - over_s > _REST_S)):
+    while not collecting.done() and link.names and not collector.has_waited(over_s):
         await asyncio.sleep(_POLL_S)
         over_s = over_s or (time.monotonic() if job_control.is_recorded_no_more(recording) else None)
     collecting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await collecting
+    for name in link.names:
+        write_messages(f"Node {name} has not sent all of its part by ssh; it is probably in {recording}@HOST there")
