@@ -28,6 +28,7 @@ from programs import ZEROTOP, make_environment
 from real_jobs import TIMEOUT_S
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.reader import Recording
+from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import SESSION_FILE
 
 pytestmark = [
@@ -64,15 +65,56 @@ def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
 
 
 @pytest.mark.usefixtures("cluster_job")
-def test_a_folder_that_is_not_shared(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
-    state = tmp_path / "zerotop"
-    state.mkdir()
+def test_a_node_that_does_not_see_the_folder_sends_its_part_by_ssh(
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
+) -> None:
+    """Also after the network was gone, and once more after it was detached from."""
+    two, state = cluster.nodes[1], tmp_path / "zerotop"
+    (state / "sessions").mkdir(parents=True)
+    recording = state / "sessions" / "brisk-otter"
+    with hide_folder(two, state):
+        for options in (["--recording", str(recording)], []):
+            known = None if options else recording
+            with attach_zerotop(
+                call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", *options, recording=known
+            ) as messages:
+                assert messages == [f"recording in {recording}"]
+                wait_for_both(recording)
+                assert call_zerotop("attach", recording.name, "--hosts", "zt-node-2").stderr.count("\n") == 1
+                if options:
+                    cluster.cut_off(two)
+                    wait_for(lambda: Recording.open(recording).events_of(events.NodeLost), 30)
+                    cluster.connect(two)
+                    wait_for(lambda: Recording.open(recording).events_of(events.NodeReturned), 60)
+                done = call_zerotop("detach", recording.name)
+                assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
+                wait_for(lambda: "--parts" not in cluster.nodes[0].run_command("ps", "-eo", "args").stdout)
+                assert "--by-pipe" not in two.run_command("ps", "-eo", "args").stdout
+                assert list_samplers(two) == ""
+    recorded = Recording.open(recording)
+    assert recorded.is_over
+    names = [event.event_name for event in recorded.events if event.writer.host == "zt_node_2"]
+    assert [name for name in names if name in ("joined", "parted")] == ["joined", "parted"] * 2
+    (aligned,) = recording.glob("events-control-zt_node_2-zt_node_1-collector-*.jsonl")
+    assert 0 < json.loads(aligned.read_text())["error_ns"] < 10**6
+
+
+@pytest.mark.usefixtures("cluster_job")
+def test_a_pod_is_reached_by_kubectl_exec(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+    """There is no cluster here: a program that takes the arguments of kubectl for one pod and runs them there by ssh."""
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\n[ "$*" = "exec -i zt-node-2 -c trainer -- sh" ] && exec {cluster.ssh} zt-node-2 sh\n')
+    kubectl.chmod(0o755)
+    (tmp_path / "zerotop").mkdir()
+    template = f"{kubectl} exec -i {{}} -c trainer --"
     with (
-        hide_folder(cluster.nodes[1], state),
-        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
+        hide_folder(cluster.nodes[1], tmp_path / "zerotop"),
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", template, "--hosts", "zt-node-2") as messages,
     ):
-        assert "takes no part: it does not see the recording's folder" in messages[0]
-        assert "Choose another folder with --recording" in messages[0]
+        recording = Path(messages[-1].partition("recording in ")[2])
+        wait_for_both(recording)
+        done = call_zerotop("detach", "--ssh", template, str(recording))
+        assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
         assert list_samplers(cluster.nodes[1]) == ""
 
 

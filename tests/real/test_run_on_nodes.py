@@ -12,8 +12,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,11 @@ import pytest
 import nodes
 import zerotop_probe
 from nats_servers import SERVER, make_certificate
-from nodes import Cluster, Node
+from nodes import Node
+from nodes_job import NodesJob, start_nodes, wait_for
 from programs import ZEROTOP
 from rank_recordings import Rank
-from real_jobs import BIN, make_environment
+from real_jobs import BIN
 from slurm_nodes import explain_missing_slurm, start_slurm
 from terminals import Terminal
 from zerotop.analysis.findings import detect_findings
@@ -45,88 +46,6 @@ pytestmark = [
 def require_program(name: str) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"there is no program {name}")
-
-
-def wait_for(true: Callable[[], object], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.1)
-
-
-class NodesJob:
-    """A job that is recorded on the first of some nodes."""
-
-    def __init__(self, cluster: Cluster, folder: Path, environment: dict[str, str]) -> None:
-        self.cluster, self.folder = cluster, folder
-        self.recording = folder / "state" / "recording"
-        self.until = folder / "until"
-        self.environment = environment
-
-    def run(self, *command: str, options: tuple[str, ...] = (), node: int = 0) -> subprocess.Popen[bytes]:
-        """Start a command under zerotop on a node."""
-        return self.start(*ZEROTOP, "run", "--headless", *options, "--", *command, node=node)
-
-    def start(self, *words: str, node: int = 0) -> subprocess.Popen[bytes]:
-        """Start a program on a node; what it prints is appended to ``output``."""
-        with (self.folder / "output").open("ab") as file:
-            return subprocess.Popen(
-                self.cluster.nodes[node].build_command("sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *words),
-                env=self.environment,
-                stdout=file,
-                stderr=file,
-            )
-
-    @property
-    def output(self) -> str:
-        return (self.folder / "output").read_text(errors="replace")
-
-    def read_steps(self, rank: int) -> list[int]:
-        """Return the steps of a rank that were recorded here so far; none before its files are here."""
-        with suppress(ValueError):
-            return [int(step) for step in Rank(self.recording, rank).select_phases("step")["step"]]
-        return []
-
-    def list_arguments(self) -> str:
-        """Return the command lines of all processes of all nodes."""
-        return "\n".join(node.run_command("ps", "-ww", "-eo", "args").stdout for node in self.cluster.nodes)
-
-    def read_collector_variable(self, name: str) -> str:
-        """Return a variable in the environment of the collector, such as the secret."""
-        for path in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if b"--beside" in (path / "cmdline").read_bytes():
-                    for word in (path / "environ").read_bytes().split(b"\0"):
-                        if word.startswith(name.encode() + b"="):
-                            return word.partition(b"=")[2].decode()
-        raise AssertionError("no collector runs")
-
-    def find_token(self) -> str:
-        """Return the secret of the nodes, whose connections are encrypted."""
-        address = self.read_collector_variable("ZEROTOP_COLLECTOR")
-        assert address.startswith("tls://")
-        assert "#" in address, "the certificate that alone is accepted"
-        return self.read_collector_variable("ZEROTOP_TOKEN")
-
-
-@contextmanager
-def start_nodes(folder: Path, count: int, *, is_shared: bool) -> Iterator[NodesJob]:
-    """Make machines, of which the others see the first one's recordings if ``is_shared``."""
-    (folder / "nodes").mkdir()
-    (folder / "state").mkdir()
-    with nodes.some_nodes(folder / "nodes", count) as cluster:
-        names = "".join(f"{node.address} {node.name}\n" for node in cluster.nodes)
-        (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-        for node in cluster.nodes:
-            node.run_command("mount", "--bind", str(folder / "hosts"), "/etc/hosts", check=True)
-            if not is_shared and node is not cluster.nodes[0]:
-                node.run_command("mount", "-t", "tmpfs", "none", str(folder / "state"), check=True)
-        (folder / "hostfile").write_text("".join(f"{node.name} slots=1\n" for node in cluster.nodes))
-        environment = make_environment() | {"XDG_STATE_HOME": str(folder / "state"), "GLOO_SOCKET_IFNAME": "eth0"}
-        passed_on = ("TORCH_EXTENSIONS_DIR", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "DS_ACCELERATOR", "PATH")
-        lines = [f"{name}={environment[name]}\n" for name in passed_on]
-        (folder / ".deepspeed_env").write_text("".join(lines))
-        yield NodesJob(cluster, folder, environment)
 
 
 def find_server(node: Node) -> int:
@@ -251,7 +170,7 @@ def test_a_certificate_that_is_not_fit_is_told_and_the_job_goes_on(tmp_path: Pat
     assert f"since {certificate} and {key} are not a certificate and its key without a password" in job.output
 
 
-@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "mpich", "mpich in a script"])
+@pytest.mark.parametrize("kind", ["openmpi", "openmpi -x", "openmpi -x in a script", "mpich", "mpich in a script"])
 def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path, kind: str) -> None:
     program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind.split()[0]]
     require_program(program)
@@ -262,9 +181,8 @@ def test_ranks_that_mpirun_starts_on_two_nodes_are_one_recording(tmp_path: Path,
             "openmpi": [*base, "--host", hosts, "-np", "2"],
             "openmpi -x": [*base, "-x", "HOME", "-H", hosts, "-n", "2"],
             "mpich": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
-            "mpich in a script": ["-hosts", hosts, "-ppn", "1", "-n", "2"],
         }
-        command = [program, *options[kind], *write_loop(tmp_path)]
+        command = [program, *options[kind.partition(" in ")[0]], *write_loop(tmp_path)]
         if "script" in kind:
             (tmp_path / "start.sh").write_text(f"export HOSTS={hosts}\n{shlex.join(command).replace(hosts, '$HOSTS')}\n")
             command = ["bash", "start.sh"]
@@ -334,10 +252,10 @@ def test_zerotop_run_typed_on_each_node_makes_one_recording(tmp_path: Path, buil
         assert "goes on" not in job.output, "what sends a part is no process of the job"
 
 
-def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2) -> None:
+def check_two_nodes(job: NodesJob, started: subprocess.Popen[bytes], *, ranks: int = 2, has_server: bool = True) -> None:
     """Wait for steps of both nodes' ranks, end them, and check that nothing is missing and no secret was shown."""
     wait_for(lambda: all(len(job.read_steps(rank)) > 20 for rank in range(ranks)), 60)
-    assert job.find_token() not in job.list_arguments()
+    assert not has_server or job.find_token() not in job.list_arguments()
     job.until.touch()
     assert started.wait(60) == 0, job.output
     assert "eof_received" not in job.output, "Python's own words about nats-py"
@@ -463,4 +381,12 @@ def test_without_a_server_nodes_write_to_the_folder_that_they_share(tmp_path: Pa
         samplers = [path.name.split("-")[2] for path in job.recording.glob("hosts-node-*.rec")]
         assert sorted(samplers) == ["zt_node_1", "zt_node_2"]
         wait_for(lambda: Recording.open(job.recording).is_over, 20)
-    assert "Other nodes send nothing here, since there is no nats-server on the PATH: install it" in job.output
+    assert "Other nodes use no server, since there is no nats-server on the PATH: install it" in job.output
+
+
+def test_without_a_server_and_a_shared_folder_nodes_send_their_parts_by_ssh(tmp_path: Path) -> None:
+    with start_nodes(tmp_path, 2, is_shared=False) as job:
+        for node in job.cluster.nodes:
+            node.run_command("mount", "--bind", "/dev/null", SERVER, check=True)
+        check_two_nodes(job, job.run(*build_mpich(job), options=("--recording", str(job.recording))), has_server=False)
+    assert "and send it by ssh (zt-node-2)" in job.output

@@ -141,6 +141,10 @@ class Cluster:
         """Pull the cable of a node other than the first."""
         self.nodes[0].run_command("ip", "link", "set", f"port{node.pid}", "down", check=True)
 
+    def connect(self, node: Node) -> None:
+        """Plug it in again."""
+        self.nodes[0].run_command("ip", "link", "set", f"port{node.pid}", "up", check=True)
+
     def _write_settings(self) -> None:
         known = [f"{node.address} {(node.folder / 'host_key.pub').read_text()}" for node in self.nodes]
         (self.folder / "known").write_text("".join(known))

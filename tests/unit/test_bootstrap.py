@@ -104,6 +104,15 @@ def test_with_a_recording_no_module_is_imported_for_it_and_nothing_said(
     assert with_us.stdout == without_us.stdout
 
 
+def test_the_working_directory_is_not_searched_where_ray_leaves_no_value(user_folder: Path) -> None:
+    """As "BOOTSTRAP:${PYTHONPATH}" becomes where that variable is not set; an empty entry means the working directory."""
+    script = user_folder.parent / "script.py"
+    script.write_text(f"import sys; print({str(user_folder)!r} in sys.path)")
+    environment = {"PYTHONPATH": f"{BOOTSTRAP}:", "PYTHONZEROTOP_SESSION": "/nowhere"}
+    said = subprocess.run([sys.executable, script], cwd=user_folder, env=environment, capture_output=True, check=True)
+    assert said.stdout == b"False\n"
+
+
 @every_python
 @pytest.mark.parametrize("recording", [None, "/nowhere"])
 def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, user_folder: Path, recording: str | None) -> None:

@@ -37,10 +37,16 @@ OPENMPI = {
     "OMPI_COMM_WORLD_SIZE": "8",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
 }
+# Of mpirun_rsh, and of the same library started by srun.
+MVAPICH2 = {name.replace("OMPI", "MV2"): value for name, value in OPENMPI.items()} | {"PMI_ID": "5", "MPIRUN_RANK": "5"}
+MVAPICH3 = {name.replace("OMPI", "MVP"): value for name, value in OPENMPI.items()}
 SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_NODEID": "1"}
+SLURM_MVAPICH = SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "11", "MV2_COMM_WORLD_LOCAL_RANK": "1"}
+# The pod of a PyTorchJob says which pod it is, in PET_* and RANK, which torchrun replaces in its ranks.
+PYTORCHJOB = TORCHRUN | {"PET_NODE_RANK": "1", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "MASTER_ADDR": "llama-master-0"}
 
 
-@pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, SLURM])
+@pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, MVAPICH2, MVAPICH3, SLURM, SLURM_MVAPICH, PYTORCHJOB])
 def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
     rank_identity = identity.read_identity(environment)
     del rank_identity["launcher"]
@@ -54,6 +60,9 @@ def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) 
         (TORCHRUN, "torchrun"),
         (TORCHRUN | {"ACCELERATE_MIXED_PRECISION": "bf16"}, "accelerate"),
         (OPENMPI, "mpi"),
+        (MVAPICH2, "mpi"),
+        (MVAPICH3, "mpi"),
+        (PYTORCHJOB, "torchrun"),
         (SLURM, "slurm"),
         ({}, "python"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from zerotop.commands.job.launch_script import find_launch
-from zerotop.commands.nodes import hub, keys
+from zerotop.commands.nodes import hub, keys, ray_cluster
 from zerotop.commands.nodes.launched_nodes import find_nodes, find_own_address
 from zerotop_probe.recording import clock, directory, node_part
 from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan
@@ -213,14 +214,16 @@ def test_a_key_is_private_and_comes_by_standard_input(tmp_path: Path, monkeypatc
     assert keys.share_key("llama", "x", ["worker"], [str(ssh)], []) == ["Node worker cannot take part: ssh: no route."]
 
 
-def make_mpirun(folder: Path, said: str) -> str:
+def make_mpirun(folder: Path, said: str) -> Path:
+    """Return a program that says its version and shows its PATH and arguments."""
     path = folder / "mpirun"
-    path.write_text(f"#!/bin/sh\necho '{said}'\n")
+    path.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec echo \'{said}\'\nprintf \'%s\\n\' "$PATH" "$@"\n')
     path.chmod(0o700)
-    return str(path)
+    return path
 
 
-@pytest.mark.parametrize(
+NAMES = ["PYTHONPATH", "PYTHONZEROTOP_SESSION", "PYTHONZEROTOP_NODES", "ZEROTOP_TOKEN"]
+WAYS_OF_NAMING = pytest.mark.parametrize(
     ("said", "given", "is_changed"),
     [
         ("mpirun (Open MPI) 4.1.4", [], True),
@@ -229,10 +232,49 @@ def make_mpirun(folder: Path, said: str) -> str:
         ("HYDRA build details", [], False),
     ],
 )
+
+
+@WAYS_OF_NAMING
 def test_open_mpi_is_told_names_only(tmp_path: Path, said: str, given: list[str], is_changed: bool) -> None:
-    program = make_mpirun(tmp_path, said)
+    program = str(make_mpirun(tmp_path, said))
     command = [program, *given, sys.executable]
-    hub._pass_on(command)
-    names = ["PYTHONPATH", "PYTHONZEROTOP_SESSION", "PYTHONZEROTOP_NODES", "ZEROTOP_TOKEN"]
-    added = [word for name in names for word in ("-x", name)] if is_changed else []
+    hub._pass_on(command, is_in_script=False)
+    added = [word for name in NAMES for word in ("-x", name)] if is_changed else []
     assert command == [program, *added, *given, sys.executable]
+
+
+@WAYS_OF_NAMING
+def test_open_mpi_in_a_script_is_told_names_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, given: list[str], is_changed: bool
+) -> None:
+    make_mpirun(tmp_path, said)
+    monkeypatch.setenv("PATH", path := f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("ZEROTOP_PASS_ON", "")
+    command = ["sh", "-c", f"mpirun {shlex.join(given)} 'a  b*'"]
+    hub._pass_on(command, is_in_script=True)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[0] == path, "what the job starts finds the true program"
+    added = {"-x", *NAMES} if is_changed else set()
+    assert set(shown[1:]) == {*added, *given, "a  b*"}
+    assert shown[len(shown) - 1 - len(given) :] == [*given, "a  b*"]
+
+
+def test_a_python_program_on_a_ray_cluster_gives_its_workers_what_is_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python, in_folder = ["python3", "train.py"], {"RAY_TMPDIR": str(tmp_path)}
+    assert not ray_cluster.is_for_cluster(python, in_folder)
+    (tmp_path / "ray" / "ray_current_cluster").mkdir(parents=True)
+    assert all(ray_cluster.is_for_cluster(python, one) for one in (in_folder, {"RAY_ADDRESS": "auto"}))
+    for command, variables in (
+        (python, in_folder | {"RAY_ADDRESS": "local"}),
+        (python, {"RAY_ADDRESS": "auto", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}),
+        (["torchrun", "train.py"], {"RAY_ADDRESS": "auto"}),
+    ):
+        assert not ray_cluster.is_for_cluster(command, variables), (command, variables)
+
+    monkeypatch.setattr(os, "environ", os.environ | {"ZEROTOP_TOKEN": "secret", NODES_VARIABLE: "plan"})
+    ray_cluster.pass_on("/recordings/run1", [NODES_VARIABLE, "PYTHONZEROTOP_NOTHING"])
+    variables = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]["env_vars"]
+    assert variables.pop("PYTHONPATH").endswith("bootstrap:${PYTHONPATH}")
+    assert variables == {directory.SESSION_VARIABLE: "/recordings/run1", NODES_VARIABLE: "plan"}

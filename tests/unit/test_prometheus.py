@@ -21,6 +21,7 @@ import recordings
 from free_ports import find_free_port
 from programs import ZEROTOP, make_environment, run_zerotop
 from zerotop.analysis.reports.recorded_run import RecordedRun
+from zerotop.commands.publishing.job_metrics import read_job_metrics
 from zerotop.commands.publishing.prometheus import PrometheusFile, PrometheusPort
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
@@ -95,6 +96,14 @@ def test_recordings_without_steps_gpus_or_ranks_have_what_is_known(tmp_path: Pat
         assert all(one.value == one.value for family in families.values() for one in family.samples)  # no NaN
         file.finish(source)
         assert not file.path.exists()
+
+
+def test_a_process_without_a_number_is_not_called_rank_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = recordings.open_searched("story")
+    view = source.view_at(source.begin_ns + 3 * 10**9)  # only the launcher is there
+    monkeypatch.setattr(source, "view_at", lambda _: view)
+    (alive,) = (metric for metric in read_job_metrics(source) if metric.name == "zerotop_rank_alive")
+    assert [one.labels["rank"] for one in alive.samples] == [""]
 
 
 def test_a_folder_that_is_lost_is_a_sentence(tmp_path: Path) -> None:

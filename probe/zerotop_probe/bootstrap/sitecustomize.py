@@ -100,7 +100,9 @@ def _report_error(where):
 def _step_aside():
     # type: () -> None
     """Remove this folder from the path and this module from ``sys.modules``; children inherit the environment."""
-    folders = (_FOLDER, os.path.dirname(__file__))
+    folders = [_FOLDER, os.path.dirname(__file__)]
+    if os.environ.get("PYTHONPATH") == _FOLDER + os.pathsep and os.environ.get("PYTHONZEROTOP_SESSION"):
+        folders.append(os.getcwd())  # Ray put no value where the node's own goes; nobody asked for this folder
     sys.path[:] = [entry for entry in sys.path if entry not in folders]
     sys.modules.pop("sitecustomize", None)
 

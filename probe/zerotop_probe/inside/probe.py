@@ -32,6 +32,7 @@ from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.interpreter.prompt_lock import restore_interval
 from zerotop_probe.inside.interpreter.quick_exit import watch_quick_exit
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
+from zerotop_probe.inside.node_start import start_part
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
@@ -88,7 +89,9 @@ class Probe:
         """
         if self.recorder is not None:
             return True
-        recording = recording or find_folder(os.environ)
+        if recording is None:
+            start_part(os.environ)  # here, if this rank got its number only after it had imported PyTorch, as on Ray
+            recording = find_folder(os.environ)
         if not recording:
             return False
         time_ns = now()

@@ -27,6 +27,8 @@ class Launcher(NamedTuple):
 
 # Names by which programs of several MPIs lie beside each other.
 _MPI_KINDS = ("hydra", "openmpi", "mpich")
+# Of the variables of MVAPICH2, and of MVAPICH 3 and later.
+_MVAPICH = ("MV2", "MVP")
 
 # In order of precedence. See DeepSpeed's launcher_helper.py for the variables of MPI.
 LAUNCHERS = (
@@ -62,12 +64,21 @@ LAUNCHERS = (
     ),
     Launcher(
         "mpi",
-        programs=("mpirun", "mpiexec", "orterun", *(f"mpi{verb}.{kind}" for verb in ("run", "exec") for kind in _MPI_KINDS)),
-        marks=("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"),
-        rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"),
-        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
-        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        world_size=("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+        programs=(
+            "mpirun",
+            "mpiexec",
+            "orterun",
+            "mpirun_rsh",
+            *(f"mpi{verb}.{kind}" for verb in ("run", "exec") for kind in _MPI_KINDS),
+        ),
+        marks=("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", *(f"{kind}_COMM_WORLD_RANK" for kind in _MVAPICH)),
+        rank=("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", *(f"{kind}_COMM_WORLD_RANK" for kind in _MVAPICH)),
+        local_rank=(
+            *("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"),
+            *(f"{kind}_COMM_WORLD_LOCAL_RANK" for kind in _MVAPICH),
+        ),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE", *(f"{kind}_COMM_WORLD_LOCAL_SIZE" for kind in _MVAPICH)),
+        world_size=("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", *(f"{kind}_COMM_WORLD_SIZE" for kind in _MVAPICH)),
         job=("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE"),
     ),
     Launcher(

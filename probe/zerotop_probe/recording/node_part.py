@@ -52,13 +52,18 @@ def find_folder(environment: Mapping[str, str]) -> str:
     plan = NodesPlan.read(environment) if recording else None
     if plan is None or (not plan.url and _is_recording_of(plan, recording)):
         return recording
+    return make_folder(recording, environment.get("TMPDIR", ""))
+
+
+def make_folder(recording: str, temporary: str = "") -> str:
+    """Return the folder of this node's part of a recording: where that is on its node, or with temporary files."""
     name = f"{os.path.basename(recording)}@{clock.read_hostname()}"
     root = existing = os.path.dirname(recording)
     while not os.path.isdir(existing):
         existing = os.path.dirname(existing)
     if os.access(existing, os.W_OK | os.X_OK):
         return os.path.join(root, name)
-    return os.path.join(environment.get("TMPDIR") or "/tmp", f"zerotop-{os.geteuid()}-{name}")
+    return os.path.join(temporary or "/tmp", f"zerotop-{os.geteuid()}-{name}")
 
 
 def _is_recording_of(plan: NodesPlan, recording: str) -> bool:

@@ -35,6 +35,10 @@ _ORDER_S = 2.0
 
 def collect(options: argparse.Namespace) -> int:
     """Collect until all nodes have ended, or until the screen is left: nodes keep their recordings, and go on later."""
+    if options.parts is not None:
+        from zerotop.commands.nodes.ssh_link import collect_parts
+
+        return collect_parts(options)
     key = check_options(options)
     if options.beside is not None:
         from zerotop.commands.nodes.hub import serve_nodes

@@ -15,6 +15,7 @@ from zerotop.commands.nodes.joining import check_options
 from zerotop.commands.nodes.link import Link, connect_nats
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE
 from zerotop.commands.nodes.node_part import await_token, begin_part, end_part
+from zerotop.commands.nodes.ssh_link import forward_by_pipe
 from zerotop.recording.catalog import find_recording
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import clock, directory
@@ -32,6 +33,8 @@ def forward(options: argparse.Namespace) -> int:
         if not options.collector:
             return 0
         os.environ[TOKEN_VARIABLE] = os.environ.get(TOKEN_VARIABLE) or await_token(options.job)
+    if options.by_pipe:
+        return forward_by_pipe(options.recording, _Job(Path(options.recording)))
     key = check_options(options)
     path = find_recording(options.recording)
     host = str(directory.read_recording_info(str(path)).get("host") or clock.read_hostname())
@@ -62,7 +65,8 @@ class _Job:
         facts = job_control.read_facts(self._folder)
         if facts.job is None and not facts.other_host:  # it has yet to begin
             return time.monotonic() - self._began_s > _START_S
-        return not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
+        is_over = facts.detached or not facts.is_alive()
+        return is_over and not any(sampler.is_alive() for sampler in facts.samplers)
 
     def stop(self) -> None:
         job_control.request_stop(self._folder)

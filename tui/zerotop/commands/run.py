@@ -168,8 +168,10 @@ def _start_helpers(recording: str, options: argparse.Namespace, *, quiet: bool =
                 *(["--remove-sent"] if options.part_of and not quiet else []),
             ]
             helpers.append(Helper(arguments, options.collector, options.job, quiet=quiet))
+        from zerotop.commands.nodes.ray_cluster import is_for_cluster
+
         options.launch = find_launch(options.command, os.environ)
-        if options.meeting is not None or options.launch:
+        if options.meeting is not None or options.launch or is_for_cluster(options.command, os.environ):
             from zerotop.commands.nodes.hub import prepare_nodes
 
             helpers += prepare_nodes(recording, options, quiet=quiet)

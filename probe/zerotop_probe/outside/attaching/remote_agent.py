@@ -1,4 +1,4 @@
-"""The command that runs on another node through ssh and records that node's part of a job in the shared recording.
+"""The command that runs on another node through ssh and records that node's part of a job.
 
 The request is one JSON object and so is the answer, on its own line. The sampler that it starts outlives it.
 """
@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs
 from zerotop_probe.outside.attaching.probe_entry import Entry
@@ -19,22 +20,18 @@ from zerotop_probe.outside.attaching.rendezvous import Rendezvous, find_local_pa
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
 from zerotop_probe.outside.procfs import ProcessHandle
-from zerotop_probe.recording import clock
+from zerotop_probe.recording import clock, directory, node_part
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
 ANSWER_KEY = "zerotop_there"
+SEND = "send"
+"""The action to become the forwarder of this node's part."""
 # The longest delay until a new file is visible through a network filesystem.
 _SHARED_PATIENCE_S = 3.0
 _POLL_S = 0.1
 # Connecting takes up to ten seconds; a larger difference is between the clocks.
 _MIN_CLOCK_OFFSET_NS = 30_000_000_000
-
-_NOT_SHARED = (
-    "it does not see the recording's folder {folder}, which must be on a filesystem that all nodes share. Choose another "
-    "folder with --recording"
-)
-_NOT_WRITABLE = "this user may not write to the recording's folder {folder} there"
 
 
 class Refused(Exception):
@@ -64,6 +61,8 @@ def answer_request(text: str) -> dict[str, Any]:
 
 
 def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("action") == SEND:
+        _become_forwarder(request["recording"], request["part"], request["from"])
     if request["from"] == [clock.read_hostname(), clock.read_boot_id()]:
         return {"here": True}
     major, minor = request["format"]
@@ -72,15 +71,21 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
             f"zerotop there records in format {FORMAT_MAJOR}.{FORMAT_MINOR}, but this recording has format {major}.{minor}. "
             "Install the same version on both nodes"
         )
-    recording = request["recording"]
-    _check_shared(recording, request["token"], request["secret"])
+    recording = _find_folder(request)
+    is_part = recording != request["recording"]
     action = request["action"]
     if action == "join":
-        ahead_ns = _measure_ahead_ns(request.get("unix_ns"))
-        rendezvous = Rendezvous.from_json(request["meeting"])
-        return _join_job(recording, rendezvous, enter=bool(request["enter"]), ahead_ns=ahead_ns) | {
-            "ahead_s": ahead_ns / 1e9
-        }
+        job = find_local_part(find_jobs(), Rendezvous.from_json(request["meeting"]))
+        if job is None:
+            raise Refused("no rank of this job runs there")
+        if is_part and not directory.read_recording_info(recording):
+            facts = {node_part.PART_OF: request["recording"]}
+            directory.create_recording(job.command, path=recording, launcher=job.launcher, **facts)
+        ahead_ns = 0 if is_part else _measure_ahead_ns(request.get("unix_ns"))  # else its forwarder aligns the clock
+        joined = _join_job(recording, job, enter=bool(request["enter"]), ahead_ns=ahead_ns)
+        return joined | {"ahead_s": ahead_ns / 1e9} | ({"part": recording} if is_part else {})
+    if is_part and not directory.read_recording_info(recording):
+        raise Refused("it takes no part")
     if action == "leave":
         return _describe_entries(attaching.end_recording(recording), {})
     if action == "stop":
@@ -89,16 +94,28 @@ def _handle_request(request: dict[str, Any]) -> dict[str, Any]:
     raise Refused(f"zerotop there is too old to {action} a job. Install the same version on both nodes")
 
 
-def _check_shared(recording: str, token: str, secret: str) -> None:
-    """Raise Refused unless the caller sees the same folder: a file in it contains its secret."""
-    path = os.path.join(recording, os.path.basename(token))
+def _become_forwarder(recording: str, part: str, node: list[str]) -> NoReturn:
+    """Send this node's part, if there is one by now; the exit code is 0 if this node sees the recording itself."""
+    info = directory.read_recording_info(recording)
+    if [info.get("host"), info.get("boot")] == node:
+        sys.exit()
+    part = part or node_part.make_folder(recording)
+    if not directory.read_recording_info(part):
+        sys.exit(1)
+    command = own_python.build_command("zerotop.cli", "forward", part, "--by-pipe")
+    os.execv(command[0], command)
+
+
+def _find_folder(request: dict[str, Any]) -> str:
+    """Return the recording's folder if it is also here and we may write to it, else that of this node's part."""
+    recording, path = request["recording"], os.path.join(request["recording"], os.path.basename(request["token"]))
+    part = node_part.make_folder(recording)
     deadline_s = time.monotonic() + _SHARED_PATIENCE_S
-    while _read_text(path) != secret:
-        if time.monotonic() > deadline_s:
-            raise Refused(_NOT_SHARED.format(folder=recording))
+    while directory.read_recording_info(part).get(node_part.PART_OF) != recording and time.monotonic() < deadline_s:
+        if _read_text(path) == request["secret"]:  # a file that the caller has made in its folder
+            return recording if os.access(recording, os.W_OK | os.X_OK) else part
         time.sleep(_POLL_S)
-    if not os.access(recording, os.W_OK | os.X_OK):
-        raise Refused(_NOT_WRITABLE.format(folder=recording))
+    return part
 
 
 def _read_text(path: str) -> str:
@@ -113,10 +130,7 @@ def _measure_ahead_ns(requested_ns: Any) -> int:
     return ahead_ns if abs(ahead_ns) > _MIN_CLOCK_OFFSET_NS else 0
 
 
-def _join_job(recording: str, rendezvous: Rendezvous, *, enter: bool, ahead_ns: int) -> dict[str, Any]:
-    job = find_local_part(find_jobs(), rendezvous)
-    if job is None:
-        raise Refused("no rank of this job runs there")
+def _join_job(recording: str, job: FoundJob, *, enter: bool, ahead_ns: int) -> dict[str, Any]:
     ensure_recorded(recording, job, ahead_ns=ahead_ns)
     numbers = {rank.process: rank.rank for rank in job.ranks}
     entries = attaching.enter_ranks(recording, [(number, process) for process, number in numbers.items()]) if enter else []

@@ -90,10 +90,10 @@ class RemoteCalls:
         """Send the request. ``command`` is the ssh command, by default ``ssh``. Raises NoSsh."""
         self._began_s = time.monotonic()
         self._processes: list[tuple[str, subprocess.Popen[str]]] = []
-        script = _make_script(request)
+        script = make_script(request)
         try:
             for name in names:
-                self._processes.append((name, _start_ssh([*(command or ["ssh"]), *_OPTIONS, "--", name, "sh"], script)))
+                self._processes.append((name, _start_ssh(build_command(command, name), script)))
         except NoSsh:
             self.kill_remaining()
             raise
@@ -128,6 +128,16 @@ class RemoteCalls:
                 process.communicate()
 
 
+def build_command(command: Sequence[str], name: str, options: Sequence[str] = ()) -> list[str]:
+    """Return the command line for a shell on a node, whose script comes by standard input.
+
+    ``command``: of ssh, by default ``ssh``, or with ``{}`` in place of the node, such as ``kubectl exec -i {} --``.
+    """
+    if any("{}" in word for word in command):
+        return [*(word.replace("{}", name) for word in command), "sh"]
+    return [*(command or ["ssh"]), *_OPTIONS, *options, "--", name, "sh"]
+
+
 def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
     try:
         process = subprocess.Popen(
@@ -150,7 +160,8 @@ def _start_ssh(command: list[str], script: str) -> subprocess.Popen[str]:
     return process
 
 
-def _make_script(request: Mapping[str, Any]) -> str:
+def make_script(request: Mapping[str, Any]) -> str:
+    """Return the shell's script that has the remote agent handle a request."""
     why_not = f"zerotop is installed neither for {sys.executable} nor on the PATH there. Install it on that node"
     nothing = json.dumps({ANSWER_KEY: {"why_not": why_not}})
     words = {

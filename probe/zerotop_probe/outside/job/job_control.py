@@ -229,6 +229,13 @@ def end_recording(recording: str) -> bool:
     return sum(sampler.send_signal(LEAVE_REQUEST) for sampler in read_facts(recording).samplers) > 0
 
 
+def is_recorded_no_more(recording: str) -> bool:
+    """Whether nothing more will be recorded on this node: the job has ended, or was detached from."""
+    facts = read_facts(recording)
+    is_over = facts.detached or (facts.job is not None and not facts.is_alive())
+    return not os.path.isdir(recording) or (is_over and not any(sampler.is_alive() for sampler in facts.samplers))
+
+
 def is_job_here(recording: str) -> bool:
     """Whether the job runs or ran on this node since its last boot; else the other answers are meaningless."""
     return read_facts(recording).job is not None

@@ -70,7 +70,7 @@ class JobController:
         if job_control.read_facts(self._recording).collected:
             order_stop(self._path)
             return ""
-        if has_nodes(self._path):
+        if has_nodes(self._path) and not job_control.read_facts(self._recording).reached_hosts:
             order_stop(self._path)
         self.not_stopped = remote_nodes.stop_job(self._path, lambda: job_control.request_stop(self._recording))
         return " ".join(self.not_stopped)

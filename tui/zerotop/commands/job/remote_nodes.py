@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import secrets
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.attaching import attaching, hostfile, ssh
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_job
 from zerotop_probe.outside.attaching.rendezvous import Rendezvous
@@ -106,6 +109,7 @@ def join_hosts(
         return 0, [_NO_RENDEZVOUS if meeting is None else _ALL_LOCAL]
     entered = 0
     messages: list[str] = []
+    parts: dict[str, str] = {}  # of nodes that do not see the recording's folder
     request = {"action": "join", "enter": enter, "meeting": meeting.to_json()}
     for answer in _ask_hosts(path, names, request, meanwhile):
         if answer.is_here:
@@ -116,12 +120,29 @@ def join_hosts(
             attaching.note_not_reached(str(path), answer.name, answer.why_not)
             messages.append((_MAYBE_JOINED if answer.is_lost else _NOT_JOINED).format(name=answer.name, why=answer.why_not))
             continue
+        if "part" in answer.facts:
+            parts[answer.name] = str(answer.facts["part"])
         ranks = int(answer.facts.get("ranks") or 0)
         attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)
         missing = [text for entry in answer.rank_entries if (text := _describe_entry(entry, answer.name))]
         entered += len(answer.rank_entries) - len(missing)
         messages += _describe_format(answer) + _describe_clock(answer) + missing
+    if parts:
+        _start_collector(path, parts)
     return entered, messages
+
+
+def _start_collector(path: Path, parts: dict[str, str]) -> None:
+    """Have these nodes send their parts to the recording; the process outlives us. Raises OSError."""
+    arguments = ("collect", "--beside", str(path.absolute()), "--parts", json.dumps(parts))
+    subprocess.Popen(
+        own_python.build_command("zerotop.cli", *arguments),
+        env=own_python.build_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def enter_ranks(path: Path, meanwhile: Callable[[], None]) -> tuple[int, list[str]]:

@@ -34,6 +34,8 @@ MAX_NODES = 10_000
 _POLL_S = 0.5
 _RETRY_S = 0.5
 _PING_S = 2.0
+# How long after the job's end here nodes may take to send the rest; likewise if none has taken part so far.
+_REST_S, _LATE_S = 30.0, 3.0
 # Nodes that are lost for this time keep the end of the others from being that of the job no longer.
 _GIVEN_UP_S = 60.0
 
@@ -87,6 +89,11 @@ class Collector:
         open_nodes = [node for node in self._nodes.values() if not node.has_ended]
         given_up = [node for node in open_nodes if node.is_lost and now_s - node.heard_s > _GIVEN_UP_S]
         return len(self._nodes) > len(open_nodes) and len(open_nodes) == len(given_up)
+
+    def has_waited(self, over_s: float | None) -> bool:
+        """Whether nodes have sent all, or had the time to, since the end of the job here, if it has ended."""
+        rest_s = _REST_S if self._known else _LATE_S
+        return over_s is not None and (self.has_all or time.monotonic() - over_s > rest_s)
 
     @property
     def hosts(self) -> list[str]:

@@ -34,6 +34,7 @@ from zerotop.commands.nodes.joining import Helper
 from zerotop.commands.nodes.launched_nodes import LaunchedNodes, find_nodes, find_own_address
 from zerotop.commands.nodes.link import Link, connect_nats, hide_secrets, pin_certificate
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, make_token
+from zerotop.commands.nodes.ray_cluster import is_for_cluster, pass_on
 from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
@@ -54,13 +55,12 @@ _POLL_S = 0.5
 _START_S = 10.0
 # How long after the first of the other nodes the last one may come.
 _MEETING_S = 60.0
-# How long after the job's end here nodes may take to send the rest.
-_REST_S = 30.0
-# Likewise if none has taken part so far.
-_LATE_S = 3.0
 # What the user may have named instead.
 _ENV_LIST = "OMPI_MCA_mca_base_env_list"
 _VERSION_S = 5.0
+# Programs that take the place of Open MPI's in a shell script, and where they find the names.
+_PROGRAMS = Path(__file__).with_name("open_mpi")
+_NAMES_VARIABLE = "ZEROTOP_PASS_ON"
 _PASSED_ON = ("PYTHONPATH", directory.SESSION_VARIABLE, NODES_VARIABLE, TOKEN_VARIABLE)
 _IF_SET = (directory.PHASE_PEAKS_VARIABLE, directory.BUDGET_VARIABLE)
 _SETTINGS = ("max_bytes", "redact_output", directory.STACKS_SETTING, "price_per_hour")
@@ -74,8 +74,10 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
     nodes = find_nodes(options.launch, os.environ)
     if options.meeting is not None:
         nodes = nodes or options.meeting.nodes
-    if nodes is None:
+    is_ray = nodes is None and is_for_cluster(options.command, os.environ)
+    if nodes is None and not is_ray:
         return []
+    nodes = nodes or LaunchedNodes([], False, [])  # of Ray
     url, job, token = options.collector or "", options.job or "", os.environ.get(TOKEN_VARIABLE, "")
     started = []
     if not url:
@@ -83,34 +85,41 @@ def prepare_nodes(recording: str, options: argparse.Namespace, *, quiet: bool) -
         is_single = options.meeting is not None and options.meeting.has_one_node
         url = "" if is_single else _find_url(recording, nodes, job)
         os.environ[TOKEN_VARIABLE] = token
-        arguments = ["collect", "--beside", recording, "--expects", str(len(nodes.names))]
+        way = ["--expects", str(len(nodes.names))] if url else ["--parts", json.dumps(dict.fromkeys(nodes.names, ""))]
         lost = _KILLED.format(recording=recording)
-        started = [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url else []
+        arguments = ["collect", "--beside", recording, *way]
+        started = (
+            [Helper(arguments, url, job, quiet=quiet, if_killed=lost)] if url or (nodes.names and not is_single) else []
+        )
     info = directory.read_recording_info(recording)
     settings = {name: info[name] for name in _SETTINGS if info.get(name) is not None}
     command = own_python.build_command("zerotop.cli")
     plan = NodesPlan(clock.read_hostname(), clock.read_boot_id(), url, job, command, settings)
     os.environ[NODES_VARIABLE] = plan.encode()
-    if find_launcher(options.command) == "mpi":
-        _pass_on(options.command)
+    if is_ray:
+        pass_on(recording, (NODES_VARIABLE, *_IF_SET))
+    if find_launcher(options.launch) == "mpi":
+        _pass_on(options.command, is_in_script=options.command != options.launch)
     if url and not nodes.passes_secrets:
-        _share_key(job, token, nodes)
-        if not started:  # else the collector removes it
-            atexit.register(keys.remove_key, job, sent=False)
+        _share_key(job, token, nodes, is_removed=bool(started))
     if options.meeting is not None:
         options.meeting.tell(recording)
     return started
 
 
-def _pass_on(command: list[str]) -> None:
+def _pass_on(command: list[str], *, is_in_script: bool) -> None:
     """Name our variables to Open MPI, which passes no others on; other MPIs pass all."""
+    names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
+    if is_in_script:
+        os.environ[_NAMES_VARIABLE] = " ".join(names)
+        os.environ["PATH"] = f"{_PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return
     if _ENV_LIST in os.environ or _ENV_LIST.removeprefix("OMPI_MCA_") in command:  # it takes only one way of naming them
         return
     asking = [command[0], "--version"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         said = subprocess.run(asking, capture_output=True, text=True, timeout=_VERSION_S, check=False).stdout
         if "Open MPI" in said or "OpenRTE" in said:
-            names = [*_PASSED_ON, *(name for name in _IF_SET if name in os.environ)]
             command[1:1] = [word for name in names for word in ("-x", name)]
 
 
@@ -133,8 +142,13 @@ def _find_url(recording: str, nodes: LaunchedNodes, job: str) -> str:
         why = "this node has no address in a network"
     if why:
         write_messages(
-            f"Other nodes send nothing here, since {why}. Those that see {recording} record there; others record to"
-            f" {os.path.basename(recording)}@HOST in their own folder, for zerotop forward"
+            f"Other nodes use no server, since {why}. Those that see {recording} record there; others record to"
+            f" {os.path.basename(recording)}@HOST, and send it "
+            + (
+                f"by ssh ({', '.join(nodes.names[:3])}{', ...' if nodes.names[3:] else ''})"
+                if nodes.names
+                else "later, by zerotop forward"
+            )
         )
         return ""
     is_six = ":" in address
@@ -176,7 +190,10 @@ def _find_server() -> str:
     return shutil.which(_SERVER, path=path) or ""
 
 
-def _share_key(job: str, token: str, nodes: LaunchedNodes) -> None:
+def _share_key(job: str, token: str, nodes: LaunchedNodes, *, is_removed: bool) -> None:
+    """Send the token to the nodes. ``is_removed``: the collector removes its file on this node."""
+    if not is_removed:
+        atexit.register(keys.remove_key, job, sent=False)
     try:
         keys.write_key(job, token)
     except OSError as error:
@@ -234,9 +251,8 @@ async def _serve_nodes(options: argparse.Namespace, key: JobKey, folder: str) ->
             if options.expects and met_s is not None and now_s - met_s > _MEETING_S:
                 _tell_missing(collector.hosts, options.expects)
                 options.expects = 0
-            over_s = over_s or (now_s if _is_job_over(recording) else None)
-            rest_s = _REST_S if collector.hosts else _LATE_S
-            is_open = over_s is None or not (collector.has_all or now_s - over_s > rest_s)
+            over_s = over_s or (now_s if job_control.is_recorded_no_more(recording) else None)
+            is_open = not collector.has_waited(over_s)
     finally:
         for task in (collecting, server):
             task.cancel()
@@ -255,13 +271,6 @@ def _tell_missing(hosts: list[str], expected: int) -> None:
             f"{len(hosts)} of {expected} other nodes take part{': ' if hosts else ''}{', '.join(hosts)}. On the others"
             " zerotop must be installed at the same place as here, and this node must be reached"
         )
-
-
-def _is_job_over(recording: str) -> bool:
-    facts = job_control.read_facts(recording)
-    return not os.path.isdir(recording) or (
-        facts.job is not None and not facts.is_alive() and not any(sampler.is_alive() for sampler in facts.samplers)
-    )
 
 
 async def _keep_server(config: str, log: str) -> None:

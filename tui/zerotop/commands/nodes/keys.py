@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from zerotop_probe.outside.attaching.ssh import build_command
+
 CERTIFICATE_VARIABLE, KEY_VARIABLE = "ZEROTOP_TLS_CERT", "ZEROTOP_TLS_KEY"
 """The site's certificate in PEM for servers that we start, and its key, which may be in the same file."""
 _CERTIFICATE = (".cert", ".certkey")
@@ -23,7 +25,6 @@ _OPENSSL = (
 _MAKE_S = 20.0
 _FOLDER = ".local/state/zerotop/keys"  # not where XDG_STATE_HOME says: ssh may not pass that on
 _SHARE_S = 20.0
-_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ControlMaster=no")
 # The file that came by ssh has another name: a home that nodes share has the first already, and keeps it.
 _SENT = ".sent"
 _SCRIPT = """\
@@ -97,7 +98,7 @@ def share_key(job: str, token: str, names: Sequence[str], ssh: Sequence[str], op
     running: list[tuple[str, subprocess.Popen[bytes]]] = []
     why = {}
     for name in names:
-        command = [*(ssh or ["ssh"]), *_OPTIONS, *options, "--", name, "sh"]
+        command = build_command(ssh, name, options)
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,11 +22,12 @@ from zerotop.commands.common.node_orders import NODES_FILE
 from zerotop.commands.job.launching import become_job
 from zerotop.commands.nodes.launched_nodes import LaunchedNodes, expand_nodes
 from zerotop.commands.nodes.messages import TOKEN_VARIABLE, is_job_name
+from zerotop.commands.nodes.node_part import lock_part
 from zerotop.recording.reader import Recording, RecordingError
 from zerotop_probe.outside.job.job import build_environment
 from zerotop_probe.recording import clock
 from zerotop_probe.recording.directory import SESSION_VARIABLE, find_default_root
-from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan, find_folder, make_lock_name
+from zerotop_probe.recording.node_part import NODES_VARIABLE, NodesPlan, find_folder
 
 _NAMES = (SESSION_VARIABLE, NODES_VARIABLE, TOKEN_VARIABLE)
 _CONTENT_S = 30.0
@@ -162,24 +162,9 @@ def _follow(options: argparse.Namespace, is_here: bool, content: dict[str, str])
     recording = content.pop(SESSION_VARIABLE)
     os.environ.update({name: value for name, value in content.items() if value})
     plan, part = NodesPlan.read(os.environ), find_folder(os.environ | {SESSION_VARIABLE: recording})
-    if not is_here and plan is not None and plan.url and part != recording and _lock_part(part):
+    if not is_here and plan is not None and plan.url and part != recording and lock_part(part):
         options.recording, options.part_of = part, recording
         options.collector, options.job = plan.url, plan.job
         return
     os.environ.update(build_environment(recording, os.environ, unbuffered=False))
     become_job(options.command)
-
-
-_kept: list[socket.socket] = []
-
-
-def _lock_part(part: str) -> bool:
-    """Whether no other process of this node sends the part; none can as long as we run."""
-    lock = socket.socket(socket.AF_UNIX)
-    try:
-        lock.bind(make_lock_name(part))
-    except OSError:
-        lock.close()
-        return False
-    _kept.append(lock)
-    return True

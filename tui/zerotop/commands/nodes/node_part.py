@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from zerotop_probe.outside.attaching.jobs import find_job
 from zerotop_probe.outside.attaching.remote_agent import Refused, ensure_recorded
 from zerotop_probe.outside.job.daemon import AgentError
 from zerotop_probe.recording.directory import read_recording_info
-from zerotop_probe.recording.node_part import PART_OF
+from zerotop_probe.recording.node_part import PART_OF, make_lock_name
 
 _LOG = "forward.log"
 _MAX_DESCRIPTORS = 4096
@@ -61,3 +62,18 @@ def end_part(part: str, job: str) -> None:
     keys.remove_key(job, sent=True)
     if is_apart(part) and Path(part).is_dir():
         shutil.rmtree(part, ignore_errors=True)
+
+
+_kept: list[socket.socket] = []
+
+
+def lock_part(part: str) -> bool:
+    """Whether no other process of this node sends the part; none can as long as we run."""
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(make_lock_name(part))
+    except OSError:
+        lock.close()
+        return False
+    _kept.append(lock)
+    return True

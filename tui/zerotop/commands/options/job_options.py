@@ -100,7 +100,7 @@ def _add_attach(add_command: AddCommand) -> None:
         "list running jobs, or watch one, even if not started by zerotop",
         "zerotop attach",
         "zerotop attach 4711 --enter",
-        "zerotop attach 4711 --hosts worker-2,worker-3 --recording /shared/job",
+        "zerotop attach 4711 --hosts worker-2,worker-3",
     )
     attach.add_argument(
         "recording", nargs="?", metavar="PID|RECORDING", help="a process of the job, or a recording [list the jobs]"
@@ -139,6 +139,7 @@ def _add_collect(add_command: AddCommand) -> None:
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     collect.add_argument("--beside", metavar="RECORDING", help=argparse.SUPPRESS)
+    collect.add_argument("--parts", metavar="JSON", help=argparse.SUPPRESS)
     collect.add_argument("--expects", type=int, default=0, help=argparse.SUPPRESS)
     forward = add_command(
         "forward",
@@ -147,6 +148,7 @@ def _add_collect(add_command: AddCommand) -> None:
     )
     forward.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
     forward.add_argument("--remove-sent", action="store_true", help=argparse.SUPPRESS)
+    forward.add_argument("--by-pipe", action="store_true", help=argparse.SUPPRESS)
     forward.add_argument("--for-rank", type=int, metavar="PID", help=argparse.SUPPRESS)
     forward.add_argument("--lock", type=int, metavar="DESCRIPTOR", help=argparse.SUPPRESS)
     _add_collector(forward)
@@ -195,4 +197,4 @@ def _add_no_stacks(command: argparse.ArgumentParser) -> None:
 
 def _add_host_options(command: argparse.ArgumentParser, hosts_help: str) -> None:
     command.add_argument("--hosts", metavar="HOSTS", help=hosts_help)
-    command.add_argument("--ssh", metavar="COMMAND", help="ssh command for other nodes [$ZEROTOP_SSH, else ssh]")
+    command.add_argument("--ssh", metavar="COMMAND", help="ssh, or 'kubectl exec -i {} --' [$ZEROTOP_SSH]")

@@ -118,7 +118,9 @@ def _measure_devices(source: RecordingSource, view: LiveView, job: dict[str, str
         yield _make_metric(f"gpu_{name}", text, (*job, HOST_LABEL, UUID_LABEL), samples)
     places = {rank: gpu for gpu in view.gpus for rank in gpu.ranks}
     ranks = {
-        rank.rank: job | {"rank": str(rank.rank)} | _label_rank(rank.host, places.get(rank.rank), uuids)
+        rank.rank: job
+        | {"rank": str(rank.rank) if rank.rank >= 0 else ""}
+        | _label_rank(rank.host, places.get(rank.rank), uuids)
         for rank in view.ranks
     }
     labels = (*job, "rank", HOST_LABEL, UUID_LABEL)
