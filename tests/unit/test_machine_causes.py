@@ -259,7 +259,7 @@ def test_a_late_rank_gets_as_many_workers_as_have_cores(
     planted.add_columns("processes", loader_cores=(0.97, 0.97), loader_workers=(1, 1))
     monkeypatch.setattr(loader_causes, "measure_spare_cores", lambda *_: spare)
     (straggler,) = planted.find_named("straggler")
-    assert straggler.advice.startswith("Give each rank the same amount of data, of similar length. ")
+    assert straggler.advice.startswith("Give each rank the same amount of data, of similar length")
     assert straggler.fix == fix
 
 

@@ -28,6 +28,7 @@ KIND = FindingKind(
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
     details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, {most} of it at {line}][; {workers}].",
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
+    fix="{worker_setting}",
 )
 
 # If the other ranks have their data, and wait for this one.

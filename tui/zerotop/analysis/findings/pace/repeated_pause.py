@@ -52,7 +52,8 @@ _LOADING = _KIND.with_changes(
         "{pauses:count pause} since step {step} take {share:percent} of the time from there on; other iterations take"
         " {iteration_s:seconds}."
     ),
-    advice="See what those iterations read that the others do not.",
+    advice="See what those iterations read that the others do not. Workers that load ahead hide it.",
+    fix="{worker_setting}",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",

@@ -47,8 +47,8 @@ _DATA = _KIND.with_changes(
     details=_KIND.details.replace(
         "Its own work between the phases takes that much longer", "It waits that much longer for data"
     ),
-    advice="Give each rank the same amount of data, of similar length.",
-    fix="",
+    advice="Give each rank the same amount of data, of similar length, and workers that load it ahead.",
+    fix="{worker_setting}",
 )
 
 
