@@ -108,31 +108,31 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     The finding is told again each time the growth has doubled, and when it has ended.
     """
     last = window.keep(_Reported)
-    creeps = _find_creeps(window.subject, last)
+    creeps = _find_creeps(window, last)
     for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
         # What was told while a look was awaited is known with it: newer numbers come later.
         last.known_ns = max(found.known_ns, last.known_ns + 1)
         yield _build_finding(creep, found._replace(known_ns=last.known_ns))
 
 
-def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
-    found = [stretch for process in group.processes for stretch in read_stretches(process)]
+def _find_creeps(window: SearchWindow[Group], last: _Reported) -> Iterator[_Creep]:
+    processes = window.subject.processes
+    found = [stretch for process in processes for stretch in read_stretches(window, process)]
     for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
-        yield from _follow_last(last, stretch.end_ns)
+        yield from _follow_last(window, last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
         if not is_same or stretch.begin_ns > last.end_ns:
-            stretch = _extend_back(stretch)
-            ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
+            stretch = _extend_back(window.keep(MemoryReadings, stretch.process), stretch)
+            ranks = [process.rank for process in processes if _grows_alike(window, process, stretch)]
             onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
             last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
             yield last.creep
-    yield from _follow_last(last, group.lead.recording.cursor_ns)
+    yield from _follow_last(window, last, window.recording.cursor_ns)
 
 
-def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
+def _extend_back(readings: MemoryReadings, stretch: GrowthStretch) -> GrowthStretch:
     """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
-    readings, slope = stretch.process.get_state(MemoryReadings), stretch.slope
-    steps, _, held = readings.select_times(stretch.process, 0)
+    slope, (steps, _, held) = stretch.slope, readings.select_times(stretch.process, 0)
     steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
     # It may begin just before a rise, or just after one.
     reached = held[-1] + np.diff(stretch.held).max()
@@ -147,11 +147,11 @@ def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
     return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
 
 
-def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
+def _follow_last(window: SearchWindow[Group], last: _Reported, until_ns: int) -> Iterator[_Creep]:
     """Yield the last creep again, each time it has grown much further, and once it has ended."""
     while last.creep is not None and last.creep.ended_ns is None:
         stretch = last.creep.stretch
-        readings, told = stretch.process.get_state(MemoryReadings), len(stretch.held)
+        readings, told = window.keep(MemoryReadings, stretch.process), len(stretch.held)
         steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
         count = int(np.searchsorted(ends_ns, until_ns, "right"))
         if count <= told:
@@ -215,11 +215,11 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
     return found
 
 
-def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
+def _grows_alike(window: SearchWindow[Group], process: Process, stretch: GrowthStretch) -> bool:
     """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
     if process is stretch.process:
         return True
-    rows, held = process.get_state(MemoryReadings).select(process, 0)
+    rows, held = window.keep(MemoryReadings, process).select(process, 0)
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False

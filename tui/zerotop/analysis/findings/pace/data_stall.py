@@ -81,10 +81,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     It is reported again as long as it lasts, when the time of its steps has become another one.
     """
     group, told = window.subject, window.keep(list[_Told])
-    fresh = _find_waits(window) if KIND.name not in group.reported else []
+    fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
-        if KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
-            group.reported.add(KIND.name)  # bursts are told by another detector
+        if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
             finding = _build_finding(group, wait, found, _find_waiting(group, wait))
             told.append(_Told(wait, found, finding))
             yield finding

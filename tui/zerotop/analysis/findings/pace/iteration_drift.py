@@ -22,7 +22,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     is_wait,
     line_values,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
@@ -197,7 +196,6 @@ def _build_finding(told: _Told) -> Finding:
     is_named = line is not None and is_cause(line, drift.find_delay())
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
-        note_named_line(change.group, line, found.known_ns)
     line = None if is_wait(line) and not is_named else line
     unexplained = None if is_named else "no other change was recorded"
     evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}

@@ -18,7 +18,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     line_values,
     measure_between,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import (
     BETWEEN,
@@ -217,7 +216,6 @@ def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
     compiled = measure_compiling(pause.group.lead, pause.rows)
     if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
         kind = name_line(kind, line)
-        note_named_line(pause.group, line, found.known_ns)
     elif pause.is_evaluation and line is not None:
         kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
     is_compiling = compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2

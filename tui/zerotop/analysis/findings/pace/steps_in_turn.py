@@ -16,7 +16,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     line_values,
     measure_between,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
@@ -67,7 +66,6 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
         if line is not None and is_cause(line, turns.delay):
             kind = name_line(_KIND, line)
-            note_named_line(window.subject, line, found.known_ns)
         elif own_s < _WAITED_TIMES * evidence["iteration_s"]:
             line = None  # it may wait for the GPU's usual work
         cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_values(line)

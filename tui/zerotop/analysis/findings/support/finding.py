@@ -53,6 +53,12 @@ class Finding:
         """What it is about. A later finding about the same event takes its place, with newer numbers or with its end."""
         return self.name, self.begin_ns, self.step, self.ranks
 
+    @property
+    def named_line(self) -> str:
+        """The line that takes the time, as ``train.py:10``; empty if it is no finding about a line."""
+        is_of_line = self.kind is not None and self.kind.names_line
+        return str(self.headline.values["location"]) if is_of_line and isinstance(self.headline, Text) else ""
+
     @cached_property
     def for_next_run(self) -> Finding:
         """Return the finding for a job that has ended: without a fix that needs a live process."""
@@ -91,6 +97,7 @@ class FindingKind:
     details: str = ""
     advice: str = ""
     fix: str = ""
+    names_line: bool = False  # whether it tells of a line that takes the time, which no other finding then repeats
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
     lost_once: str = ""
     gpu_bytes: str = ""
