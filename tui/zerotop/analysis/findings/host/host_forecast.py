@@ -14,22 +14,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.host.growing_containers import GrowingContainer, find_container
-from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.gpu_use import name_process
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.exhaustion import BLOCK, Forecast, forecast_end, has_stopped
 from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes
-from zerotop.recording.samples import read_column
+from zerotop.recording.moments.records import Records
+from zerotop.recording.samples import Floats, Ints, Rows, read_column
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import GpuProcess, RayMonitor
 
 _KIND = FindingKind(
     name="host_memory_forecast",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="The kernel will kill {victim} {when}: host memory runs out",
     details=(

@@ -15,16 +15,14 @@ import numpy as np
 
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.findings.loops.loss_causes import describe_before
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Ints
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.stats.wander import stands_out
 from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps, read_logged
+from zerotop.recording.samples import Floats, Ints
 from zerotop_probe.recording.events import JobEnded
 
 _BROKEN = FindingKind(
     name="loss_not_finite",
-    severity=Severity.WARNING,
     confidence=0.99,
     headline="The loss is {word}[ in step {step}]",
     details="[Before it was {loss_before:.4g}[ in step {step_before}][; {before}].][ {raised}]",
@@ -36,7 +34,6 @@ _LASTING = _BROKEN.with_changes(
 )
 _JUMPED = FindingKind(
     name="loss_jumped",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="The loss rose to {loss_after:.4g} from {loss_before:.4g}[ at step {step}]",
     details=(

@@ -9,21 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.memory import growing_readings
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
-from zerotop.analysis.findings.support.memory.growing_readings import (
-    CREEP_STEPS,
-    SPARSE_RECORDS,
-    GrowthStretch,
-    MemoryReadings,
-    measure_slope,
-    read_stretches,
-)
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.memory.leak_holders import (
     KEEP_NUMBERS,
@@ -39,7 +30,6 @@ from zerotop_probe.recording.event_values import CREEP
 
 _KIND = FindingKind(
     name="memory_creep",
-    severity=Severity.WARNING,
     confidence=0.9,
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
@@ -72,7 +62,7 @@ _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
 # It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
 # or so many times its longest level part.
-_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * CREEP_STEPS, 3
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * growing_readings.CREEP_STEPS, 3
 
 
 class _Found(NamedTuple):
@@ -86,7 +76,7 @@ class _Found(NamedTuple):
 class _Creep(NamedTuple):
     """Ranks whose memory creeps alike, the steps of one of them, the first of these, and when it was known to have ended."""
 
-    stretch: GrowthStretch
+    stretch: growing_readings.GrowthStretch
     ranks: list[int]
     onset: int
     ended_ns: int | None = None
@@ -117,12 +107,12 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 def _find_creeps(window: SearchWindow[Group], last: _Reported) -> Iterator[_Creep]:
     processes = window.subject.processes
-    found = [stretch for process in processes for stretch in read_stretches(window, process)]
+    found = [stretch for process in processes for stretch in growing_readings.read_stretches(window, process)]
     for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
         yield from _follow_last(window, last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
         if not is_same or stretch.begin_ns > last.end_ns:
-            stretch = _extend_back(window.keep(MemoryReadings, stretch.process), stretch)
+            stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
             ranks = [process.rank for process in processes if _grows_alike(window, process, stretch)]
             onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
             last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
@@ -130,7 +120,9 @@ def _find_creeps(window: SearchWindow[Group], last: _Reported) -> Iterator[_Cree
     yield from _follow_last(window, last, window.recording.cursor_ns)
 
 
-def _extend_back(readings: MemoryReadings, stretch: GrowthStretch) -> GrowthStretch:
+def _extend_back(
+    readings: growing_readings.MemoryReadings, stretch: growing_readings.GrowthStretch
+) -> growing_readings.GrowthStretch:
     """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
     slope, (steps, _, held) = stretch.slope, readings.select_times(stretch.process, 0)
     steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
@@ -151,7 +143,7 @@ def _follow_last(window: SearchWindow[Group], last: _Reported, until_ns: int) ->
     """Yield the last creep again, each time it has grown much further, and once it has ended."""
     while last.creep is not None and last.creep.ended_ns is None:
         stretch = last.creep.stretch
-        readings, told = window.keep(MemoryReadings, stretch.process), len(stretch.held)
+        readings, told = window.keep(growing_readings.MemoryReadings, stretch.process), len(stretch.held)
         steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
         count = int(np.searchsorted(ends_ns, until_ns, "right"))
         if count <= told:
@@ -161,7 +153,7 @@ def _follow_last(window: SearchWindow[Group], last: _Reported, until_ns: int) ->
         highest = np.maximum.accumulate(np.where(is_new, indices, 0))
         last.end_ns = int(ends_ns[highest[-1]])
         has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
-        has_ended &= indices - highest >= SPARSE_RECORDS
+        has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
         has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
         index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
         if index is None:
@@ -198,7 +190,7 @@ def _counts_again(process: Process) -> bool:
     return has_stacks and any(event.pools for event in process.events_of(events.Tensors))
 
 
-def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
+def _find_holder(stretch: growing_readings.GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
     """Return the variable that holds most of what has been left, and when that was known.
 
     It is that of the last search up to the last step, or else of the first one up to the deadline.
@@ -215,15 +207,15 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
     return found
 
 
-def _grows_alike(window: SearchWindow[Group], process: Process, stretch: GrowthStretch) -> bool:
+def _grows_alike(window: SearchWindow[Group], process: Process, stretch: growing_readings.GrowthStretch) -> bool:
     """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
     if process is stretch.process:
         return True
-    rows, held = window.keep(MemoryReadings, process).select(process, 0)
+    rows, held = window.keep(growing_readings.MemoryReadings, process).select(process, 0)
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False
-    return stretch.slope / 2 < measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
+    return stretch.slope / 2 < growing_readings.measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
 
 
 def _build_finding(creep: _Creep, found: _Found) -> Finding:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.deepspeed_keys import find_unused_settings
-from zerotop.analysis.findings.support.evidence import Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop_probe.recording.events import Engine
 
 _KIND = FindingKind(
     name="unused_settings",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="{key}[ and {others:count other setting}] {verb} no effect",
     details="{reasons}",

@@ -9,13 +9,12 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
+from zerotop.analysis.findings.support import Finding, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
-from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.host_load import count_workers
 from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases, sum_training_s
 from zerotop_probe.recording.events import Stacks
 

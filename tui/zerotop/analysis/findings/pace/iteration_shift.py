@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near, is_short
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
@@ -17,8 +18,6 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange, nam
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.causes.whole_levels import is_same, join_shifts, measure_whole
-from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines.line_findings import (
     is_cause,
@@ -30,16 +29,15 @@ from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, Stack
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import find_first_run
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import BLOCK, stands_out
+from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
     name="iteration_shift",
-    severity=Severity.WARNING,
     confidence=0.5,
     headline="Iterations {take} {after_s:seconds} instead of {before_s:seconds} ({change_share:change})"
     " from step {step} {until}",

@@ -7,38 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import (
-    PLACES,
-    is_cause,
-    is_named,
-    line_values,
-    measure_between,
-    name_line,
-)
-from zerotop.analysis.findings.support.lines.stack_lines import (
-    BETWEEN,
-    UNSEEN,
-    Delay,
-    FoundLine,
-    await_line,
-    select_events_in,
-)
+from zerotop.analysis.findings.support.lines import line_findings, stack_lines
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.reader import Event
+from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import SILENT
 from zerotop_probe.recording.events import Goodbye, Stacks, Tensors
 
 _KIND = FindingKind(
     name="long_pause",
-    severity=Severity.WARNING,
     confidence=0.9,
     lost_once="pause_s",
     headline="Step {step} took {pause_s:seconds} longer than the others",
@@ -65,7 +48,7 @@ _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a
 # A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
 # than all steps before together; then again with this many times as long.
 _UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
-_PLACES = ("data", "forward", "backward", "step", BETWEEN, UNSEEN)
+_PLACES = ("data", "forward", "backward", "step", stack_lines.BETWEEN, stack_lines.UNSEEN)
 # A pause is told if it takes these seconds, this many iterations, and this share of the training so far or half a minute.
 _LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
 _LEAST_SHARE, _MOST_S = 0.02, 30.0
@@ -89,11 +72,11 @@ class _Pause(NamedTuple):
     process: Process
     column: str  # of the phase that took the time; empty if it is unknown
 
-    def find_delay(self) -> Delay:
+    def find_delay(self) -> stack_lines.Delay:
         """Return where the time is lost."""
-        where = "eval" if self.is_evaluation else PLACES[self.column] if self.column else BETWEEN
+        where = "eval" if self.is_evaluation else line_findings.PLACES[self.column] if self.column else stack_lines.BETWEEN
         begin_ns, end_ns = int(self.rows["begin_unix_ns"][0]), int(self.rows["end_unix_ns"][-1])
-        return Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
+        return stack_lines.Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
 
     @property
     def is_by_probe(self) -> bool:
@@ -106,8 +89,8 @@ class _Pause(NamedTuple):
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
-    for pause, found in window.await_each(_find_pauses(window), lambda pause: await_line(pause.find_delay())):
-        is_new = found.line is None or not is_named(window.subject, found.line, found.known_ns)
+    for pause, found in window.await_each(_find_pauses(window), lambda pause: stack_lines.await_line(pause.find_delay())):
+        is_new = found.line is None or not line_findings.is_named(window.subject, found.line, found.known_ns)
         if is_new and not pause.is_by_probe:
             yield _build_finding(pause, found)
     yield from _find_unfinished(window)
@@ -116,7 +99,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a step that takes longer than all before it, while it lasts."""
     lead = window.subject.lead
-    for event in select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
+    for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
         steps = lead.steps_until(event.unix_ns)
         if len(steps) <= SETTLED_STEPS:
             continue
@@ -131,7 +114,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
     threads = find_busy_threads(group.lead, begin_ns, event.unix_ns)
-    kind, values = _UNFINISHED, dict(line_values(None))
+    kind, values = _UNFINISHED, dict(line_findings.line_values(None))
     if threads and threads[0].line is not None:
         line = threads[0].line
         values = {"place": line.place, "line": line.text, "location": line.location}
@@ -200,8 +183,8 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
         rows = process.phased_steps_until(known_ns)
         rows = rows[rows["step"] == step["step"]]
         if len(rows):
-            parts = {name: float(rows[name][0]) for name in PLACES if name != "other_s"}
-            parts["other_s"] = float(measure_between(rows)[0])
+            parts = {name: float(rows[name][0]) for name in line_findings.PLACES if name != "other_s"}
+            parts["other_s"] = float(line_findings.measure_between(rows)[0])
             column = max(parts, key=lambda name: parts[name])
             # The other ranks wait for this one where they communicate.
             is_own = column in ("data_s", "other_s")
@@ -211,11 +194,11 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
     return max(found, key=lambda one: one[:2])[2:]
 
 
-def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
+def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     kind, line, steps = _EVALUATION if pause.is_evaluation else _KIND, found.line, pause.group.lead.steps
     compiled = measure_compiling(pause.group.lead, pause.rows)
-    if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
-        kind = name_line(kind, line)
+    if line is not None and not pause.is_evaluation and line_findings.is_cause(line, pause.find_delay()):
+        kind = line_findings.name_line(kind, line)
     elif pause.is_evaluation and line is not None:
         kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
     is_compiling = compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
@@ -230,5 +213,5 @@ def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
         known_ns=found.known_ns,
         part=name_part(pause.column) if pause.column else None,
         cause=Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None,
-        **line_values(line),
+        **line_findings.line_values(line),
     )

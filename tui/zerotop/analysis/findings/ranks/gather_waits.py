@@ -16,19 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gather_looks import GatherLook, Looks, read_looks
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.tables import PHASE_CODE
 
 _GPU = FindingKind(
     name="slow_gpu",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="The others wait for the GPU of rank {rank}, {wait_s:seconds} or more of each iteration",
     details=(
@@ -49,7 +47,6 @@ _RANK = _GPU.with_changes(
 )
 _LINKS = FindingKind(
     name="slow_links",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="All GPUs wait {wait_s:seconds} of each iteration ({share:percent}) for gathered parameters",
     details="The transfers take longer than the computation that overlaps them. An iteration takes {iteration_s:seconds}.",

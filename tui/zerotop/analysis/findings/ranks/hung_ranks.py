@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.gpu_use import name_process
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB, format_bytes, join_words
 from zerotop.analysis.memory.gpu_turns import Cycle, find_cycles, is_growing
 from zerotop.recording.samples import split_samples
@@ -29,7 +27,6 @@ _TURNS = FindingKind(
 )
 _KEPT = FindingKind(
     name="memory_kept_asleep",
-    severity=Severity.WARNING,
     confidence=0.85,
     gpu_bytes="grown_bytes",
     headline="{short} keeps {per_cycle_bytes:bytes} more of GPU {gpu} after each sleep",

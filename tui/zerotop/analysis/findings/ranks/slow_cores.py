@@ -13,20 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import measure_load
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.samples import Floats, Rows
 
 _COMPUTES = FindingKind(
     name="slow_cores",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="Rank {rank} computes for {slow_s:seconds} in each iteration, the others for {others_s:seconds}",
     details=(

@@ -83,7 +83,7 @@ class Subject(Protocol):
     def step_at(self, time_ns: int) -> int | None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FindingKind:
     """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Finding`.
 
@@ -91,7 +91,7 @@ class FindingKind:
     """
 
     name: str
-    severity: Severity
+    severity: Severity = Severity.WARNING
     confidence: float
     headline: str
     details: str = ""
