@@ -15,10 +15,15 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.findings.support.host_load import measure_load
+from zerotop.analysis.findings.support.host_load import (
+    SAMPLED_NS,
+    SLOW_TIMES,
+    hides_slow_cores,
+    measure_load,
+    measure_thread_use,
+)
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
-from zerotop.analysis.findings.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.samples import Floats, Rows

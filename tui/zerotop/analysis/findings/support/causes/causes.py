@@ -15,9 +15,7 @@ from zerotop.analysis.findings.support.causes import (
     thread_causes,
 )
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
-from zerotop.analysis.findings.support.causes.memory_causes import check_memory
-from zerotop.analysis.findings.support.causes.mode_causes import check_modes
-from zerotop.analysis.findings.support.causes.training_causes import check_training
+from zerotop.analysis.findings.support.causes.training_causes import check_memory, check_modes, check_training
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (

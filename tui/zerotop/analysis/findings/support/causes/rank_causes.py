@@ -7,7 +7,7 @@ import numpy as np
 from zerotop.analysis.findings.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange, count_iterations
 from zerotop.analysis.findings.support.evidence import Process, Rows
-from zerotop.analysis.findings.support.thread_use import SLOW_TIMES, hides_slow_cores, measure_thread_use
+from zerotop.analysis.findings.support.host_load import SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
 from zerotop.analysis.formatting import Text
 

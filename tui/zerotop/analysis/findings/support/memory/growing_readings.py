@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
-from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch
-from zerotop.analysis.findings.support.memory.level_rises import LevelRises
+from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch, LevelRises
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
 from zerotop.analysis.findings.support.window import SearchWindow
