@@ -199,13 +199,14 @@ class MemoryReadings:
         """Yield the base of each stretch that changes from ``first`` on make long enough to report, and these changes."""
         rows = self._changes.rows
         new, indices = rows[first:], np.arange(first, len(rows))
+        if not (new["base"] < indices).any():  # as where nothing leaks
+            return
         base, records = rows[new["base"]], indices - new["record_base"]
         is_sparse = (records >= SPARSE_RECORDS) | (self._find_even(first) & (records > _EVEN_RISES))
         is_long = (indices - new["base"] >= CREEP_STEPS) | (is_sparse & (new["step"] - base["step"] >= _SPARSE_SPAN))
         enough = np.flatnonzero((new["base"] < indices) & is_long & (new["held"] - base["held"] >= CREEP_BYTES))
-        for run in np.split(enough, np.flatnonzero(np.diff(new["base"][enough])) + 1):
-            if len(run):
-                yield int(new["base"][run[0]]), (first + run).tolist()
+        for base in np.unique(new["base"][enough]).tolist():
+            yield base, (first + enough[new["base"][enough] == base]).tolist()
 
     def _find_even(self, first: int) -> NDArray[np.bool_]:
         """Return whether memory rose by about as much a step in the changes up to each new one."""
