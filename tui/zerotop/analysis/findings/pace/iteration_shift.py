@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near, is_short
+from zerotop.analysis.findings.pace.changes_of_pace import (
+    SIZE,
+    STEP_PHASE,
+    KnownChange,
+    PaceSearch,
+    is_near,
+    is_same,
+    is_short,
+    join_shifts,
+    measure_whole,
+)
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting
@@ -17,7 +27,6 @@ from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShi
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
-from zerotop.analysis.findings.support.causes.whole_levels import is_same, join_shifts, measure_whole
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines.line_findings import (
     is_cause,

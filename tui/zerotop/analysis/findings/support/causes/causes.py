@@ -10,7 +10,6 @@ from zerotop.analysis.findings.support.causes import (
     batch_causes,
     gpu_causes,
     host_causes,
-    rank_causes,
     step_change,
     thread_causes,
 )
@@ -211,7 +210,7 @@ _CHECKS: tuple[_Check, ...] = (
     host_causes.check_others,
     host_causes.check_crowding,
     _check_late_rank,
-    rank_causes.check_slow_cores,
+    thread_causes.check_slow_cores,
     gpu_causes.check_neighbours,
     host_causes.check_core_clock,
     _check_interruption,
