@@ -15,14 +15,8 @@ from zerotop.analysis.findings.support.memory import growing_readings
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
+from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
-from zerotop.analysis.memory.leak_holders import (
-    KEEP_NUMBERS,
-    advise_on_holder,
-    advise_on_line,
-    choose_holder,
-    describe_holder,
-)
 from zerotop.analysis.memory.tensor_inventory import HeldTensors
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -34,13 +28,13 @@ _KIND = FindingKind(
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
-    advice=KEEP_NUMBERS,
+    advice=leak_holders.KEEP_NUMBERS,
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,
     headline="{place} {leaks} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details=f"{_KIND.details} The leaked memory was allocated at {{line}}.",
-    advice=advise_on_line("{place}").text,
+    advice=leak_holders.advise_on_line("{place}").text,
 )
 _NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
 _HELD_KIND = _KIND.with_changes(
@@ -202,7 +196,7 @@ def _find_holder(stretch: growing_readings.GrowthStretch, deadline_ns: int) -> t
         ):
             continue
         if event.held and event.allocated_bytes is not None:
-            holder = choose_holder(event, event.allocated_bytes - int(stretch.held[0]))
+            holder = leak_holders.choose_holder(event, event.allocated_bytes - int(stretch.held[0]))
             found = (holder, event.unix_ns) if holder is not None else found
     return found
 
@@ -236,8 +230,11 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     if logits:
         kind, texts = _LOGITS_KIND, {"logits": logits}
     if found.holder is not None:
-        advice = advise_on_holder(found.holder)
-        kind, texts = _HELD_KIND, texts | {"holder": found.holder.name, "held_by": describe_holder(found.holder)}
+        advice = leak_holders.advise_on_holder(found.holder)
+        kind, texts = (
+            _HELD_KIND,
+            texts | {"holder": found.holder.name, "held_by": leak_holders.describe_holder(found.holder)},
+        )
         texts |= {"letting_go": advice.text, "clearing": advice.fix}
     values: dict[str, Any] = dict(texts)
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}

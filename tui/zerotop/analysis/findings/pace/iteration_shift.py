@@ -28,12 +28,7 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange, nam
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
-from zerotop.analysis.findings.support.lines.line_findings import (
-    is_cause,
-    is_wait,
-    line_values,
-    name_line,
-)
+from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, find_deadline, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import find_first_run
@@ -457,7 +452,7 @@ def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
     if line is None or (shift.is_uncertain and line.known_call is None and not line.is_new):
         return False
-    return is_cause(line, shift.find_delay())
+    return line_findings.is_cause(line, shift.find_delay())
 
 
 def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
@@ -488,16 +483,18 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
     begin, whole = shift, measure_whole(shift, others, found.known_ns, until_step)
     change, cause, kind = shift.change, shift.cause, _choose_kind(whole)
     is_named = _is_line_named(shift, found.line)
-    is_told = is_named or not (shift.is_uncertain or is_wait(found.line) or (found.line is not None and found.line.is_new))
+    is_told = is_named or not (
+        shift.is_uncertain or line_findings.is_wait(found.line) or (found.line is not None and found.line.is_new)
+    )
     line = found.line if is_told else None
     if line is not None and is_named:
-        kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
+        kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
     if not shift.is_worse or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)
-    values: dict[str, Any] = line_values(line)
+    values: dict[str, Any] = line_findings.line_values(line)
     if cause is not None and cause.where:
         values |= {"line": None, "cause_line": values["line"]}
     if cause is not None and cause.line is not None:

@@ -40,7 +40,7 @@ def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
 
 def _is_planned(change: step_change.StepChange) -> bool:
     """Whether batches grow by a plan, in several steps without a way back: the training began with short ones."""
-    rows = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    rows = change.process.phased_steps_until(change.latest_ns)
     sizes = step_change.get_batch_sizes(rows[np.searchsorted(rows["step"], WARM_UP_STEPS) :])
     growth = np.diff(sizes[sizes > 0])
     rises = np.flatnonzero(growth)
@@ -63,7 +63,7 @@ def _widen_parts(change: step_change.StepChange) -> tuple[Rows, Rows]:
     parts = change.phased
     if not all(len(rows) for rows in parts) or not _varies(parts[0]):
         return parts
-    known = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    known = change.process.phased_steps_until(change.latest_ns)
     first, end = np.searchsorted(known["step"], [change.after["step"][0], change.after["step"][-1] + 1])
     before, after = known[max(0, first - _MOST_STEPS) : first], known[first:end]
     sizes = [step_change.get_batch_sizes(part).astype(np.float64) for part in (before, after)]
@@ -84,7 +84,7 @@ def _compare_batches(
     growth = tokens or rows
     if growth is None:
         return None
-    slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    slower = np.log(change.after_s / change.before_s)
     larger = np.log(growth[1] / growth[0])
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
@@ -126,7 +126,7 @@ def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) ->
     parts = change.phased if process is change.process else change.read_phased(process)
     if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
         return None
-    rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    rows = process.phased_steps_until(change.latest_ns)
     rows = rows[step_change.match_steps(rows, np.concatenate([change.before, change.after]))]
     before, after = (float(np.median(step_change.get_batch_sizes(part))) for part in parts)
     is_new = np.abs(step_change.get_batch_sizes(rows) - after) < np.abs(step_change.get_batch_sizes(rows) - before)

@@ -76,8 +76,8 @@ def _check_skipping(change: step_change.StepChange) -> step_change.Cause | None:
 
 def _check_data(change: step_change.StepChange) -> step_change.Cause | None:
     before, data = (compute_known_median(rows["data_s"]) for rows in change.phased)
-    waited, iteration = data - before, float(np.median(change.after["iteration_s"]))
-    slower = iteration - float(np.median(change.before["iteration_s"]))
+    waited, iteration = data - before, change.after_s
+    slower = iteration - change.before_s
     # Unknown times are NaN, which compares false.
     if slower <= 0 or not waited >= slower / 2 or not data >= max(STALL_SECONDS, STALL_SHARE * iteration):
         return None
@@ -100,10 +100,9 @@ def _check_collector(change: step_change.StepChange) -> step_change.Cause | None
 
     A collection that pauses only a few iterations does not make the others longer.
     """
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (step_change.measure_collecting(change.process, rows) for rows in (change.before, change.after))
-    in_pauses = float(change.after["iteration_s"].mean() - np.median(change.after["iteration_s"]))
-    if slower <= 0 or after - before < slower / 2 or in_pauses > (after - before) / 2:
+    in_pauses = float(change.after["iteration_s"].mean() - change.after_s)
+    if change.added_s <= 0 or after - before < change.added_s / 2 or in_pauses > (after - before) / 2:
         return None
     text = f"Python's garbage collector takes {format_seconds(after)} of each iteration instead of {format_seconds(before)}"
     return step_change.Cause(text, *_COLLECTOR, 0.8)
@@ -113,23 +112,21 @@ def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None
     """Return the cause that torch.compile explains half of the difference or more: it began to compile, or finished."""
     if not change.process.events_of(events.Compiled):
         return None
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (step_change.measure_compiling(change.process, rows) for rows in (change.before, change.after))
-    if after.seconds - before.seconds >= slower / 2 > 0:
+    if after.seconds - before.seconds >= change.added_s / 2 > 0:
         tokens = change.phased[1]["tokens"]
         shapes = " for batches of other shapes" if len(np.unique(tokens)) > 1 else ""
         steps = step_change.count_iterations(change.after)
         text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {steps} steps{shapes}"
         return step_change.Cause(text, *_COMPILING, 0.9)
-    if after.seconds - before.seconds <= slower / 2 < 0:
+    if after.seconds - before.seconds <= change.added_s / 2 < 0:
         return step_change.Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)
     return None
 
 
 def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
+    known_ns, delays = change.latest_ns, []
     # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
     seen = needed = min(SETTLED_STEPS, len(change.after))
     if not all(len(part) for part in change.phased):
@@ -140,13 +137,13 @@ def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
             seen = min(seen, len(own[1]))
-    if len(delays) < 2 or slower <= 0:
+    if len(delays) < 2 or change.added_s <= 0:
         return None
     (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
-    if late - others < slower / 2 or culprit is change.process:
+    if late - others < change.added_s / 2 or culprit is change.process:
         return None
     text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
-    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
+    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * change.after_s)
     is_straggler = is_long and seen >= needed
     fix = f"py-spy dump --pid {culprit.source.pid}"
     return step_change.Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
@@ -177,7 +174,7 @@ def _check_interruption(change: step_change.StepChange) -> step_change.Cause | N
 def _changed_pace_before(change: step_change.StepChange, column: str) -> bool:
     """Whether the pace also changed after each earlier interruption of the kind; true if there was none."""
     steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.after["step"][0])]
-    change_s = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    change_s = change.added_s
     for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():
         before, after = (
             steps["iteration_s"][part]

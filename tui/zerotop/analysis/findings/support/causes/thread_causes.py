@@ -28,11 +28,10 @@ _WAITS: Advice = ("See what else runs on its cores, and bind each rank to cores 
 
 def check_slow_cores(change: StepChange) -> Cause | None:
     """Return the cause that one rank began to compute longer than the others, or to wait for a core."""
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    if slower <= 0 or len(change.group.processes) < 2 or not hides_slow_cores(change.group):
+    if change.added_s <= 0 or len(change.group.processes) < 2 or not hides_slow_cores(change.group):
         return None
     own_before, own_after = change.measure_own()
-    if not own_after - own_before < slower / 2:  # work between the phases, or unknown, which is NaN
+    if not own_after - own_before < change.added_s / 2:  # work between the phases, or unknown, which is NaN
         return None
     before, after = (
         [_measure_use(change, process, rows) for process in change.group.processes] for rows in (change.before, change.after)
@@ -45,7 +44,7 @@ def check_slow_cores(change: StepChange) -> Cause | None:
         index, (others, most) = int(np.argmax(rise)), np.sort(rise)[-2:].tolist()
         # Who was late before may be so still.
         after_s = np.sort(uses[1, :, part])
-        if most - others >= max(STALL_SECONDS, slower / 2) and after_s[-1] >= SLOW_TIMES * after_s[-2]:
+        if most - others >= max(STALL_SECONDS, change.added_s / 2) and after_s[-1] >= SLOW_TIMES * after_s[-2]:
             if part == 1 and _is_by_others(change):
                 return None
             culprit = change.group.processes[index]
@@ -106,7 +105,7 @@ class ThreadCause(NamedTuple):
 
 def awaits_threads(change: StepChange) -> bool:
     """Whether the probe may still be searching for the thread that began to compute."""
-    is_slower = np.median(change.after["iteration_s"]) > np.median(change.before["iteration_s"])
+    is_slower = change.added_s > 0
     return bool(is_slower) and any(
         event.watches_threads for process in change.group.processes for event in process.events_of(events.Hello)
     )
@@ -116,7 +115,7 @@ def check_threads(change: StepChange) -> Cause | None:
     """Return the cause that a thread began to compute in the iterations that became longer."""
     # Steps in between may only have been counted.
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
-    off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
+    off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * change.after_s)
     return _find_cause(change, earliest_ns - off_ns, latest_ns + off_ns)
 
 
@@ -132,12 +131,11 @@ def find_busy_threads(process: Process, since_ns: int, known_ns: int) -> list[Th
 
 
 def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause | None:
-    before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
-    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
+    before, after = change.before_s, change.after_s
     found = [
         (thread, process)
         for process in change.group.processes
-        for thread in _list_threads(process, known_ns)
+        for thread in _list_threads(process, change.latest_ns)
         if thread.begin_ns <= latest_ns and thread.busy_ns >= earliest_ns
     ]
     cores = sum(thread.cores for thread, _ in found)

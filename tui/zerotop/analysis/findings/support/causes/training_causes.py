@@ -26,10 +26,9 @@ _ADVICE = "See what that line does since then: it takes time and memory in each 
 
 def check_memory(change: StepChange) -> Cause | None:
     """Return the cause that all steps after a slowdown peak higher than all before, with the line that allocates more."""
-    if np.median(change.after["iteration_s"]) <= np.median(change.before["iteration_s"]):
+    if change.added_s <= 0:
         return None
-    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
-    rows = change.process.phased_steps_until(known_ns)
+    rows = change.process.phased_steps_until(change.latest_ns)
     first = int(np.searchsorted(rows["step"], change.after["step"][0]))
     if not (rows["step"][first : first + 1] < change.after["step"][0] + _NEAR_STEPS).any():
         return None
@@ -43,7 +42,9 @@ def check_memory(change: StepChange) -> Cause | None:
     for look in read_looks(change.process, PEAK):
         if look.first_step < change.after["step"][0]:
             earlier = look
-        elif look.known_ns <= known_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None:
+        elif (
+            look.known_ns <= change.latest_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None
+        ):
             text = "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}"
             values = {"grown": grown, "part": min(grown, growth.grown_bytes), "line": growth.line.text}
             return Cause(Text(text, values), _ADVICE, growth.line.location, _CONFIDENCE, finding="memory_step")
@@ -76,16 +77,14 @@ _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that add
 
 def check_training(change: StepChange) -> Cause | None:
     """Return the cause that the training itself was changed, with the line that did it."""
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    off_ns = round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
+    off_ns = round(_STEPS_OFF * 1e9 * change.after_s)
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
-    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
-    found = change.process.find_changes(earliest_ns, latest_ns, known_ns)
-    fitting = [one for one in found if one.effect * slower >= 0]
+    found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
+    fitting = [one for one in found if one.effect * change.added_s >= 0]
     if not fitting:
         return None
     is_told = fitting[0].effect != 0 or fitting[0].line is not None
-    return Cause(describe_changes(fitting), *_advise(change, fitting[0], slower), 0.95 if is_told else 0.85)
+    return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
 
 
 def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
