@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.reader import Event
-from zerotop.recording.samples import Rows
+from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.event_values import SILENT
 from zerotop_probe.recording.events import Goodbye, Stacks, Tensors
 
@@ -54,10 +55,8 @@ _LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
 _LEAST_SHARE, _MOST_S = 0.02, 30.0
 # An evaluation is expected to take a while: it takes this share of the training so far.
 _EVALUATION_SHARE = 0.1
-
-
-class _State:
-    steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
+# The most steps that are looked at together.
+_MOST_READ = 1024
 
 
 class _Pause(NamedTuple):
@@ -84,6 +83,13 @@ class _Pause(NamedTuple):
         delay = self.find_delay()
         counts = select_events(self.process.events_of(Tensors), delay.begin_ns, delay.end_ns)
         return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
+
+
+class _Read(NamedTuple):
+    """The number of steps that were looked at, and the pause in the last of them."""
+
+    until: int
+    pause: _Pause | None
 
 
 @in_each_attempt(kinds=None)
@@ -128,44 +134,47 @@ def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evid
 
 
 def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
-    group, state, steps = window.subject, window.keep(_State), window.subject.lead.steps
+    trained_s = cache(lambda: np.nancumsum(window.subject.lead.steps["iteration_s"]))  # only if needed: of a million steps
+    for read in window.extend(partial(_read_next, window.subject, trained_s), 0):
+        pause = read.pause
+        if pause is not None and window.is_news(pause.seconds, _is_longer, pause.is_evaluation):
+            yield pause
+
+
+def _read_next(group: Group, trained_s: Callable[[], Floats], last: _Read | None) -> _Read | None:
+    """Return the next steps, up to a pause or without one; None while there are none, or the last of them may be a pause.
+
+    ``trained_s``: the seconds of training up to each step.
+    """
+    steps, begin = group.lead.steps, SETTLED_STEPS if last is None else last.until  # the first ones load and compile
     seconds, evaluated = steps["iteration_s"], steps["eval_s"]
-    begin = state.steps_read
-    if len(steps) <= begin:
-        return
-    long = (begin + np.flatnonzero((seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S))).tolist()
-    trained_s = np.nancumsum(seconds if long else seconds[:0])  # only when needed: there may be a million steps
-    for index in long:
-        if index < state.steps_read:
-            continue
-        usual = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index]))
-        trained = float(trained_s[index - 1])
-        if evaluated[index] >= _LEAST_S:
-            state.steps_read = index + 1
-            pause = float(evaluated[index])
-            if _is_notable(pause, usual, _EVALUATION_SHARE * trained) and window.is_news(pause, _is_longer, "eval"):
-                known_ns = int(steps["end_unix_ns"][index])
-                yield _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
-            continue
-        end = index + 1
-        # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
-        while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
-            end += 1
-        goodbyes = group.lead.events_of(Goodbye) if end == len(steps) else ()
-        if end == len(steps) and end - index < SHIFT_STEPS and not goodbyes:  # the next step shows whether it was a pause
-            state.steps_read = index
-            return
-        state.steps_read = end
-        pause = float(seconds[index:end].sum()) - (end - index) * usual
-        least = min(_LEAST_SHARE * trained, _MOST_S)
-        is_change = end - index >= SHIFT_STEPS or (
-            end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
-        )
-        if not is_change and _is_notable(pause, usual, least) and window.is_news(pause, _is_longer):
-            known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
-            process, column = _find_place(group, steps[index], known_ns)
-            yield _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
-    state.steps_read = max(state.steps_read, len(steps))
+    near = slice(begin, begin + _MOST_READ)
+    is_long = (seconds[near] >= _LEAST_S) | (evaluated[near] >= _LEAST_S)
+    if not is_long.any():
+        return _Read(begin + len(is_long), None) if len(is_long) else None
+    index = begin + int(np.argmax(is_long))
+    usual, trained = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index])), float(trained_s()[index - 1])
+    if evaluated[index] >= _LEAST_S:
+        pause, known_ns = float(evaluated[index]), int(steps["end_unix_ns"][index])
+        is_notable = _is_notable(pause, usual, _EVALUATION_SHARE * trained)
+        found = _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
+        return _Read(index + 1, found if is_notable else None)
+    end = index + 1
+    # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
+    while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
+        end += 1
+    goodbyes = group.lead.events_of(Goodbye) if end == len(steps) else ()
+    if end == len(steps) and end - index < SHIFT_STEPS and not goodbyes:  # the next step shows whether it was a pause
+        return None
+    pause = float(seconds[index:end].sum()) - (end - index) * usual
+    is_change = end - index >= SHIFT_STEPS or (
+        end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
+    )
+    if is_change or not _is_notable(pause, usual, min(_LEAST_SHARE * trained, _MOST_S)):
+        return _Read(end, None)
+    known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
+    place = _find_place(group, steps[index], known_ns)
+    return _Read(end, _Pause(group, steps[index:end], pause, usual, known_ns, False, *place))
 
 
 def _is_notable(pause_s: float, usual_s: float, least_s: float) -> bool:
