@@ -24,8 +24,7 @@ from zerotop.analysis.memory.expected.beyond_allocated import Interval, JobMemor
 from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Workload
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
-from zerotop.analysis.sweeps.estimated_time import estimate_time
-from zerotop.analysis.sweeps.estimates import Hardware, build_setup
+from zerotop.analysis.sweeps.estimates import Hardware, build_setup, estimate_time
 from zerotop.analysis.sweeps.regimes import Regime, build_model
 
 _TRUTHS = Path(__file__).with_name("estimate_truths.jsonl")

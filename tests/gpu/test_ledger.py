@@ -17,7 +17,7 @@ from real_jobs import make_environment, run_recorded
 from zerotop.analysis.findings import Finding, detect_findings
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, PRIVATE, GpuLedger
-from zerotop.analysis.views.loop_notices import describe_training
+from zerotop.analysis.views.notices import describe_training
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import OutOfMemory
 

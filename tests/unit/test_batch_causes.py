@@ -57,9 +57,10 @@ def find_cause(before: Any, after: Any, engine: dict[str, Any], *, first: int = 
     steps["step"] = np.arange(len(steps))
     before, after = np.split(steps, [len(before)])
     process = SimpleNamespace(engine=EngineFacts(engine), phased_steps_until=lambda known_ns: steps)
-    group, near = SimpleNamespace(processes=[process]), (before[first:], after[: len(after) - first])
-    change = SimpleNamespace(before=near[0], after=after, phased=near, process=process, group=group, known_ns=0)
-    cause = check_batch(cast("StepChange", change))
+    group = cast(Any, SimpleNamespace(processes=[process], lead=process))
+    change = StepChange(group, before[first:], after, known_ns=0)
+    vars(change)["phased"] = before[first:], after[: len(after) - first]
+    cause = check_batch(change)
     assert cause is not None
     return cause
 

@@ -9,10 +9,10 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.ranks.matrix import RankMatrices, RankMetric
-from zerotop.analysis.steps.step_blocks import merge_before
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import estimate_tokens
 from zerotop.analysis.timeline.step_lane import StepTimes
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.restarts import merge_before
 from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import StepTable, read_steps

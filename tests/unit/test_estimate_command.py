@@ -16,8 +16,7 @@ import pytest
 from zerotop.analysis.memory.expected.model_shape import parse_shape
 from zerotop.analysis.memory.expected.peak_moments import LOSSES, Workload
 from zerotop.analysis.memory.expected.zero_model import TrainedModel
-from zerotop.analysis.sweeps.estimated_time import estimate_time
-from zerotop.analysis.sweeps.estimates import Hardware, build_setup
+from zerotop.analysis.sweeps.estimates import Hardware, build_setup, estimate_time
 from zerotop.analysis.sweeps.regimes import DTYPES, FRAMEWORKS, OPTIMIZERS, QUANTIZATIONS
 from zerotop.cli import main
 from zerotop.commands.options.sweep_options import add_regime_options

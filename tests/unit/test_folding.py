@@ -18,8 +18,8 @@ import recordings
 from counted_recordings import count_steps
 from segmented_recordings import fold_at, unpack_segmented
 from zerotop.analysis.processes.thinned import is_thinned_at
-from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.views.restarts import align_blocks, merge_before
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.recording.steps.step_table import read_steps

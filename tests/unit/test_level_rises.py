@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.findings.support.memory.level_rises import LevelRises
+from zerotop.analysis.findings.support.memory.floor_rises import LevelRises
 
 MIB = 1 << 20
 

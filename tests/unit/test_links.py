@@ -75,7 +75,7 @@ def test_growth_that_ends_with_a_killed_rank() -> None:
 
 def test_a_measured_cause_must_hold_at_that_time() -> None:
     taken = dataclasses.replace(make_finding("cores_taken", 20, (0, 1)), end_ns=125 * 10**9)
-    kind = FindingKind("iteration_shift", Severity.WARNING, 0.9, "slower", measured_cause="cores_taken")
+    kind = FindingKind(name="iteration_shift", confidence=0.9, headline="slower", measured_cause="cores_taken")
     slower = dataclasses.replace(make_finding("iteration_shift", 22), kind=kind)
     assert find_names(taken, slower) == [None, "cores_taken"]
     assert find_names(taken, dataclasses.replace(slower, kind=None)) == [None, None]

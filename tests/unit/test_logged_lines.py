@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from printing import Printing
-from zerotop.analysis.output.logged_lines import parse_line
-from zerotop.analysis.steps.logged_values import read_logged
+from zerotop.analysis.steps.logged_values import parse_line, read_logged
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.logged_names import find_column
 

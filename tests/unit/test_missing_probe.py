@@ -18,8 +18,7 @@ from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.findings import Severity, detect_findings
 from zerotop.analysis.processes import missing_probe as missing_analysis
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
-from zerotop.analysis.views.loop_notices import describe_training
-from zerotop.analysis.views.startup_status import describe_wait
+from zerotop.analysis.views.notices import describe_training, describe_wait
 from zerotop.recording.reader import Recording
 from zerotop_probe.outside.job.job import build_environment
 from zerotop_probe.outside.procfs import ProcessHandle, read_command_line, read_environment

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerotop.analysis.memory.expected.model_shape import parse_shape
-from zerotop.analysis.memory.expected.vision_part import VISION_MODELS
+from zerotop.analysis.memory.expected.model_shape import VISION_MODELS, parse_shape
 from zerotop.demo.finetune import PRESETS
 
 SMALL = {

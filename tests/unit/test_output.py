@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from printing import Printing, read_monotonic_ns
-from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer, OutputLine
-from zerotop.analysis.output.repeats import fold_repeats
-from zerotop.analysis.output.search import OutputSearch, compile_pattern
+from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer, OutputLine, StepClock
+from zerotop.analysis.output.search import OutputSearch, compile_pattern, fold_repeats
 from zerotop.recording.output import blocks as output_blocks
 from zerotop.recording.output.transcript import Transcript
 from zerotop.recording.reader import Recording

@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor,
 import recordings
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.trace import counters
-from zerotop.analysis.trace.slices import build_edges
+from zerotop.analysis.trace.perfetto import build_edges
 from zerotop.cli import main
 from zerotop.recording.steps.step_table import read_steps
 from zerotop_probe.recording import tables

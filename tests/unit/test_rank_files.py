@@ -16,7 +16,7 @@ from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
-from zerotop.analysis.output.rank_files import describe_rank_files
+from zerotop.analysis.views.notices import describe_rank_files
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.output.tail import read_last_lines
 from zerotop.recording.reader import Recording

@@ -10,7 +10,7 @@ import pytest
 
 from recordings import FOLDER
 from zerotop.analysis.sweeps.baseline import Baseline, read_baseline
-from zerotop.analysis.sweeps.recorded_steps import choose_steps, list_steady_steps
+from zerotop.analysis.sweeps.recorded_moments import choose_steps, list_steady_steps
 from zerotop.analysis.sweeps.what_if_verdict import describe_baseline
 from zerotop.cli import main
 from zerotop.recording.reader import Recording

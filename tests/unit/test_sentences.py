@@ -15,7 +15,6 @@ from zerotop_probe.recording.events import EngineFacts
 
 KIND = FindingKind(
     name="made_up",
-    severity=Severity.WARNING,
     confidence=0.5,
     headline="Rank {rank} holds {held_bytes:bytes}[ of {device_bytes:bytes}][ in step {step}]",
     advice="Call {helper}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotop.analysis.failures.shortages import Short, find_shortage
+from zerotop.analysis.failures.end_causes import Short, find_shortage
 from zerotop.analysis.failures.tracebacks import parse_tracebacks
 from zerotop.recording.output.tail import PrintedLine
 

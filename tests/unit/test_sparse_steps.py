@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotop.analysis.findings.support.memory.growing_readings import GrowthState, GrowthStretch, find_stretches
+from zerotop.analysis.findings.support.memory.growing_readings import GrowthStretch, MemoryReadings
 from zerotop.analysis.findings.support.steps.runs import find_settled_run, find_turns
 from zerotop.recording.samples import Ints
 
@@ -51,13 +51,14 @@ def test_time_lost_in_turns(lost_s: list[float], apart: int, expected: slice | N
 
 
 def list_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]:
-    state = GrowthState()
-    found: list[tuple[int, int]] = []
+    readings = MemoryReadings()
+    found: dict[int, int] = {}
     for begin in range(0, len(steps), chunk):
         part = slice(begin, begin + chunk)
-        found += find_stretches(steps[part], held[part], state, lambda *_: True)
-        state.steps_read += len(steps[part])
-    return found
+        readings.add_changes(np.arange(len(steps))[part], steps[part], held[part])
+        for base, ends in readings.list_long(begin):
+            found.setdefault(base, ends[0])
+    return list(found.items())
 
 
 def list_steps(*, is_sparse: bool) -> Ints:

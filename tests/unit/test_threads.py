@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Activity, LateActivity, Rank
-from zerotop.analysis.processes.cores import parse_cores
+from zerotop.analysis.processes.cores import Affinities, parse_cores
 from zerotop.analysis.processes.thread_kinds import MAIN, OPENMP, POOL, UNNAMED
-from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.analysis.views.recording_source import RecordingSource

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import recordings
-from zerotop.analysis.deepspeed_keys import KEYS, find_unused_settings
 from zerotop.analysis.findings import detect_findings
+from zerotop.analysis.findings.memory.unused_settings import KEYS, find_unused_settings
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.demo import find_config
 from zerotop_probe.recording.events import Engine

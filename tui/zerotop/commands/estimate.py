@@ -19,8 +19,15 @@ from zerotop.analysis.memory.expected.peak_moments import DEFAULT_BUCKET, Worklo
 from zerotop.analysis.memory.expected.zero_model import TrainedModel, estimate_job
 from zerotop.analysis.sweeps.asked_setting import Changes, answer_changes
 from zerotop.analysis.sweeps.baseline import NoBaselineError, read_baseline
-from zerotop.analysis.sweeps.estimated_time import EstimatedTime, estimate_time
-from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_setup, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.estimates import (
+    EstimatedTime,
+    Hardware,
+    OptionEstimate,
+    build_setup,
+    estimate_all_rows,
+    estimate_options,
+    estimate_time,
+)
 from zerotop.analysis.sweeps.grading import Expectation, collect_figures
 from zerotop.analysis.sweeps.ranking import choose_option, find_hardware, list_recorded, rank_model, rank_recorded
 from zerotop.analysis.sweeps.regimes import PURE_DEEPSPEED, Regime, build_model

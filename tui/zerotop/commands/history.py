@@ -26,8 +26,7 @@ from zerotop.analysis.formatting import (
 )
 from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
 from zerotop.analysis.reports.recording_summary import Overview
-from zerotop.analysis.reports.run_history import CommandHistory, group_runs
-from zerotop.analysis.reports.shared_runs import read_shared_runs, write_shared_runs
+from zerotop.analysis.reports.run_history import CommandHistory, group_runs, read_shared_runs, write_shared_runs
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable

@@ -9,17 +9,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
+from zerotop.analysis.failures import end_causes
 from zerotop.analysis.failures.attempts import Attempt
 from zerotop.analysis.failures.end import ERROR, SIGNAL, ByteFigure, End
-from zerotop.analysis.failures.end_causes import (
-    CRASHED,
-    LEFT_ALONE,
-    OTHER_SIZE,
-    STOPPED,
-    EndCause,
-    choose_cause,
-    choose_shortage,
-)
 from zerotop.analysis.failures.last_moments import describe_failed_place, read_last_place, read_last_seconds
 from zerotop.analysis.failures.rank_ends import (
     RankEnd,
@@ -127,17 +119,17 @@ class _Case:
             values=values,
         )
 
-    def choose_cause(self) -> tuple[EndCause, dict[str, Any]]:
+    def choose_cause(self) -> tuple[end_causes.EndCause, dict[str, Any]]:
         """Return the cause, with values of its own for the templates."""
         if self.early is not None:
-            return LEFT_ALONE, self.early
+            return end_causes.LEFT_ALONE, self.early
         rank = self.rank.rank if self.rank.rank >= 0 else None
-        shortage = choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
+        shortage = end_causes.choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
         if shortage is not None and self.first.signal_number is None:
             return shortage
-        cause = choose_cause(self.first, self.kills, self.scheduler)
-        sizes = self.find_sizes() if cause is CRASHED else {}
-        return (OTHER_SIZE, sizes) if sizes else (cause, {})
+        cause = end_causes.choose_cause(self.first, self.kills, self.scheduler)
+        sizes = self.find_sizes() if cause is end_causes.CRASHED else {}
+        return (end_causes.OTHER_SIZE, sizes) if sizes else (cause, {})
 
     def find_sizes(self) -> dict[str, int]:
         """Return what gloo printed about a tensor of an unexpected size when it ended a process; empty if it did not."""
@@ -163,7 +155,7 @@ class _Case:
         since_ns = self.ended_ns - LAST_MEMORY_NS
         return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns >= since_ns), None)
 
-    def describe_signal(self, place: str, cause: EndCause) -> tuple[str, EndCause]:
+    def describe_signal(self, place: str, cause: end_causes.EndCause) -> tuple[str, end_causes.EndCause]:
         """Return a sentence about ranks that did not end by themselves, and the cause, which that may change."""
         first, name = self.first, self.signal_name
         who = f"Rank {self.rank.rank} (PID {self.rank.pid})"
@@ -172,7 +164,7 @@ class _Case:
         what = f"was killed by {name}" if name else "died unexpectedly"
         if not name and read_printed_ends(self.at).stopped_ns is not None:
             what, name = "ended when a signal told its launcher to stop", "SIGTERM"
-        cause = cause._replace(advice=STOPPED.advice) if name == "SIGTERM" else cause
+        cause = cause._replace(advice=end_causes.STOPPED.advice) if name == "SIGTERM" else cause
         return f"{who} {what}{place}.", cause
 
     def measure_evidence(self) -> dict[str, int | None]:

@@ -11,38 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from zerotop.analysis.failures.last_moments import (
-    FailureScene,
-    LastSpan,
-    find_failed_batch,
-    find_failed_spans,
-    find_largest_batch,
-    find_last_scene,
-    find_outermost,
-    has_worked_after,
-    have_batches_grown,
-    is_memory_short,
-    read_last_seconds,
-    read_last_spans,
-)
+from zerotop.analysis.failures import last_moments
 from zerotop.analysis.failures.oom_evidence import LeakEvidence, MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.block_lines import read_last_look
 from zerotop.analysis.memory.gpu_holders import find_holders
 from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.kept_memory import find_leak
-from zerotop.analysis.memory.leak_holders import (
-    KEEP_NUMBERS,
-    LeakAdvice,
-    advise_on_holder,
-    advise_on_line,
-    choose_holder,
-    describe_holder,
-)
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.steps.training_changes import choose_changes, describe_changes, list_changes
@@ -53,16 +33,8 @@ from zerotop.recording.moments.host_memory import HostMemory
 from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, read_exits
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
+from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import CREEP
-from zerotop_probe.recording.events import (
-    Engine,
-    EngineFacts,
-    Hello,
-    OutOfMemory,
-    Tensors,
-    TotalSteps,
-    TrainingChanged,
-)
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
@@ -85,7 +57,7 @@ class PostMortem(MemoryFigures):
     phase: str  # the innermost, "" between phases
     step: int | None
     micro_step: int | None
-    spans: tuple[LastSpan, ...]  # the last, oldest first
+    spans: tuple[last_moments.LastSpan, ...]  # the last, oldest first
     host_memory: tuple[HostMemory, ...]  # the last seconds before, oldest first
     oom_kills: int  # processes that the kernel killed for memory
     exit_code: int | None
@@ -99,7 +71,7 @@ class PostMortem(MemoryFigures):
 
 def find_post_mortem(at: At) -> PostMortem | None:
     """Return the failure that ended the job, else the last one up to the cursor; None if there is none."""
-    errors = at.events_of(OutOfMemory)
+    errors = at.events_of(events.OutOfMemory)
     job_exit = find_first_exit(at)
     if job_exit is not None and not job_exit.is_final:
         job_exit = None
@@ -112,7 +84,7 @@ def find_post_mortem(at: At) -> PostMortem | None:
         return _explain_output(at, text, job_exit)
     if job_exit is None or (text is None and job_exit.signal_name != "SIGKILL"):
         return None
-    was_short = is_memory_short(read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
+    was_short = last_moments.is_memory_short(last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
     return _explain_kill(at, job_exit, 0) if was_short else None
 
 
@@ -120,7 +92,7 @@ def find_post_mortem(at: At) -> PostMortem | None:
 
 
 def _explain_recorded(
-    at: At, errors: Sequence[OutOfMemory], text: ErrorText | None, job_exit: ProcessExit | None
+    at: At, errors: Sequence[events.OutOfMemory], text: ErrorText | None, job_exit: ProcessExit | None
 ) -> PostMortem:
     """Explain an error from the rank's own record: the one that it did not survive, else the last one."""
     fates = [(error, _has_survived(at, error)) for error in errors]
@@ -129,22 +101,22 @@ def _explain_recorded(
     return _explain_error(at, error, own_text, job_exit, survived=survived, failures=len(errors))
 
 
-def _has_survived(at: At, error: OutOfMemory) -> bool | None:
+def _has_survived(at: At, error: events.OutOfMemory) -> bool | None:
     """Return whether the rank that recorded an error trained on; None while that is not known."""
-    if has_worked_after(at, RankProcess(*error.process_key, error.writer.rank), error.unix_ns):
+    if last_moments.has_worked_after(at, RankProcess(*error.process_key, error.writer.rank), error.unix_ns):
         return True
     exits = read_exits(at)
     return None if exits.find_exit_after(error.writer.host, error.writer.pid, error.unix_ns) is None else False
 
 
-def explain_at_error(at: At, error: OutOfMemory) -> PostMortem:
+def explain_at_error(at: At, error: events.OutOfMemory) -> PostMortem:
     """Return the post-mortem as known at or soon after the time when a rank recorded an ``out_of_memory`` event."""
     return _explain_error(at, error, None, None, survived=None, failures=1)
 
 
 def _explain_error(
     at: At,
-    error: OutOfMemory,
+    error: events.OutOfMemory,
     text: ErrorText | None,
     job_exit: ProcessExit | None,
     *,
@@ -154,20 +126,24 @@ def _explain_error(
     process = RankProcess(*error.process_key, error.writer.rank)
     facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
     phase = error.phase or ""
-    outer_phase = find_outermost(at.at(error.unix_ns), process) or phase
-    spans = read_last_spans(at, process, error.unix_ns)
+    outer_phase = last_moments.find_outermost(at.at(error.unix_ns), process) or phase
+    spans = last_moments.read_last_spans(at, process, error.unix_ns)
     if "rows" not in facts:  # in a counted step
-        facts |= find_failed_batch(at, process, error.unix_ns)
-    if not phase and (failed := find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns])) is not None:
+        facts |= last_moments.find_failed_batch(at, process, error.unix_ns)
+    if (
+        not phase
+        and (failed := last_moments.find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns]))
+        is not None
+    ):
         phase, outer_phase = failed[0].phase, failed[1].phase  # in a counted step
-    scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
+    scene = last_moments.FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
     found = _Found(at.at(scene.at_ns), "rank", CUDA, scene, facts, text, job_exit)
     return _build_post_mortem(found, survived=survived, failures=failures)
 
 
 def _explain_output(at: At, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
     """The output alone: the rank recorded nothing, or the memory was not for PyTorch's allocator."""
-    scene = find_last_scene(at, text.rank, text.device)
+    scene = last_moments.find_last_scene(at, text.rank, text.device)
     facts = {name: size for name in _TEXT_SIZES if (size := getattr(text, name)) is not None}
     limit = text.allowed_bytes or text.total_bytes
     facts |= {"limit_bytes": limit} if limit else {}
@@ -179,8 +155,8 @@ def _explain_output(at: At, text: ErrorText, job_exit: ProcessExit | None) -> Po
 
 def _explain_kill(at: At, job_exit: ProcessExit, failures: int) -> PostMortem:
     """The sampler: a rank was killed from outside."""
-    scene = find_last_scene(at, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
-    memory = read_last_seconds(at.at(job_exit.unix_ns), job_exit.host)
+    scene = last_moments.find_last_scene(at, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
+    memory = last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host)
     most = max(memory, key=lambda sample: sample.used_bytes, default=None)
     facts = {"limit_bytes": most.limit_bytes, "host_used_bytes": most.used_bytes} if most is not None else {}
     found = _Found(at.at(scene.at_ns), "sampler", KILLED, scene, facts, None, job_exit)
@@ -196,7 +172,7 @@ class _Found(NamedTuple):
     at: At  # the moment of ``scene``
     source: str  # rank, output or sampler
     kind: str
-    scene: FailureScene
+    scene: last_moments.FailureScene
     facts: Mapping[str, int]
     text: ErrorText | None
     job_exit: ProcessExit | None
@@ -227,7 +203,7 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
         step=scene.facts.get("step"),
         micro_step=scene.facts.get("micro_step"),
         spans=scene.spans,
-        host_memory=read_last_seconds(at, host),
+        host_memory=last_moments.read_last_seconds(at, host),
         oom_kills=job_exit.oom_kills if job_exit is not None else 0,
         exit_code=job_exit.exit_code if job_exit is not None else None,
         text=text.text if text is not None else "",
@@ -237,11 +213,11 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
 def _build_case(found: _Found) -> OomCase:
     at, _, kind, scene, facts, text, job_exit = found
     process = scene.process
-    engines = at.process_events(Engine, process) if process is not None else []
-    planned = at.process_events(TotalSteps, process) if process is not None else []
+    engines = at.process_events(events.Engine, process) if process is not None else []
+    planned = at.process_events(events.TotalSteps, process) if process is not None else []
     engine = add_library(engines[-1] if engines else None, planned)
-    hello = at.process_events(Hello, process) if process is not None else []
-    memory = read_last_seconds(at, process.host)[-1:] if process is not None and kind == HOST else ()
+    hello = at.process_events(events.Hello, process) if process is not None else []
+    memory = last_moments.read_last_seconds(at, process.host)[-1:] if process is not None and kind == HOST else ()
     return OomCase(
         kind=kind,
         requested_bytes=facts.get("requested_bytes"),
@@ -258,7 +234,7 @@ def _build_case(found: _Found) -> OomCase:
         tokens=scene.facts.get("tokens"),
         total_bytes=_find_total_bytes(engine) or (text.total_bytes if text is not None else None),
         model_states_bytes=_sum_model_states(at, process),
-        largest_batch=find_largest_batch(at, process) if process is not None else {},
+        largest_batch=last_moments.find_largest_batch(at, process) if process is not None else {},
         host_used_bytes=memory[0].used_bytes if memory else facts.get("host_used_bytes"),
         pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(at)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
@@ -276,28 +252,30 @@ def _find_leak(at: At, process: RankProcess) -> LeakEvidence | None:
     leak = find_leak(source, at.cursor_ns) if source is not None else None
     if leak is None:
         return None
-    searched = next((event for event in reversed(at.process_events(Tensors, process)) if event.held), None)
+    searched = next((event for event in reversed(at.process_events(events.Tensors, process)) if event.held), None)
     if searched is not None and searched.allocated_bytes is not None:
         leaked = min(leak.bytes, searched.allocated_bytes - leak.base_bytes)
-        if (holder := choose_holder(searched, leaked)) is not None:
-            return LeakEvidence(*leak[:3], f" {describe_holder(holder)}", holder.name, advise_on_holder(holder))
-    if have_batches_grown(at, process, leak.since_step):
+        if (holder := leak_holders.choose_holder(searched, leaked)) is not None:
+            return LeakEvidence(
+                *leak[:3], f" {leak_holders.describe_holder(holder)}", holder.name, leak_holders.advise_on_holder(holder)
+            )
+    if last_moments.have_batches_grown(at, process, leak.since_step):
         return None  # outputs that the script still holds grow with them
     look = read_last_look(at, process)
     blocks = look.blocks[0] if look is not None and look.why == CREEP and look.blocks else None
     if look is not None and blocks is not None and blocks.line is not None and 2 * blocks.total_bytes >= look.whole_bytes:
-        return LeakEvidence(*leak[:3], "", blocks.line.place, advise_on_line(blocks.line.place))
-    return LeakEvidence(*leak[:3], "", "", LeakAdvice(KEEP_NUMBERS, ""))
+        return LeakEvidence(*leak[:3], "", blocks.line.place, leak_holders.advise_on_line(blocks.line.place))
+    return LeakEvidence(*leak[:3], "", "", leak_holders.LeakAdvice(leak_holders.KEEP_NUMBERS, ""))
 
 
 def _describe_changes(at: At, process: RankProcess) -> str:
     """Return what changed in the training in the last seconds before a failure; "" without a change."""
     spans = at.find_table("spans", process)
-    found = list_changes(at.process_events(TrainingChanged, process), spans.offset_ns if spans is not None else 0)
+    found = list_changes(at.process_events(events.TrainingChanged, process), spans.offset_ns if spans is not None else 0)
     return describe_changes(choose_changes(found, at.cursor_ns - _JUST_BEFORE_NS, at.cursor_ns, at.cursor_ns))
 
 
-def _find_total_bytes(engine: EngineFacts) -> int | None:
+def _find_total_bytes(engine: events.EngineFacts) -> int | None:
     sizes = [device.total_bytes for device in engine.devices or []]
     return next((size for size in sizes if isinstance(size, int)), None)
 

@@ -7,8 +7,7 @@ To add one, write a module in a folder of this package, and its test:
    another of ``support.window``: it is found by that name.
 4. Yield ``KIND.at_steps(process, rows, evidence)`` or ``KIND.at(process, begin_ns, end_ns, evidence)``; None is skipped.
 5. It is called again as the cursor moves. The window shows what is new, and before that as much as the detector asks for;
-   findings that it has had are dropped. Some detectors follow the whole recording: they take ``Evidence``, and remember with
-   ``get_state``.
+   findings that it has had are dropped. A search that follows the whole recording is kept with ``window.keep``.
 6. Use only records up to ``known_ns``: findings must not depend on how the recording was read. Duplicates count once.
 """
 

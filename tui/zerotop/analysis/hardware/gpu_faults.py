@@ -6,15 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from zerotop.analysis.formatting import format_seconds
-from zerotop.analysis.hardware.operational_events import (
-    FATAL,
-    find_xid,
-    is_of_memory,
-    name_category,
-    name_code,
-    name_severity,
-    read_severity,
-)
+from zerotop.analysis.hardware import operational_events
 from zerotop.analysis.hardware.xids import Origin, describe_xid
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.keys import RankProcess
@@ -66,12 +58,15 @@ def list_gpus(fault: GpuFault) -> list[int]:
 
 def name_fault(fault: GpuFault) -> str:
     """Return ``Xid 79 on GPU 1``, ``fatal GPU-RAS 0x0017 on GPU 1`` or ``nvlinks 17 on GPU 0``."""
-    words = "Xid" if find_xid(fault) is not None else fault.kind.replace("_", " ")
+    words = "Xid" if operational_events.find_xid(fault) is not None else fault.kind.replace("_", " ")
     value = f" {fault.value}" if fault.value is not None else ""
     if fault.report is not None:
         known = f"{words}{value}: " if value and words == "Xid" else ""
         tested = ", simulated" if "simulated" in (fault.report.traits or ()) else ""
-        words, value = f"{known}{name_severity(fault.report)} {name_code(fault.report)}{tested}", ""
+        words, value = (
+            f"{known}{operational_events.name_severity(fault.report)} {operational_events.name_code(fault.report)}{tested}",
+            "",
+        )
     return f"{words}{value}" + (f" on GPU {fault.gpu}" if fault.gpu is not None else "")
 
 
@@ -127,7 +122,7 @@ def _explain(at: At, processes: list[RankProcess], fault: GpuFault, time_ns: int
     whose = f" of rank {users.ranks[0]}" if len(users.ranks) == 1 else ""
     apart_ns = time_ns - fault.unix_ns
     when = f"{format_seconds(apart_ns / 1e9)} before" if apart_ns > 0 else "just then"
-    if (number := find_xid(fault)) is not None:
+    if (number := operational_events.find_xid(fault)) is not None:
         xid = describe_xid(number)
         if xid.origin in (Origin.CLEANUP, Origin.NOTE):
             return None
@@ -135,10 +130,10 @@ def _explain(at: At, processes: list[RankProcess], fault: GpuFault, time_ns: int
         why = "it is not your code" if is_hardware else f"its cause is {xid.origin.value}"
         said = f"GPU {fault.gpu}{whose} reported Xid {xid.number} ({xid.name}) {when}: {why}."
         return FaultExplanation(fault, users.ranks, is_hardware, said, xid.action)
-    if fault.report is not None and read_severity(fault) >= FATAL:
-        is_hardware = is_of_memory(fault.report)
+    if fault.report is not None and operational_events.read_severity(fault) >= operational_events.FATAL:
+        is_hardware = operational_events.is_of_memory(fault.report)
         why = ": it is not your code" if is_hardware else ""
-        what = f"{name_category(fault.report)} (fatal, {name_code(fault.report)})"
+        what = f"{operational_events.name_category(fault.report)} (fatal, {operational_events.name_code(fault.report)})"
         said = f"GPU {fault.gpu}{whose} reported {what} {when}{why}."
         return FaultExplanation(fault, users.ranks, is_hardware, said, LEAVE)
     if fault.kind not in _FATAL:

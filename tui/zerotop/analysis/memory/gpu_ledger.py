@@ -21,24 +21,9 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.formatting import MIB, Text
+from zerotop.analysis.memory import ledger_rows
 from zerotop.analysis.memory.device_rows import build_device_rows
 from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders
-from zerotop.analysis.memory.ledger_rows import (
-    ACTIVATIONS,
-    ALLOCATED,
-    CUBLAS,
-    FREED,
-    GROWN,
-    HELD,
-    OTHER_RANKS,
-    OTHER_STREAMS,
-    PRIVATE,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    UNEXPLAINED,
-    GpuLedger,
-    LedgerRow,
-)
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Pool, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
@@ -86,7 +71,7 @@ _CUDA_FREE = " When the training began cudaMemGetInfo said that {free:bytes} wer
 _MIG_NOTE = "This is a MIG instance of a GPU: all figures are the instance's."
 
 
-def read_ledgers(at: At, gpu_keys: Collection[GpuKey] | None = None) -> tuple[GpuLedger, ...]:
+def read_ledgers(at: At, gpu_keys: Collection[GpuKey] | None = None) -> tuple[ledger_rows.GpuLedger, ...]:
     """Return the ledgers of the job's nodes at the cursor by host and index, of ``gpu_keys`` or of all GPUs."""
     holders = find_holders(at, gpu_keys)
     known = _find_gpu_keys(at, gpu_keys) | set(holders)
@@ -97,7 +82,7 @@ def read_ledgers(at: At, gpu_keys: Collection[GpuKey] | None = None) -> tuple[Gp
     return tuple(build_ledger(at, key, holders.get(key, []), engines.get(key[0], [])) for key in sorted(keys))
 
 
-def read_ledger(at: At, gpu_key: GpuKey, holders: Sequence[GpuHolder]) -> GpuLedger | None:
+def read_ledger(at: At, gpu_key: GpuKey, holders: Sequence[GpuHolder]) -> ledger_rows.GpuLedger | None:
     """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
     if not holders and gpu_key not in _find_gpu_keys(at, [gpu_key]):
         return None
@@ -120,7 +105,7 @@ def build_ledger(
     engines: Sequence[Engine],
     *,
     at_peak: bool = False,
-) -> GpuLedger:
+) -> ledger_rows.GpuLedger:
     """Return one GPU's ledger.
 
     Args:
@@ -139,9 +124,9 @@ def build_ledger(
     devices = _list_devices(engines, holders)
     total = device.total_bytes if device is not None else _find_capacity(devices, reserved)
     rows = build_device_rows(device, total, reserved, allocators_read=bool(holders))
-    if device is not None and device.by_other_ranks and any(row.key == OTHER_RANKS for row in rows):
+    if device is not None and device.by_other_ranks and any(row.key == ledger_rows.OTHER_RANKS for row in rows):
         note = _describe_contexts(at.recording, host, device)
-        rows = [replace(row, note=note) if row.key == OTHER_RANKS else row for row in rows]
+        rows = [replace(row, note=note) if row.key == ledger_rows.OTHER_RANKS else row for row in rows]
     if holders:
         rows += _build_unallocated_rows(holders, reserved - allocated, at_peak=at_peak)
         rows += _build_allocated_rows(holders)
@@ -149,7 +134,7 @@ def build_ledger(
     notes += _iter_notes(device, holders, devices)
     if not at_peak:
         notes += _iter_blind_spots(at, gpu_key, engines)
-    return GpuLedger(
+    return ledger_rows.GpuLedger(
         host=host,
         index=index,
         name=name_memory(at, gpu_key),
@@ -208,18 +193,21 @@ def _find_capacity(devices: Sequence[EngineDevice], reserved: int) -> int:
 # --- allocated -----------------------------------------------------------------------------------------------------------
 
 
-def _build_unallocated_rows(holders: Sequence[GpuHolder], unallocated: int, *, at_peak: bool) -> list[LedgerRow]:
+def _build_unallocated_rows(holders: Sequence[GpuHolder], unallocated: int, *, at_peak: bool) -> list[ledger_rows.LedgerRow]:
     """Return reserved memory without tensors: what any allocation can use, and what only a stream or a pool can."""
-    rows: list[LedgerRow] = []
+    rows: list[ledger_rows.LedgerRow] = []
     left = unallocated
-    for key, is_meant in ((OTHER_STREAMS, _is_of_other_stream), (PRIVATE, _is_private)):
+    for key, is_meant in ((ledger_rows.OTHER_STREAMS, _is_of_other_stream), (ledger_rows.PRIVATE, _is_private)):
         for inventory in (holder.inventory for holder in holders if holder.inventory is not None and not at_peak):
             size = min(left, sum(pool.reserved - pool.allocated for pool in inventory.pools if is_meant(pool)))
             if size > 0:
-                rows.append(LedgerRow(key, size, inventory.basis))
+                rows.append(ledger_rows.LedgerRow(key, size, inventory.basis))
                 left -= size
     merged = {row.key: replace(row, bytes=sum(other.bytes for other in rows if other.key == row.key)) for row in rows}
-    return [LedgerRow(UNALLOCATED, left, _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR), *merged.values()]
+    return [
+        ledger_rows.LedgerRow(ledger_rows.UNALLOCATED, left, _ALLOCATOR_AT_PEAK if at_peak else _ALLOCATOR),
+        *merged.values(),
+    ]
 
 
 def _is_of_other_stream(pool: Pool) -> bool:
@@ -230,22 +218,24 @@ def _is_private(pool: Pool) -> bool:
     return pool.is_private
 
 
-def _build_allocated_rows(holders: Sequence[GpuHolder]) -> list[LedgerRow]:
+def _build_allocated_rows(holders: Sequence[GpuHolder]) -> list[ledger_rows.LedgerRow]:
     """Return allocated memory by category, over all ranks of a GPU."""
-    rows: dict[str, LedgerRow] = {}
+    rows: dict[str, ledger_rows.LedgerRow] = {}
     for holder in holders:
         for row in _build_rank_rows(holder):
             before = rows.get(row.key)
             rows[row.key] = row if before is None else replace(row, bytes=before.bytes + row.bytes)
-    return [rows[key] for key in ALLOCATED if key in rows]
+    return [rows[key] for key in ledger_rows.ALLOCATED if key in rows]
 
 
-def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
+def _build_rank_rows(holder: GpuHolder) -> list[ledger_rows.LedgerRow]:
     allocated, inventory = holder.allocated_bytes, holder.inventory
     if inventory is None or _is_opaque(allocated, inventory):
-        return [LedgerRow(UNATTRIBUTED, allocated, _ALLOCATOR)]
+        return [ledger_rows.LedgerRow(ledger_rows.UNATTRIBUTED, allocated, _ALLOCATOR)]
     rows = [
-        LedgerRow(name, inventory.device.get(name, 0), inventory.gradients_basis if name == GRADIENTS else inventory.basis)
+        ledger_rows.LedgerRow(
+            name, inventory.device.get(name, 0), inventory.gradients_basis if name == GRADIENTS else inventory.basis
+        )
         for name in inventory.categories
     ]
     left = allocated - sum(row.bytes for row in rows)
@@ -261,32 +251,34 @@ def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
     unexplained = min(inventory.unclaimed_bytes, rest)
     since = holder.unread_since
     left_since = f", with what steps since {since} have left" if since is not None and grown is not None else ""
-    temporary = LedgerRow(ACTIVATIONS, rest - unexplained, f"{_REST_OF_ALLOCATED}{left_since}")
+    temporary = ledger_rows.LedgerRow(ledger_rows.ACTIVATIONS, rest - unexplained, f"{_REST_OF_ALLOCATED}{left_since}")
     if kept is not None and temporary.bytes:
         is_kept = kept.is_between_steps and since is None and temporary.bytes >= _LEAST_KEPT
         temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes if grown is None else 0)
     rows.append(temporary)
     if held:
         note = describe_held(inventory) if held >= MIB else ""  # of less it would say "0.0 MiB"
-        rows.append(LedgerRow(HELD, held, inventory.held_basis, note))
+        rows.append(ledger_rows.LedgerRow(ledger_rows.HELD, held, inventory.held_basis, note))
     if grown is not None:
         rows.append(grown)
-    rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))
-    rows.append(LedgerRow(UNEXPLAINED, unexplained, inventory.basis))
+    rows.append(ledger_rows.LedgerRow(ledger_rows.CUBLAS, cublas, inventory.basis))
+    rows.append(ledger_rows.LedgerRow(ledger_rows.UNEXPLAINED, unexplained, inventory.basis))
     if left < 0:
         note = "Less is allocated than the inventory counted: some of it was moved away or freed since."
-        rows.append(LedgerRow(FREED, left, _REST_OF_ALLOCATED, note))
+        rows.append(ledger_rows.LedgerRow(ledger_rows.FREED, left, _REST_OF_ALLOCATED, note))
     return rows
 
 
-def _build_grown_row(holder: GpuHolder, most: int) -> LedgerRow | None:
+def _build_grown_row(holder: GpuHolder, most: int) -> ledger_rows.LedgerRow | None:
     """Return what steps have left since tensors, or their holders, were counted: at most the bytes in no other row."""
     growth = holder.growth
     if growth is None or most <= 0:
         return None
     basis = f"allocated after step {growth.until_step} less that counted in step {growth.since_step}"
     per_step = holder.kept.growth_bytes if holder.kept is not None else 0
-    return LedgerRow(GROWN, min(growth.bytes, most), basis, growth_bytes=per_step, since_step=growth.since_step)
+    return ledger_rows.LedgerRow(
+        ledger_rows.GROWN, min(growth.bytes, most), basis, growth_bytes=per_step, since_step=growth.since_step
+    )
 
 
 def _find_freed_gradients(inventory: TensorInventory, left: int) -> int:

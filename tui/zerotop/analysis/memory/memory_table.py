@@ -6,28 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zerotop.analysis.formatting import BINARY, ByteUnits
+from zerotop.analysis.memory import ledger_rows
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import LABELS as HOST_LABELS
 from zerotop.analysis.memory.host_ledger import WORKERS, WORKERS_BASIS, HostLedger
-from zerotop.analysis.memory.ledger_rows import (
-    ALLOCATED,
-    APART,
-    BEFORE,
-    DRIVER,
-    FREE,
-    JOB,
-    LABELS,
-    OTHER_RANKS,
-    OTHER_STREAMS,
-    OTHERS,
-    OUTSIDE,
-    PRIVATE,
-    REST,
-    UNALLOCATED,
-    UNEXPLAINED,
-    GpuLedger,
-    LedgerRow,
-)
 from zerotop.analysis.memory.tensor_inventory import GRADIENTS, OPTIMIZER_STATE, is_after_update
 
 SUM_ALLOCATED, SUM_RESERVED, SUM_JOB, SUM_DEVICE, SUM_RESIDENT = "allocated", "reserved", "job", "device", "resident"
@@ -36,10 +18,14 @@ FREED, TO_COME, OUTDATED = "freed", "to come", "outdated"
 
 # From the innermost sum to the device; each sum holds the ones before it.
 _SUMS = (
-    (ALLOCATED, SUM_ALLOCATED, "allocated"),
-    ((UNALLOCATED, OTHER_STREAMS, PRIVATE), SUM_RESERVED, "reserved"),
-    ((OUTSIDE, OTHER_RANKS, JOB), SUM_JOB, "this job"),
-    ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "total"),
+    (ledger_rows.ALLOCATED, SUM_ALLOCATED, "allocated"),
+    ((ledger_rows.UNALLOCATED, ledger_rows.OTHER_STREAMS, ledger_rows.PRIVATE), SUM_RESERVED, "reserved"),
+    ((ledger_rows.OUTSIDE, ledger_rows.OTHER_RANKS, ledger_rows.JOB), SUM_JOB, "this job"),
+    (
+        (ledger_rows.OTHERS, ledger_rows.BEFORE, ledger_rows.DRIVER, ledger_rows.REST, ledger_rows.FREE, ledger_rows.APART),
+        SUM_DEVICE,
+        "total",
+    ),
 )
 
 
@@ -56,7 +42,7 @@ class MemoryLine:
     pinned_bytes: int = 0  # of a host's row
     per_parameter: float | None = None  # bytes, of a host's row
     basis: str = ""  # the source of the figure, in a few words
-    row: LedgerRow | None = None  # of a GPU now
+    row: ledger_rows.LedgerRow | None = None  # of a GPU now
     # Why the difference says nothing: FREED until the next backward, TO_COME, or OUTDATED by a change since the count.
     absence_reason: str = ""
 
@@ -70,7 +56,9 @@ class MemoryLine:
         return None if self.expected_bytes is None else self.now_bytes - self.expected_bytes
 
 
-def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
+def build_gpu_lines(
+    now: ledger_rows.GpuLedger, peak: ledger_rows.GpuLedger | None, differences: Sequence[Difference]
+) -> tuple[MemoryLine, ...]:
     """Return the lines of one GPU; the last is the whole device."""
     by_key = {difference.key: difference for difference in differences}
     rows_now = {row.key: row for row in now.rows}
@@ -90,15 +78,19 @@ def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequenc
 
 
 def _build_line(
-    key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None, row: LedgerRow | None
+    key: str,
+    now: ledger_rows.GpuLedger,
+    peak: ledger_rows.GpuLedger | None,
+    difference: Difference | None,
+    row: ledger_rows.LedgerRow | None,
 ) -> MemoryLine | None:
     """Return a row's line; None if it is zero now, at the peak and as expected. UNEXPLAINED always has one."""
     size, at_peak = now.sum_bytes(key), peak.sum_bytes(key) if peak is not None else None
     expected = difference.expected_bytes if difference is not None else None
-    if not size and not at_peak and not (row is not None and (expected or key == UNEXPLAINED)):
+    if not size and not at_peak and not (row is not None and (expected or key == ledger_rows.UNEXPLAINED)):
         return None
     basis = row.basis if row is not None else ""
-    line = MemoryLine(key, LABELS[key], size, at_peak, expected, basis=basis, row=row)
+    line = MemoryLine(key, ledger_rows.LABELS[key], size, at_peak, expected, basis=basis, row=row)
     is_outdated = row is not None and row.is_outdated and expected is not None
     return replace(line, absence_reason=OUTDATED if is_outdated else _explain_absence(difference, basis))
 

@@ -1,4 +1,7 @@
-"""The job's whole output as lines around a cursor: printed, in progress, printed later."""
+"""The job's whole output as lines around a cursor: printed, in progress, printed later.
+
+The step in progress when a line was printed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,32 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zerotop.recording.output.blocks import NO_LINES, OutputBlocks, OutputLines
-from zerotop.recording.reader import Recording
+from zerotop.recording.reader import Recording, Source
+
+
+class StepClock:
+    """The step in progress at any time, counted by the lowest rank."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._count = -1
+        self._sources: list[Source] = []
+
+    def step_at(self, time_ns: int) -> int | None:
+        """Return the step at a time in unix ns; None before the first one and without a probe."""
+        begins = self._recording.sources["begins"]
+        if len(begins) != self._count:
+            self._count = len(begins)
+            lowest = min((source.rank for source in begins), default=-1)
+            # After a restart the later process counts.
+            lowest_sources = (source for source in begins if source.rank == lowest)
+            self._sources = sorted(lowest_sources, key=lambda source: source.created_ns, reverse=True)
+        for source in self._sources:
+            steps = source.until(time_ns)["step"][-1:]
+            if len(steps):
+                return int(steps[0]) if steps[0] >= 0 else None
+        return None
+
 
 # Most blocks without a finished line (written by a progress bar) that are skipped at once.
 _MAX_EMPTY_BLOCKS = 64

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats, Rank
-from zerotop.analysis.processes.cores import NO_CORES, Cores
+from zerotop.analysis.processes.cores import NO_CORES, Affinities, Cores
 from zerotop.analysis.processes.phases import NOT_YET, find_phase_name, vote_phases
 from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.processes.thread_kinds import MAIN, read_thread_kinds
-from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import iter_samples, merge_columns, read_column

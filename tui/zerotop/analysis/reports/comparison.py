@@ -14,8 +14,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.steps.job_pace import find_usual, measure_overlap
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import estimate_tokens, find_usual, measure_overlap
 from zerotop.recording.moments.process_exits import describe_exit_code
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording import events

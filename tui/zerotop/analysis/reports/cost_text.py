@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import (
-    BINARY,
-    ByteUnits,
-    format_bytes,
-    format_long_time,
-    format_percent,
-    format_ranks,
-    format_seconds,
-)
+from zerotop.analysis import formatting
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost
 
 
-def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: ByteUnits = BINARY) -> str:
+def describe_cost(
+    cost: FindingCost, training_s: float, view: LiveView, units: formatting.ByteUnits = formatting.BINARY
+) -> str:
     """Describe a finding's cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
 
     ``training_s``: the seconds of all iterations, evaluations and checkpoints. ``view``: the job, for its GPUs and the price
@@ -24,17 +18,19 @@ def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: B
     parts = []
     if cost.seconds is not None:
         share = (
-            f", {format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}"
+            f", {formatting.format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}"
             if training_s
             else ""
         )
-        duration = format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)
+        duration = (
+            formatting.format_long_time(cost.seconds) if cost.seconds >= 10 else formatting.format_seconds(cost.seconds)
+        )
         # A finding says how long ranks had waited when it was found.
         duration += " in all" if cost.finding.name == "hung_ranks" else ""
         parts.append(f"about {duration}{share}{_describe_hours(cost.seconds, view)}")
     if cost.bytes is not None:
-        parts.append(f"{format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
-    where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
+        parts.append(f"{formatting.format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
+    where = f" on {formatting.format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
     return " and ".join(parts) + where
 
 

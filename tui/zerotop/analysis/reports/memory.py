@@ -13,14 +13,8 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_allocator_health
+from zerotop.analysis.memory.expected import zero_model
 from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb
-from zerotop.analysis.memory.expected.zero_model import (
-    Difference,
-    compare_ledger,
-    compute_rule_of_thumb,
-    parse_setups,
-    sum_expected,
-)
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
@@ -49,8 +43,8 @@ class MemoryReport:
     view: MemoryView
     engine: EngineSummary  # the lowest rank's first engine that trains
     engines: int  # how many engines that rank has
-    gpu_differences: tuple[tuple[Difference, ...], ...]  # for each GPU of the view
-    host_differences: tuple[tuple[Difference, ...], ...]  # for each host ledger of the view
+    gpu_differences: tuple[tuple[zero_model.Difference, ...], ...]  # for each GPU of the view
+    host_differences: tuple[tuple[zero_model.Difference, ...], ...]  # for each host ledger of the view
     peaks: tuple[RankPeaks, ...]
     at_peak: tuple[PeakLedger, ...]
     rules: dict[int, RuleOfThumb]  # with measured values, by rank
@@ -81,16 +75,16 @@ def _build_report(
     at, before_exit = recording.at(view.moment_ns), recording.at(view.peaks_until_ns)
     processes = find_alive_processes(at)
     engines = keep_latest(at.process_events(events.Engine, processes[0])) if processes else []
-    setups = parse_setups(engines)
-    expected = sum_expected(setups)
+    setups = zero_model.parse_setups(engines)
+    expected = zero_model.sum_expected(setups)
     # The same order as parse_setups: engines that train first.
     first = min(engines, key=lambda event: not event.optimizer, default=None)
     peaks = read_rank_peaks(before_exit)
     by_process = {rank_peaks.process: rank_peaks for rank_peaks in peaks}
     inventories = {process: read_inventory(at, process) for process in processes if process in by_process}
 
-    def compare(ledger: GpuLedger | HostLedger) -> tuple[Difference, ...]:
-        return compare_ledger(ledger, expected) if expected is not None else ()
+    def compare(ledger: GpuLedger | HostLedger) -> tuple[zero_model.Difference, ...]:
+        return zero_model.compare_ledger(ledger, expected) if expected is not None else ()
 
     notices = [*describe_damage(recording), *describe_thinning(recording.at()), describe_missing_steps(recording)]
     return MemoryReport(
@@ -106,7 +100,8 @@ def _build_report(
         rules={
             process.rank: rule
             for process, inventory in inventories.items()
-            if inventory is not None and (rule := compute_rule_of_thumb(inventory, by_process[process])) is not None
+            if inventory is not None
+            and (rule := zero_model.compute_rule_of_thumb(inventory, by_process[process])) is not None
         },
         allocators=read_allocator_health(before_exit, read_steps(at.recording)),
         updates=_measure_updates(at),
@@ -149,7 +144,7 @@ def build_json(report: MemoryReport) -> dict[str, Any]:
 
 
 def _build_ledgers(
-    ledgers: Sequence[GpuLedger | HostLedger], differences: Sequence[Sequence[Difference]]
+    ledgers: Sequence[GpuLedger | HostLedger], differences: Sequence[Sequence[zero_model.Difference]]
 ) -> list[dict[str, Any]]:
     return [
         asdict(ledger) | {"differences": [asdict(row) | {"difference_bytes": row.difference_bytes} for row in rows]}

@@ -1,4 +1,7 @@
-"""All recordings in a folder with their summaries, cached until a recording changes."""
+"""All recordings in a folder with their summaries, cached until a recording changes.
+
+The time for which a job held its GPUs, and for how much of it no kernel ran.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,45 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from zerotop.analysis.findings import Severity
 from zerotop.analysis.reports.end_summary import select_costly
 from zerotop.analysis.reports.finding_costs import measure_training_s, rank_findings
-from zerotop.analysis.reports.gpu_time import measure_gpu_time
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.recording_summary import Overview, build_overview
 from zerotop.recording import catalog
 from zerotop.recording.atomic_write import write_text_file
 from zerotop.recording.headers import DAMAGE_ERRORS
+from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.quick_read import Stamp, open_glimpse, read_stamp
 from zerotop.recording.reader import SILENCE_NS, Recording, RecordingError
+
+
+def measure_gpu_time(recording: Recording, seconds: float) -> tuple[float, float]:
+    """Return the seconds of all GPUs on which ranks allocated, and for how many of them no kernel ran; NaN: unknown.
+
+    ``seconds`` is how long the job held each of them. A sample of NVML's utilization counts until the next one.
+    """
+    used = set(locate_allocators(recording.at()).values())
+    idle_shares = []
+    for source in recording.sources["gpus"]:
+        times = source.unix_times(source.array)
+        for host, index in used:
+            if host != source.host:
+                continue
+            mine = source.array["gpu"] == index
+            percent, lasting = source.array["utilization_percent"][mine][:-1], np.diff(times[mine])
+            known = np.isfinite(percent) & (lasting > 0)
+            if known.any():
+                idle_shares.append(1 - float(np.average(percent[known], weights=lasting[known])) / 100)
+    recording.release_memory()
+    if not used or math.isnan(seconds):
+        return math.nan, math.nan
+    if len(idle_shares) != len(used):
+        return seconds * len(used), math.nan
+    return seconds * len(used), seconds * sum(max(0.0, share) for share in idle_shares)
+
 
 CACHE_VERSION = 6
 """Increased whenever the content of an overview changes."""

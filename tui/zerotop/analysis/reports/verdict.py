@@ -9,17 +9,9 @@ from enum import Enum
 
 import numpy as np
 
+from zerotop.analysis import formatting
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Severity
-from zerotop.analysis.formatting import (
-    BINARY,
-    ByteUnits,
-    format_bytes,
-    format_count,
-    format_long_time,
-    format_percent,
-    format_seconds,
-)
 from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
@@ -89,7 +81,10 @@ def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, fa
 
 def _describe_end(view: LiveView, failure: End | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
-    steps, elapsed = format_count(progress.finished_steps, "step"), format_long_time(progress.elapsed_s)
+    steps, elapsed = (
+        formatting.format_count(progress.finished_steps, "step"),
+        formatting.format_long_time(progress.elapsed_s),
+    )
     after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
     if failure is not None:
         return f"{failure.what[:-1]}, {after}.", Outcome.FAILED
@@ -117,35 +112,37 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
     slowest, median = int(np.nanargmax(seconds)), measure_iteration(rows)
     skipped = int(rows["steps"][rows["skipped"]].sum())
     is_less = 0 < skipped < int(rows["steps"].sum())
-    text = f"An iteration takes {format_seconds(median)} (median{f' without {skipped} skipped' if is_less else ''})"
+    text = (
+        f"An iteration takes {formatting.format_seconds(median)} (median{f' without {skipped} skipped' if is_less else ''})"
+    )
     usual = rows[find_usual(seconds, rows["skipped"])]
     mean, count = measure_mean(usual), len(usual)
     if mean * count - usual["iteration_s"].max() > _FAR_MEAN * median * (count - 1) > 0:
-        text += f", {format_seconds(mean)} on average"
+        text += f", {formatting.format_seconds(mean)} on average"
     if seconds[slowest] > 1.5 * median:
-        text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
+        text += f", the slowest {formatting.format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
     if not math.isnan(rate := measure_token_rate(rows, token_counts)):
         text += f"; {rate:,.0f} tokens per second"
     yield f"{text}."
 
 
-def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
+def describe_memory(view: LiveView, units: formatting.ByteUnits = formatting.BINARY) -> Iterator[str]:
     """Yield a sentence about the peak of memory, if any was recorded."""
     known = [gpu for gpu in view.gpus if gpu.reserved_peak_bytes]
     if known:
         gpu = max(known, key=lambda gpu: gpu.reserved_peak_bytes or 0)
         peak = gpu.reserved_peak_bytes or 0
         share = (
-            f" of {format_bytes(gpu.total_bytes, units)} ({format_percent(peak / gpu.total_bytes)})"
+            f" of {formatting.format_bytes(gpu.total_bytes, units)} ({formatting.format_percent(peak / gpu.total_bytes)})"
             if gpu.total_bytes
             else ""
         )
         which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
-        yield f"GPU memory peaked at {format_bytes(peak, units)}{share} reserved{which}."
+        yield f"GPU memory peaked at {formatting.format_bytes(peak, units)}{share} reserved{which}."
     elif view.ranks:
         rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
         where = f" in rank {rank.rank}" if rank.rank >= 0 else ""  # a process without a rank that reports
-        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)}{where}; no GPU was recorded."
+        yield f"Host memory peaked at {formatting.format_bytes(rank.rss_peak_bytes, units)}{where}; no GPU was recorded."
 
 
 def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:

@@ -99,7 +99,7 @@ class ShiftFinder:
                 self._next, length = min(begin + length, end), min(2 * length, _LAST_CHUNK)
                 first = _find_first_shift(values, _find_candidates(values, begin, self._next))
             if first is not None:
-                return Shift(_slice_before(self._start, first), first, first + _required_length(first) - 1)
+                return Shift(slice(max(self._start, first - LEVEL_STEPS), first), first, first + _required_length(first) - 1)
         return None
 
 
@@ -200,7 +200,3 @@ def _required_length(first: int) -> int:
 
 # From this index on a change has to last for LEVEL_STEPS values.
 _LONGEST_FROM = math.ceil(LEVEL_STEPS / SHIFT_LENGTH_SHARE)
-
-
-def _slice_before(start: int, first: int) -> slice:
-    return slice(max(start, first - LEVEL_STEPS), first)

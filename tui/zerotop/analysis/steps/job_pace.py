@@ -1,4 +1,7 @@
-"""The pace of a whole job: its usual iteration, and its tokens per second."""
+"""The pace of a whole job: its usual iteration, and its tokens per second.
+
+Tokens of many steps, some of them only counted.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,19 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.missing_steps import find_recorded
+
+
+def estimate_tokens(rows: Rows, tokens: Ints) -> float:
+    """Return the tokens of all steps recorded among some steps (STEP_DTYPE), each with ``tokens``.
+
+    A counted step, whose tokens are unknown, counts with the average of the others.
+    """
+    weights = rows["steps"] * find_recorded(rows)
+    known = weights[tokens > 0].sum()
+    total = float((np.maximum(tokens, 0) * weights).sum())
+    return total * float(weights.sum() / known) if known and rows["counted"].any() else total
 
 
 def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from zerotop.analysis.failures.end import MEMORY
 from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.findings import detect_findings
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import estimate_tokens
 from zerotop.analysis.sweeps.grading import read_expectation
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.recording.output.tail import read_output_tail

@@ -8,7 +8,7 @@ from math import nan
 import numpy as np
 
 from zerotop.analysis.findings.support.gpu_use import measure_use_in_steps
-from zerotop.analysis.sweeps.recorded_steps import ChosenSteps
+from zerotop.analysis.sweeps.recorded_moments import ChosenSteps
 from zerotop.recording.keys import identify_process
 from zerotop.recording.moments.rank_records import RankRecords
 from zerotop.recording.reader import Recording

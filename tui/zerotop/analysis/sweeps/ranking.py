@@ -130,7 +130,7 @@ def build_recorded(answer: WhatIfAnswer, offload: str, own: Sequence[Estimate] =
 def rank_options(options: Iterator[OptionEstimate] | Sequence[OptionEstimate], hardware: Hardware) -> list[OptionEstimate]:
     """Return those that fit, the fastest first; then the others, the smallest first."""
     return sorted(
-        options, key=lambda option: (0, *_order_speed(option)) if option.is_usable(hardware) else _order_size(option)
+        options, key=lambda option: (0, *_order_speed(option)) if option.is_usable(hardware) else (1, option.memory.needed)
     )
 
 
@@ -147,7 +147,3 @@ def _order_speed(option: OptionEstimate) -> tuple[float, ...]:
     group = 1 if option.stage == 2 and not option.is_loop else option.stage
     rate = option.rate or 0.0
     return -rate, _OFFLOADS.index(option.offload), -option.gpus, group, -option.micro_batch, option.stage
-
-
-def _order_size(option: OptionEstimate) -> tuple[float, ...]:
-    return 1, option.memory.needed

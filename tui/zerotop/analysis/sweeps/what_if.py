@@ -10,16 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from zerotop.analysis.memory.expected.beyond_allocated import (
-    DEEPSPEED_PROCESS,
-    LOOP_PROCESS,
-    NCCL_HOST,
-    Interval,
-    JobMemory,
-    add_intervals,
-    find_context,
-    list_host_rows,
-)
+from zerotop.analysis.memory.expected import beyond_allocated
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.peak_moments import (
     BACKWARD,
@@ -86,7 +77,7 @@ def name_offload(setup: EngineSetup) -> str:
     return next((name for name, pair in OFFLOAD_DEVICES.items() if pair == devices), "")
 
 
-def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMemory:
+def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> beyond_allocated.JobMemory:
     """Return the memory of one rank at another setting. Raises NoBaselineError where the recording does not tell."""
     same = (setup, work) == (base.setup, base.work)
     tokens = _read_token_bytes(base)
@@ -94,22 +85,22 @@ def predict_memory(base: Baseline, setup: EngineSetup, work: Workload) -> JobMem
     likely = moments[0].bytes
     width = 0.0 if same else _find_width(base, tokens, setup, work, moments[0])
     note = f"the {moments[0].name}: the highest of {len(moments)} moments"
-    allocated = Interval(likely - width, likely, likely + width, note)
+    allocated = beyond_allocated.Interval(likely - width, likely, likely + width, note)
     reserved = _predict_reserved(base, allocated, setup, work, is_changed=not same)
     context = _find_context(base, setup, is_changed=not same)
-    device = add_intervals(reserved, context, "reserved + context")
+    device = beyond_allocated.add_intervals(reserved, context, "reserved + context")
     if base.gpu_bytes is not None:
         most = max(likely, base.gpu_bytes - context.likely)
         reserved, device = _limit(reserved, most), _limit(device, base.gpu_bytes)
     stuck = tokens.logits * _count_tokens(work) / _count_tokens(base.work) if moments[0].name == LOSS else 0.0
     row = MemoryRow("stuck segments", stuck, "a free block of fp32 logits between blocks in use")
     host, host_rows = _predict_host(base, setup, work)
-    return JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
+    return beyond_allocated.JobMemory(moments, allocated, reserved, context, device, host, host_rows, row)
 
 
 def _predict_reserved(
-    base: Baseline, allocated: Interval, setup: EngineSetup, work: Workload, *, is_changed: bool
-) -> Interval:
+    base: Baseline, allocated: beyond_allocated.Interval, setup: EngineSetup, work: Workload, *, is_changed: bool
+) -> beyond_allocated.Interval:
     """Return reserved memory: allocated, and what segments hold beyond it.
 
     The difference that a simulation of the allocator makes between both settings, where the model's layers were recorded.
@@ -127,11 +118,11 @@ def _predict_reserved(
         likely = allocated.likely + beyond * (1 + allocated.likely / base.peak) / 2
         note = "allocated, and what was beyond it, half of which scales"
     spread = _RESERVED_SPREAD if is_changed else 0.0
-    return Interval(max(allocated.low, (1 - spread) * likely), likely, (1 + spread) * likely, note)
+    return beyond_allocated.Interval(max(allocated.low, (1 - spread) * likely), likely, (1 + spread) * likely, note)
 
 
-def _limit(part: Interval, most: float) -> Interval:
-    return Interval(min(part.low, most), min(part.likely, most), min(part.high, most), part.formula)
+def _limit(part: beyond_allocated.Interval, most: float) -> beyond_allocated.Interval:
+    return beyond_allocated.Interval(min(part.low, most), min(part.likely, most), min(part.high, most), part.formula)
 
 
 def _count_tokens(work: Workload) -> int:
@@ -290,34 +281,37 @@ def _find_width(base: Baseline, tokens: TokenBytes, setup: EngineSetup, work: Wo
     return width
 
 
-def _find_context(base: Baseline, setup: EngineSetup, *, is_changed: bool) -> Interval:
-    usual = find_context(base.gpu, setup)
+def _find_context(base: Baseline, setup: EngineSetup, *, is_changed: bool) -> beyond_allocated.Interval:
+    usual = beyond_allocated.find_context(base.gpu, setup)
     if base.nvml is None:
         return usual
     measured = float(base.nvml - base.reserved)
-    before = find_context(base.gpu, base.setup)
+    before = beyond_allocated.find_context(base.gpu, base.setup)
     change = [getattr(usual, end) - getattr(before, end) for end in ("low", "likely", "high")]
     note = "measured: NVML less reserved" + (", with the usual difference of NCCL" if change[1] else "")
     low, likely, high = (measured + part for part in change)
     if is_changed:
         low, high = low - _CONTEXT_STEP, max(high + _CONTEXT_STEP, usual.likely)
-    return Interval(low, likely, high, note)
+    return beyond_allocated.Interval(low, likely, high, note)
 
 
-def _predict_host(base: Baseline, setup: EngineSetup, work: Workload) -> tuple[Interval, tuple[MemoryRow, ...]]:
+def _predict_host(
+    base: Baseline, setup: EngineSetup, work: Workload
+) -> tuple[beyond_allocated.Interval, tuple[MemoryRow, ...]]:
     """Return the host memory of one rank."""
-    rows = tuple(list_host_rows(setup, work.accumulation))
+    rows = tuple(beyond_allocated.list_host_rows(setup, work.accumulation))
     if base.host_rss is None:
-        return Interval(0, 0, 0, "not recorded"), ()
-    before = _sum([*list_host_rows(base.setup, base.work.accumulation)])
+        return beyond_allocated.Interval(0, 0, 0, "not recorded"), ()
+    before = _sum([*beyond_allocated.list_host_rows(base.setup, base.work.accumulation)])
     # If the formula says too much of the recorded setting, the process has its usual size nevertheless.
-    least = min(LOOP_PROCESS[0] if setup.is_loop else DEEPSPEED_PROCESS[0], base.host_rss)
+    least = min(beyond_allocated.LOOP_PROCESS[0] if setup.is_loop else beyond_allocated.DEEPSPEED_PROCESS[0], base.host_rss)
     is_same = (setup, work) == (base.setup, base.work)
     process = base.host_rss - before if is_same else max(base.host_rss - before, least)
-    nccl = NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1)) if setup.is_loop else 0.0  # DeepSpeed always starts it
-    likely = process + nccl + _sum(rows)
+    likely = process + _sum(rows)
+    if setup.is_loop:  # DeepSpeed sets NCCL up for one rank, too
+        likely += beyond_allocated.NCCL_HOST * ((setup.ranks > 1) - (base.setup.ranks > 1))
     change = likely - base.host_rss
     width = _HOST_SPREAD * abs(change) + (0.0 if is_same else _HOST_NOISE * base.host_rss)
     note = "measured, and the difference of what is offloaded" if change else "measured"
     row = MemoryRow("process", process, "measured less what is offloaded by the formula")
-    return Interval(max(0.0, likely - width), likely, likely + width, note), (row, *rows)
+    return beyond_allocated.Interval(max(0.0, likely - width), likely, likely + width, note), (row, *rows)

@@ -11,16 +11,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
 from zerotop.analysis.steps.logged_values import NAMES, NO_VALUES, read_logged
-from zerotop.analysis.timeline.resample import (
-    LONGEST_NS,
-    LaneSeries,
-    Series,
-    SeriesColumns,
-    make_series_after,
-    make_series_before,
-    merge_times,
-    sum_series,
-)
+from zerotop.analysis.timeline import resample
 from zerotop.recording.keys import GpuKey
 from zerotop.recording.moments.devices import FASTEST_LINK, locate_allocators
 from zerotop.recording.moments.host_memory import measure_used_bytes
@@ -42,7 +33,7 @@ _SPARSE_BASES = ((LONGEST_BASE_NS, LONGEST_BASE_NS), (360 * _S, 60 * _S), *_BASE
 _SPARSE_RATE = 2.0  # records per second, on average over the recording
 
 
-class SampleColumns(SeriesColumns):
+class SampleColumns(resample.SeriesColumns):
     """Sampled values in columns of time."""
 
     _recording: Recording
@@ -57,7 +48,7 @@ class SampleColumns(SeriesColumns):
     def find_final_ns(self) -> int:
         last = [source.last_ns or 0 for source in self.list_sources()]
         # One writer writes in order, except that a PCIe reading covers the time since the reading before it.
-        return max(last, default=0) - (2 * _COUNTER_READ_NS if len(last) == 1 else LONGEST_NS)
+        return max(last, default=0) - (2 * _COUNTER_READ_NS if len(last) == 1 else resample.LONGEST_NS)
 
     def choose_base(self, column_ns: int) -> int:
         is_sparse = self.count_records() < _SPARSE_RATE * (self.find_final_ns() - self._recording.begin_ns) / _S
@@ -77,15 +68,15 @@ class HostTableColumns(SampleColumns):
     def list_sources(self) -> Sequence[Source]:
         return self._recording.host_sources(self.table, self._host)
 
-    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[resample.LaneSeries]:
         for source in self.list_sources():
-            longest_ns = LONGEST_NS + source.period_ns
+            longest_ns = resample.LONGEST_NS + source.period_ns
             window = begin_ns - longest_ns - 1, end_ns + longest_ns
             for samples in iter_samples([source], *window, *self._selection):
                 yield from self._make_series(samples.times, samples.rows, longest_ns)
 
     @abstractmethod
-    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         """Return the series of the samples of one table; each stands for the time before it, at most ``longest_ns``."""
 
 
@@ -107,25 +98,27 @@ class GpuColumns(HostTableColumns):
     names = tuple(metric.name for metric in (*_gauges, *_rates))
     table = "gpus"
 
-    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
-        yield LaneSeries(0, make_series_before(times, _read_gauges(rows, self._gauges), longest_ns=longest_ns))
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
+        yield resample.LaneSeries(
+            0, resample.make_series_before(times, _read_gauges(rows, self._gauges), longest_ns=longest_ns)
+        )
         counters = np.stack([_read_column(rows, metric) for metric in self._rates])
-        yield LaneSeries(len(self._gauges), _compute_rates(times, counters, longest_ns))
+        yield resample.LaneSeries(len(self._gauges), _compute_rates(times, counters, longest_ns))
 
 
-def _compute_rates(times: Ints, counters: Ints, longest_ns: int) -> Series:
+def _compute_rates(times: Ints, counters: Ints, longest_ns: int) -> resample.Series:
     """Return bytes per second between readings of the counters, which samples in between repeat."""
     changed = np.flatnonzero((counters[:, 1:] != counters[:, :-1]).any(axis=0)) + 1
     # After a pause, a change covers the time since the last reading; the current reading is not known yet.
     quiet = np.searchsorted(times, np.append(times[changed], times[-1:]) - _COUNTER_READ_NS, "right") - 1
     quiet = quiet[quiet > np.append(0, changed)[: len(quiet)]]
-    readings = merge_times([np.arange(min(1, len(times))), changed, quiet])
+    readings = resample.merge_times([np.arange(min(1, len(times))), changed, quiet])
     seconds = np.diff(times[readings]) / 1e9
     moved = np.diff(counters[:, readings], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = moved / seconds
     rates[(counters[:, readings[:-1]] < 0) | (moved < 0) | ~(rates < FASTEST_LINK)] = np.nan
-    return Series(np.maximum(times[readings[:-1]], times[readings[1:]] - longest_ns), times[readings[1:]], rates)
+    return resample.Series(np.maximum(times[readings[:-1]], times[readings[1:]] - longest_ns), times[readings[1:]], rates)
 
 
 class GpuProcessColumns(HostTableColumns):
@@ -134,13 +127,13 @@ class GpuProcessColumns(HostTableColumns):
     names = ("process",)
     table = "gpu_processes"
 
-    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         pids = [source.pid for source in self._recording.host_sources("begins", self._host)]
         chosen = rows["used_bytes"] != UNKNOWN
         chosen[chosen] = _mask_known(rows["pid"][chosen], pids)
         times, used = sum_ticks(times[chosen], [rows["used_bytes"][chosen]])
         until_ns = int(times[-1]) + longest_ns if len(times) else 0
-        yield LaneSeries(0, make_series_after(times, used, until_ns, longest_ns=longest_ns))
+        yield resample.LaneSeries(0, resample.make_series_after(times, used, until_ns, longest_ns=longest_ns))
 
 
 def _mask_known(values: NDArray[Any], known: Sequence[int]) -> NDArray[np.bool_]:
@@ -162,7 +155,7 @@ class AllocatorColumns(SampleColumns):
     def list_sources(self) -> Sequence[Source]:
         return self._sources
 
-    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[resample.LaneSeries]:
         """Return sums over allocators. Each holds its last sample's memory until its process exits."""
         exits, held, peaks = read_exits(self._recording.at()), [], []
         for source in self._sources:
@@ -170,15 +163,15 @@ class AllocatorColumns(SampleColumns):
             if len(rows):
                 times, exit_ns = source.unix_times(rows), exits.reported_until(source) or FOREVER_NS
                 values = [rows["allocated_bytes"].astype(np.float64), rows["reserved_bytes"].astype(np.float64)]
-                held.append(make_series_after(*self._end_before_gaps(source, times, values), exit_ns))
+                held.append(resample.make_series_after(*self._end_before_gaps(source, times, values), exit_ns))
                 peak = _compute_peak(source, rows)
                 if source.count_until(begin_ns) <= 1:  # the first record's peak covers all the time before it
                     times, peak = np.append(min(source.created_ns, times[0] - 1), times), np.append(peak[:1], peak)
                 times, peak = self._add_folded_peaks(source, times, peak)
-                peaks.append(make_series_before(times, [peak], longest_ns=FOREVER_NS))
+                peaks.append(resample.make_series_before(times, [peak], longest_ns=FOREVER_NS))
         if held:
-            yield LaneSeries(0, sum_series(held))
-            yield LaneSeries(2, sum_series(peaks))
+            yield resample.LaneSeries(0, resample.sum_series(held))
+            yield resample.LaneSeries(2, resample.sum_series(peaks))
 
     def _end_before_gaps(self, source: Source, times: Ints, values: list[Floats]) -> tuple[Ints, list[Floats]]:
         """Add an unknown value where samples were deleted, so that the previous one does not stand for them."""
@@ -206,7 +199,7 @@ def _compute_peak(source: Source, rows: Rows) -> NDArray[Any]:
     return np.maximum(highest, rows["allocated_peak_bytes"]) if source.header.get("peaks") == "window" else highest
 
 
-class LoggedColumns(SeriesColumns):
+class LoggedColumns(resample.SeriesColumns):
     """What the training logged, from each value to the next; NaN and infinite values count as none."""
 
     names = NAMES
@@ -214,19 +207,19 @@ class LoggedColumns(SeriesColumns):
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
-    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[LaneSeries]:
+    def read_series(self, begin_ns: int, end_ns: int) -> Iterable[resample.LaneSeries]:
         for row, name in enumerate(self.names):
             times, values = read_logged(self._recording).get(name, NO_VALUES)
             first, last = max(0, int(times.searchsorted(begin_ns)) - 1), int(times.searchsorted(end_ns, "right")) + 1
             known = np.where(np.isfinite(values[first:last]), values[first:last], np.nan)
-            yield LaneSeries(row, make_series_after(times[first:last], [known], FOREVER_NS))
+            yield resample.LaneSeries(row, resample.make_series_after(times[first:last], [known], FOREVER_NS))
 
     def count_records(self) -> int:
         return sum(len(series.times) for series in read_logged(self._recording).values())
 
     def find_final_ns(self) -> int:
         last = (int(series.times[-1]) for series in read_logged(self._recording).values())
-        return max(last, default=LONGEST_NS) - LONGEST_NS
+        return max(last, default=resample.LONGEST_NS) - resample.LONGEST_NS
 
 
 class ProcessColumns(HostTableColumns):
@@ -240,11 +233,13 @@ class ProcessColumns(HostTableColumns):
         super().__init__(recording, host)
         self._rank = rank
 
-    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         ranks = rows["rank"]
         for first_row, chosen in ((0, ranks == self._rank), (2, ranks >= min(0, self._rank))):
             columns = [rows[name][chosen] for name in ("cores_used", "rss_bytes")]
-            yield LaneSeries(first_row, make_series_before(*sum_ticks(times[chosen], columns), longest_ns=longest_ns))
+            yield resample.LaneSeries(
+                first_row, resample.make_series_before(*sum_ticks(times[chosen], columns), longest_ns=longest_ns)
+            )
 
 
 class HostColumns(HostTableColumns):
@@ -254,6 +249,6 @@ class HostColumns(HostTableColumns):
     names = (*(metric.name for metric in _gauges), "host_memory")
     table = "hosts"
 
-    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
+    def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[resample.LaneSeries]:
         columns = [*_read_gauges(rows, self._gauges), measure_used_bytes(rows)]
-        yield LaneSeries(0, make_series_before(times, columns, longest_ns=longest_ns))
+        yield resample.LaneSeries(0, resample.make_series_before(times, columns, longest_ns=longest_ns))

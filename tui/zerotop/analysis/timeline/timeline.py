@@ -13,15 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.timeline.metrics import (
-    AllocatorColumns,
-    GpuColumns,
-    GpuProcessColumns,
-    HostColumns,
-    LoggedColumns,
-    ProcessColumns,
-    SampleColumns,
-)
+from zerotop.analysis.timeline import metrics
 from zerotop.analysis.timeline.phase_ribbon import RankPhases
 from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, SeriesColumns, Table
 from zerotop.analysis.timeline.step_lane import IterationColumns, StepTimes
@@ -219,13 +211,13 @@ class Lanes:
 
     def __init__(self, recording: Recording, subject: LaneSubject, steps: Sequence[StepTimes]) -> None:
         # The fastest first: the time for others may run out.
-        recorded: list[SampleColumns] = [HostColumns(recording, subject.host)]
+        recorded: list[metrics.SampleColumns] = [metrics.HostColumns(recording, subject.host)]
         if subject.gpu is not None:
-            recorded += [GpuColumns(recording, *subject.gpu), GpuProcessColumns(recording, *subject.gpu)]
-        recorded.append(ProcessColumns(recording, subject.host, subject.rank))
+            recorded += [metrics.GpuColumns(recording, *subject.gpu), metrics.GpuProcessColumns(recording, *subject.gpu)]
+        recorded.append(metrics.ProcessColumns(recording, subject.host, subject.rank))
         if subject.gpu is not None:
-            recorded.append(AllocatorColumns(recording, subject.gpu))
-        self.column_sources: list[SeriesColumns] = [IterationColumns(steps), LoggedColumns(recording), *recorded]
+            recorded.append(metrics.AllocatorColumns(recording, subject.gpu))
+        self.column_sources: list[SeriesColumns] = [IterationColumns(steps), metrics.LoggedColumns(recording), *recorded]
         self.column_caches = [ColumnCache(source, recording.begin_ns) for source in self.column_sources]
         self._recorded_names: set[str] = set()
         self._checked_counts = [0 for _ in self.column_sources]
@@ -245,7 +237,7 @@ class Lanes:
         for index, (source, cache) in enumerate(zip(self.column_sources, self.column_caches, strict=True)):
             tables.append(cache.get_columns(window.column_ns, window.first, window.columns, end_ns=end_ns, until_s=until_s))
             self._check_last_records(index)
-            _release_memory(source.list_sources() if release and isinstance(source, SampleColumns) else ())
+            _release_memory(source.list_sources() if release and isinstance(source, metrics.SampleColumns) else ())
         names, table = [name for source in self.column_sources for name in source.names], np.concatenate(tables, axis=1)
         self._note_recorded(names, table)
         return {name: values for name, values in _split_values(names, table).items() if name in self._recorded_names}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
 from zerotop.analysis.processes.thinned import mask_moments
-from zerotop.analysis.stats.rounding import round_count_up
+from zerotop.analysis.stats.medians import round_count_up
 from zerotop.recording.keys import GpuKey, ProcessKey
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import locate_allocators

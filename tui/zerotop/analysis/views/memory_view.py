@@ -15,17 +15,8 @@ from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.last_moments import read_last_seconds
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
 from zerotop.analysis.memory.block_lines import Look, read_last_look
+from zerotop.analysis.memory.expected import zero_model
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb
-from zerotop.analysis.memory.expected.zero_model import (
-    EngineSetup,
-    ExpectedBytes,
-    compare_ledger,
-    compute_rule_of_thumb,
-    estimate_job,
-    is_for_setup,
-    parse_setups,
-    sum_expected,
-)
 from zerotop.analysis.memory.gpu_holders import find_engine_gpus
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import HostLedger, read_host_ledger
@@ -73,7 +64,7 @@ class MemoryView:
     host: HostLedger | None  # the chosen rank's, one of ``hosts``
     host_lines: tuple[MemoryLine, ...]
     node_memory: HostMemory | None  # of the chosen rank's node
-    setup: EngineSetup | None  # of the chosen rank's first engine that trains
+    setup: zero_model.EngineSetup | None  # of the chosen rank's first engine that trains
     micro_steps: int  # in a step of that engine
     estimates: tuple[Estimate, ...]  # DeepSpeed's own, for all options
     rule: RuleOfThumb | None  # the rule of thumb with the chosen rank's measured figures
@@ -96,7 +87,7 @@ class MemoryView:
         """DeepSpeed's estimates for the job's options."""
         if self.setup is None:
             return ()
-        return tuple(estimate for estimate in self.estimates if is_for_setup(estimate, self.setup))
+        return tuple(estimate for estimate in self.estimates if zero_model.is_for_setup(estimate, self.setup))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,8 +121,8 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *,
     gpu = next((ledger for ledger in gpus if (ledger.host, ledger.index) == key), None)
     peak = next(iter(read_peak_ledgers(alive, [key])), None) if key is not None else None
     engines = moment.process_events(Engine, process) if process is not None else []
-    setups = parse_setups(engines)
-    setup, expected = next(iter(setups), None), sum_expected(setups)
+    setups = zero_model.parse_setups(engines)
+    setup, expected = next(iter(setups), None), zero_model.sum_expected(setups)
     peaks = read_peaks(alive, source) if source is not None else None
     peaks = peaks if peaks is not None and peaks.phases else None
     shown = sorted(_choose_outstanding(ranks.resident_bytes, process, most), key=lambda p: (p.rank, p.host))
@@ -158,7 +149,7 @@ def read_memory_view(at: At, rank: int | None = None, most: int = MOST_SHOWN, *,
         node_memory=node_memory[-1] if node_memory else None,
         setup=setup,
         micro_steps=engines[0].gradient_accumulation or 1 if engines else 1,
-        estimates=estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
+        estimates=zero_model.estimate_job(setup, nodes=len({p.host for p in processes})) if setup is not None else (),
         rule=_compute_rule(moment, process, peaks),
         health=_read_health(at, alive, source) if source is not None else None,
         trace=read_last_trace(at, process.rank) if process is not None else None,
@@ -243,22 +234,22 @@ def _read_health(at: At, moment: At, source: Source) -> AllocatorHealth | None:
 
 
 def _build_gpu_lines(
-    gpu: GpuLedger | None, peak: PeakLedger | None, expected: ExpectedBytes | None
+    gpu: GpuLedger | None, peak: PeakLedger | None, expected: zero_model.ExpectedBytes | None
 ) -> tuple[MemoryLine, ...]:
     if gpu is None:
         return ()
-    differences = compare_ledger(gpu, expected) if expected is not None and gpu.ranks else ()
+    differences = zero_model.compare_ledger(gpu, expected) if expected is not None and gpu.ranks else ()
     return build_gpu_lines(gpu, peak.ledger if peak is not None else None, differences)
 
 
-def _build_host_lines(host: HostLedger | None, expected: ExpectedBytes | None) -> tuple[MemoryLine, ...]:
+def _build_host_lines(host: HostLedger | None, expected: zero_model.ExpectedBytes | None) -> tuple[MemoryLine, ...]:
     if host is None:
         return ()
-    return build_host_lines(host, compare_ledger(host, expected) if expected is not None else ())
+    return build_host_lines(host, zero_model.compare_ledger(host, expected) if expected is not None else ())
 
 
 def _compute_rule(at: At, process: RankProcess | None, peaks: RankPeaks | None) -> RuleOfThumb | None:
     if process is None or peaks is None:
         return None
     inventory = read_inventory(at, process)
-    return compute_rule_of_thumb(inventory, peaks) if inventory is not None else None
+    return zero_model.compute_rule_of_thumb(inventory, peaks) if inventory is not None else None

@@ -1,17 +1,24 @@
-"""Notices about a recording: which parts are missing, and why."""
+"""Notices about a recording: which parts are missing, and why.
+
+The files that running ranks write their output to, as far as that is not the job's recorded output.
+
+Describe the startup of a job without an engine: compilation, an abandoned build lock, or no training yet.
+
+Notices about what trains, or does not: which optimizers make an iteration, and jobs without any.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from zerotop.analysis.formatting import format_bytes, format_ranks
-from zerotop.analysis.processes.missing_probe import describe_missing_probes
+from zerotop.analysis.engine import LOOP, read_first_engine
+from zerotop.analysis.formatting import format_bytes, format_count, format_long_time, format_ranks, join_words, pluralize
+from zerotop.analysis.processes.missing_probe import describe_missing_probes, find_missing_probes
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.views.job_exit import Losses, count_losses
-from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.recording.events.event_index import get_event_time
 from zerotop.recording.moments.at import At
 from zerotop.recording.reader import Recording
@@ -30,6 +37,123 @@ from zerotop_probe.recording.events import (
     RecordsLate,
     SamplerError,
 )
+from zerotop_probe.recording.tables import PHASE_CODE
+
+# More optimizers than these are not named.
+_MOST_NAMED = 4
+_TRAINED_NOTHING = (
+    "No training was recorded: no process with the probe created a DeepSpeed engine, or called backward() and stepped a"
+    " PyTorch optimizer."
+)
+# An optimizer that has not stepped after this many backwards is worth a notice; accumulation over more is rare. These are
+# searched in the first records.
+_MANY_BACKWARDS, _FIRST_SPANS = 100, 2000
+_BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
+_NO_OPTIMIZER = "This loop has no optimizer of PyTorch: its forwards and backwards are shown, but no steps."
+
+
+def describe_training(at: At) -> list[str]:
+    """Return the sentences that hold at a moment in unix time."""
+    engine = read_first_engine(at)
+    if not engine:
+        is_known = _has_ended_untrained(at) and not at.events_of(events.ProbeMissing)
+        return [_TRAINED_NOTHING] if is_known else []
+    if engine.kind != LOOP:
+        return []
+    if not engine.optimizer:
+        return [_NO_OPTIMIZER]
+    if (backwards := _count_backwards_without_step(at)) >= _MANY_BACKWARDS:
+        return [
+            f"None of {backwards:,} backwards was followed by a step of {engine.optimizer} so far:"
+            " without steps there are no iterations."
+        ]
+    reported = at.events_of(events.Optimizers)
+    return _describe_rule(min(reversed(reported), key=lambda event: event.writer.rank).optimizers) if reported else []
+
+
+def _count_backwards_without_step(at: At) -> int:
+    """Return the backwards of the loop's first rank until a moment, or among its first records; 0 with a step."""
+    if not at.sources["spans"]:
+        return 0
+    source = at.sources["spans"][0]
+    spans = source.array[:_FIRST_SPANS]
+    phases = spans["phase"][spans["end_ns"] + source.offset_ns <= at.cursor_ns]
+    return 0 if np.any(phases == _STEP) else int(np.count_nonzero(phases == _BACKWARD))
+
+
+def _has_ended_untrained(at: At) -> bool:
+    """Return whether a job that zerotop started has ended without a report of any rank."""
+    if not at.events_of(events.JobStarted) or at.events_of(events.Hello):
+        return False
+    return bool(at.events_of(events.JobEnded))
+
+
+def _describe_rule(optimizers: Sequence[events.SteppedOptimizer]) -> list[str]:
+    counting = [optimizer for optimizer in optimizers if optimizer.counts]
+    # One without parameters never counts, and changes nothing.
+    rare = [optimizer for optimizer in optimizers if not optimizer.counts and optimizer.parameters != 0]
+    sentences = []
+    if len(counting) > 1:
+        sentences.append(f"An iteration ends when {_list_optimizers(counting)} have each stepped since the last one.")
+    elif rare and counting:
+        sentences.append(f"An iteration is a step of {_list_optimizers(counting)}.")
+    if rare:
+        verb = "does" if len(rare) == 1 else "do"
+        sentences.append(f"{_list_optimizers(rare)} {verb} not count: the others have stepped many times meanwhile.")
+    return [" ".join(sentences)] if sentences else []
+
+
+def _list_optimizers(optimizers: Sequence[events.SteppedOptimizer]) -> str:
+    if len(optimizers) > _MOST_NAMED:
+        return f"{len(optimizers)} optimizers"
+    names = [f"{optimizer.class_} ({_format_count(optimizer.parameters or 0)})" for optimizer in optimizers]
+    return join_words(names)
+
+
+def _format_count(parameters: int) -> str:
+    return f"{parameters:,} {pluralize(parameters, 'parameter')}"
+
+
+_ENGINE = "Waiting for the training to begin."
+_ENTER = " E, or zerotop attach {pid} --enter, loads it while they run."
+# Of a job that may only infer: nothing says that it will train.
+_UNTRAINED = "No rank has reported a step in the first {duration}. A program that only infers has no steps."
+_UNTRAINED_S = 60.0
+_COMPILERS = "Compiling {what} for {duration}: 1 to 2 minutes, on the first run only."
+_OPERATORS = "DeepSpeed's operators"
+# Deleting the lock of a running job is no fix: its ranks would load a library that was never built.
+_LOCK = (
+    "The ranks sleep, nothing compiles, and no process on their node holds {locks}: they may wait forever for a build of"
+    " DeepSpeed's operators that was killed. Unless another job builds there, stop this one, delete {it} and start it again."
+)
+
+
+def describe_wait(at: At) -> str:
+    """Return a sentence, by the latest event."""
+    if missing := find_missing_probes(at):
+        pid = missing[0].events[0].pid
+        return " ".join(f"{one.sentence}." for one in missing) + _ENTER.format(pid=pid)
+    compiling, locked = at.events_of(events.Compiling), at.events_of(events.BuildLocked)
+    if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
+        paths = list(dict.fromkeys(event.path for event in locked))
+        return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
+    if not compiling:
+        passed_s = (at.cursor_ns - at.recording.begin_ns) / 1e9
+        return _ENGINE if passed_s < _UNTRAINED_S else _UNTRAINED.format(duration=format_long_time(passed_s))
+    duration = format_long_time((at.cursor_ns - compiling[0].unix_ns) / 1e9)
+    return _COMPILERS.format(what=compiling[-1].extension or _OPERATORS, duration=duration)
+
+
+def describe_rank_files(recording: Recording, cursor_ns: int) -> str:
+    """Return ``rank 0 writes to /logs/0/stdout.log, 3 other ranks to theirs``; "" if all print where the job does."""
+    paths = {event.rank: event.stdout or event.stderr for event in recording.events_of(events.OutputFiles, cursor_ns)}
+    named = sorted((rank, path) for rank, path in paths.items() if path)
+    if not named:
+        return ""
+    rank, path = named[0]
+    others = f", {format_count(len(named) - 1, 'other rank')} to theirs" if len(named) > 1 else ""
+    return f"rank {rank} writes to {path}{others}"
+
 
 MUCH_HELD_BYTES = MAX_BYTES // 10
 """Deleted detail that an open screen may keep on the disk: a tenth of a recording's usual largest size."""

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
-from zerotop.analysis.output.rank_files import describe_rank_files
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.ranks_and_hosts import read_hosts, read_ranks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
@@ -23,10 +22,9 @@ from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
 from zerotop.analysis.views.job_exit import Losses, count_losses, is_left_running
 from zerotop.analysis.views.last_loss import read_last_loss
-from zerotop.analysis.views.notices import describe_notices
+from zerotop.analysis.views.notices import describe_notices, describe_rank_files, describe_wait
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
-from zerotop.analysis.views.startup_status import describe_wait
 from zerotop.analysis.views.watching_cost import measure_cost
 from zerotop.recording.moments.process_exits import read_exits, read_launcher
 from zerotop.recording.output.transcript import Transcript

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.waveform.alignment import (
-    AlignedIterations,
-    ChosenIterations,
-    LongIterations,
-    PhaseStretch,
-    align_iterations,
-)
+from zerotop.analysis.waveform import alignment
 from zerotop.analysis.waveform.phase_bounds import PhaseRow, build_phase_rows
 from zerotop.analysis.waveform.signals import RenewalDelays, Signal, SignalFolder
 from zerotop.recording.reader import Recording
@@ -41,10 +35,10 @@ class WaveformFold:
     last_step: int
     iterations: int  # number of the leader's folded iterations
     left_out: dict[str, int]  # others between the first and last step, by reason: see ``ChosenIterations``
-    long: LongIterations | None
+    long: alignment.LongIterations | None
     skipped: bool  # the updates of the folded iterations were skipped
     iteration_s: float
-    stretches: tuple[PhaseStretch, ...]
+    stretches: tuple[alignment.PhaseStretch, ...]
     phases: tuple[PhaseRow, ...]
     signals: dict[str, Signal]
     process_count: int  # processes in ``cores`` and ``resident``,
@@ -67,7 +61,7 @@ def fold_iterations(
     recording: Recording,
     ranks: Sequence[RankSteps],
     rank: int | None,
-    chosen: ChosenIterations,
+    chosen: alignment.ChosenIterations,
     cursor_ns: int,
     delays: RenewalDelays,
 ) -> WaveformFold | None:
@@ -78,7 +72,7 @@ def fold_iterations(
         chosen: indices of the steps of :func:`choose_leader`'s rank.
     """
     lead = choose_leader(ranks, rank)
-    aligned = align_iterations(lead.source, lead.step_rows, chosen.indices)
+    aligned = alignment.align_iterations(lead.source, lead.step_rows, chosen.indices)
     if aligned is None:
         return None
     steps = lead.step_rows["step"][aligned.indices]
@@ -129,13 +123,13 @@ def _choose_spread(ranks: list[RankSteps], most: int) -> list[RankSteps]:
     return [ranks[index] for index in np.linspace(0, len(ranks) - 1, most).astype(int).tolist()]
 
 
-def _align_follower(process: RankSteps, steps: NDArray[np.int64]) -> AlignedIterations | None:
+def _align_follower(process: RankSteps, steps: NDArray[np.int64]) -> alignment.AlignedIterations | None:
     """Align the same steps of another rank."""
     rows = process.step_rows
     low, high = np.searchsorted(rows["step"], (steps[0], steps[-1] + 1))
     same = np.isin(rows["step"][low:high], steps) & find_recorded(rows[low:high])
-    return align_iterations(process.source, rows, low + np.flatnonzero(same))
+    return alignment.align_iterations(process.source, rows, low + np.flatnonzero(same))
 
 
-def _has_same_phases(one: AlignedIterations, other: AlignedIterations) -> bool:
+def _has_same_phases(one: alignment.AlignedIterations, other: alignment.AlignedIterations) -> bool:
     return np.array_equal(one.phases, other.phases) and np.array_equal(one.depths, other.depths)

@@ -9,17 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.waveform import samples
+from zerotop.analysis.waveform import deconvolution, samples
 from zerotop.analysis.waveform.alignment import AlignedIterations
-from zerotop.analysis.waveform.deconvolution import (
-    Curve,
-    Grid,
-    fold_moments,
-    make_flat_curve,
-    make_grid,
-    measure_misfit,
-    unfold,
-)
 from zerotop.analysis.waveform.samples import SampleWindows
 from zerotop.recording.keys import GpuKey, ProcessKey
 from zerotop.recording.moments.at import find_cores
@@ -101,7 +92,7 @@ class SignalFolder:
         self._recording = recording
         self._parts = parts
         self._reference = reference
-        self._grid, self._coarse_grid = make_grid(reference), make_grid(reference, _COARSE)
+        self._grid, self._coarse_grid = deconvolution.make_grid(reference), deconvolution.make_grid(reference, _COARSE)
         self._delays = delays
         self.host_cores = find_cores(recording.at(), parts[0].source.host)
         self._cursor_ns = cursor_ns
@@ -166,10 +157,11 @@ class SignalFolder:
         """Return the delay with the best fit; half the slack, where none fits much better."""
         most = windows.slack_ns
 
-        def measure_errors(delays: Iterable[int], grid: Grid) -> dict[int, float]:
+        def measure_errors(delays: Iterable[int], grid: deconvolution.Grid) -> dict[int, float]:
             folds = {delay: self._fold_windows(part, _move_windows(windows, delay)) for delay in delays}
             return {
-                delay: measure_misfit(grid, begins, lengths, kept.values) for delay, (kept, begins, lengths) in folds.items()
+                delay: deconvolution.measure_misfit(grid, begins, lengths, kept.values)
+                for delay, (kept, begins, lengths) in folds.items()
             }
 
         errors = measure_errors((most // 2, *range(0, most + 1, _LATE_NS)), self._coarse_grid)
@@ -190,15 +182,15 @@ class SignalFolder:
         length = self._grid.length_s
         resolved = windows.length_s <= _BLIND * length and windows.slack_ns / 1e9 <= _LOST * length
         if windows.moments:
-            positions, curve = fold_moments(self._grid, begins + lengths, windows.values)
+            positions, curve = deconvolution.fold_moments(self._grid, begins + lengths, windows.values)
             window_s = 0.0
         else:
             window_s = windows.length_s
             if resolved:
-                curve = unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
+                curve = deconvolution.unfold(self._grid, begins, lengths, windows.values, most=self._find_maximum(name))
                 positions, curve = _interpolate_bins(self._grid, curve)
             else:
-                positions, curve = np.array([0.0, self._grid.length_s]), make_flat_curve(windows.values)
+                positions, curve = np.array([0.0, self._grid.length_s]), deconvolution.make_flat_curve(windows.values)
         return Signal(name, positions, curve.median, curve.low, curve.high, len(windows.values), window_s, resolved)
 
     def _average(self, name: str, every: Sequence[SampleWindows]) -> Signal | None:
@@ -206,7 +198,7 @@ class SignalFolder:
         windows = samples.merge_windows(every) if every else samples.NO_WINDOWS
         if windows.moments or len(windows.values) < 2 or windows.length_s <= _BLIND * self._grid.length_s:
             return None
-        curve, ends = make_flat_curve(windows.values), np.array([0.0, self._grid.length_s])
+        curve, ends = deconvolution.make_flat_curve(windows.values), np.array([0.0, self._grid.length_s])
         return Signal(name, ends, curve.median, curve.low, curve.high, len(windows.values), windows.length_s, False)
 
     def _find_maximum(self, name: str) -> float:
@@ -224,7 +216,7 @@ def _move_windows(windows: SampleWindows, earlier_ns: int) -> SampleWindows:
     return windows._replace(begins_ns=windows.begins_ns - earlier_ns, ends_ns=windows.ends_ns - earlier_ns)
 
 
-def _interpolate_bins(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
+def _interpolate_bins(grid: deconvolution.Grid, curve: deconvolution.Curve) -> tuple[Floats, deconvolution.Curve]:
     """Return the curve through the middles of bins, and level from there to a phase's begin and end."""
     middles = (grid.edges[1:] + grid.edges[:-1]) / 2
     first = np.concatenate(([True], grid.breaks[:-1]))
@@ -232,4 +224,4 @@ def _interpolate_bins(grid: Grid, curve: Curve) -> tuple[Floats, Curve]:
     bins = np.concatenate((np.flatnonzero(first), np.arange(len(middles)), np.flatnonzero(grid.breaks)))
     order = np.lexsort((bins, positions))
     bins = bins[order]
-    return positions[order], Curve(curve.median[bins], curve.low[bins], curve.high[bins], curve.error)
+    return positions[order], deconvolution.Curve(curve.median[bins], curve.low[bins], curve.high[bins], curve.error)

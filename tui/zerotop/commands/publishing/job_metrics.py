@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.live_view import Gpu, LiveView
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import estimate_tokens
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.keys import GpuKey
 from zerotop.recording.reader import Recording

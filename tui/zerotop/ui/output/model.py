@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from zerotop.analysis.output.line_steps import StepClock
-from zerotop.analysis.output.lines import LinePosition, OutputBuffer, OutputLine
-from zerotop.analysis.output.repeats import fold_repeats
-from zerotop.analysis.output.search import OutputSearch
+from zerotop.analysis.output.lines import LinePosition, OutputBuffer, OutputLine, StepClock
+from zerotop.analysis.output.search import OutputSearch, fold_repeats
 from zerotop.recording.reader import Recording
 from zerotop.ui.output.drawing import BEFORE_CURSOR, OutputPage, SearchState
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zerotop.analysis.ranks.matrix import RankMetric
-from zerotop.analysis.stats.rounding import round_count_up
+from zerotop.analysis.stats.medians import round_count_up
 from zerotop.ui.charts import draw_step_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row

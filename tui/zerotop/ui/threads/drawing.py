@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.processes.cores import Cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
-from zerotop.analysis.stats.rounding import round_count_up
+from zerotop.analysis.stats.medians import round_count_up
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.ui.charts import AXIS_WIDTH, GrowingScales

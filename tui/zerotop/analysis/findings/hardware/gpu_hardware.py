@@ -7,18 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
 from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, Bandwidth, find_bandwidths
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import list_gpus
 from zerotop_probe.recording.events import GpuFault
 
 _MEMORY = FindingKind(
     name="gpu_memory_faults",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="GPU {gpu}[ of {concerned:ranks}] could not correct {grown:count memory error}",
     details="NVML counts {value}, {before} when the recording began. It is not your code.",
@@ -27,7 +24,6 @@ _MEMORY = FindingKind(
 )
 _NVLINK = FindingKind(
     name="nvlink_faults",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="GPU {gpu}[ of {concerned:ranks}] has {value} of {before} NVLinks",
     details="The others are down: collectives that use them are slower, or fail. It is not your code.",
@@ -36,7 +32,6 @@ _NVLINK = FindingKind(
 )
 _PCIE = FindingKind(
     name="pcie_link",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="GPU {gpu}[ of {concerned:ranks}] has {value} of {before} PCIe lanes",
     details="Copies between host and GPU have {share:percent} of the bandwidth that the slot allows. It is not your code.",
@@ -45,7 +40,6 @@ _PCIE = FindingKind(
 )
 _RECOVERY = FindingKind(
     name="gpu_recovery",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="The driver asks to recover GPU {gpu}[ of {concerned:ranks}]: {called}",
     details="NVML's recovery action is {value}. The Xid before it says why.",

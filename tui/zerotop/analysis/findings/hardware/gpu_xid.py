@@ -7,10 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
-from zerotop.analysis.findings.support.evidence import Evidence, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_job
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, LEAVE, find_earlier, list_gpus
 from zerotop.analysis.hardware.operational_events import (
     FATAL,
@@ -28,7 +26,6 @@ from zerotop_probe.recording.events import Goodbye, GpuFault, JobEnded, RankGone
 
 _KIND = FindingKind(
     name="gpu_xid",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="GPU {gpu}[ of {concerned:ranks}] reported Xid {xid}, {called}",
     details="{meaning} Cause, after NVIDIA's document: {origin}.[ It came in step {step}.]",
@@ -45,7 +42,6 @@ _NOTED = _KIND.with_changes(severity=Severity.INFO, fix="")
 _ENDED = "GPU {gpu} reported Xid {xid}, {called}, {apart_s:seconds} before rank {ended} ended"
 _EVENT = FindingKind(
     name="gpu_event",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="GPU {gpu}[ of {concerned:ranks}] reported {called}, {bad}",
     details="The driver's event {code} says so.[ It came in step {step}.]",

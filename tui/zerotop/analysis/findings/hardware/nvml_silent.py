@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, in_job
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop_probe.recording.events import GpuSilent
 
 _KIND = FindingKind(
     name="nvml_silent",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="NVML does not answer[ about GPU {gpu}][ of {concerned:ranks}]",
     details=(

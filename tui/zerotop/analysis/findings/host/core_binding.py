@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, Process, SearchWindow, in_each_node
 from zerotop.analysis.processes.cores import Cores, parse_cores
 from zerotop.recording.moments.at import find_cores
 from zerotop_probe.recording.events import Affinity
 
 _KIND = FindingKind(
     name="core_binding",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="",
     advice="Give each rank cores of its own.",

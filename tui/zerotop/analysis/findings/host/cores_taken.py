@@ -7,18 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Floats, Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.host_load import count_workers, measure_loads
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
+from zerotop.analysis.findings.support.host_load import count_workers, measure_loads, measure_thread_use
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
-from zerotop.analysis.findings.support.thread_use import measure_thread_use
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.recording.moments.at import find_cores
+from zerotop.recording.samples import Floats
 
 _KIND = FindingKind(
     name="cores_taken",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details=(

@@ -7,18 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Ints, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_node
 from zerotop.analysis.findings.support.started_threads import ADVICE, StartedThreads, find_started_threads
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.recording.moments.at import find_cores
+from zerotop.recording.samples import Ints
 from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
     name="crowded_cores",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="{threads:count thread} of {processes:count process} compete for {cores:count core}[ in {phase}]",
     details=(

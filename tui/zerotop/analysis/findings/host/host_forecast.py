@@ -8,27 +8,26 @@ checkpoints and evaluations take is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.findings.host.growing_containers import GrowingContainer, find_container
-from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.gpu_use import name_process
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.exhaustion import BLOCK, Forecast, forecast_end, has_stopped
 from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes
-from zerotop.recording.samples import read_column
+from zerotop.recording.moments.records import Records
+from zerotop.recording.samples import Floats, Ints, Rows, read_column
 from zerotop.recording.steps.growable_array import GrowingArray
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import GpuProcess, RayMonitor
 
 _KIND = FindingKind(
     name="host_memory_forecast",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="The kernel will kill {victim} {when}: host memory runs out",
     details=(
@@ -75,48 +74,48 @@ class _Told(NamedTuple):
     ray: RayMonitor | None
 
 
-class _State:
-    """The memory left in each second since the training has settled: a forecast and its news rest on all of them."""
+class _Check(NamedTuple):
+    """What was told after so many seconds of training, and what still holds."""
 
-    def __init__(self) -> None:
-        self.begin_ns = 0
-        self.ray: RayMonitor | None = None
-        self.left = GrowingArray(np.float64)
-        self.checked = 0
-        self.told: _Told | None = None
+    seconds: int
+    told: _Told | None = None
+    finding: Finding | None = None
+
+
+_new_series = partial(GrowingArray, np.float64)
 
 
 @in_each_node(kinds=None)
-def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report a forecast, again when half of its time is over, and when memory no longer grows."""
-    lead, state = window.subject.processes_on(window.host)[0], window.keep(_State)
+    lead = window.subject.processes_on(window.host)[0]
     if len(lead.steps) > SETTLED_STEPS:
-        _add_seconds(state, lead)
-        left = state.left.rows
-        for count in range(state.checked + BLOCK, len(left) + 1, BLOCK):
-            state.checked = count
-            yield from _check_second(window.subject, window.host, state, left[:count])
+        left = window.keep(_new_series)  # of each second: a forecast and its news rest on all of them
+        _add_seconds(left, lead)
+        for check in window.extend(partial(_check_next, window.subject, lead, left.rows), 0):
+            yield check.finding
 
 
-def _add_seconds(state: _State, lead: Process) -> None:
+def _find_begin(lead: Process) -> int:
+    return int(lead.steps["end_unix_ns"][SETTLED_STEPS])
+
+
+def _add_seconds(left: GrowingArray, lead: Process) -> None:
     """Extend the series to the last finished step: by then it is known which seconds belong to checkpoints."""
-    if not state.begin_ns:
-        state.begin_ns = int(lead.steps["end_unix_ns"][SETTLED_STEPS])
-        state.ray = _find_ray(lead, state.begin_ns)
-    done_ns = state.begin_ns + len(state.left) * _SECOND
+    before = len(left)
+    done_ns = _find_begin(lead) + before * _SECOND
     count = (int(lead.steps["end_unix_ns"][-1]) - done_ns) // _SECOND
     if count <= 0:
         return
     samples = lead.at.records("hosts", lead.host).read_window(done_ns, done_ns + count * _SECOND)
-    values = state.left.add_rows(count)
+    values = left.add_rows(count)
     if not len(samples):
         values[:] = np.nan
         return
     kept = samples.select(~_is_within_pause(lead, samples.times))
     ends = np.searchsorted(kept.times, done_ns + _SECOND * np.arange(1, count + 1), "right")
-    before = len(state.left) - count
-    known = state.left.rows[before - 1] if before else np.nan
-    values[:] = np.concatenate([[known], _measure_left(kept.rows, state.ray)])[ends]
+    known = left.rows[before - 1] if before else np.nan
+    values[:] = np.concatenate([[known], _measure_left(kept.rows, _find_ray(lead))])[ends]
 
 
 def _is_within_pause(lead: Process, times: Ints) -> Any:
@@ -130,10 +129,10 @@ def _is_within_pause(lead: Process, times: Ints) -> Any:
     return is_within
 
 
-def _find_ray(lead: Process, known_ns: int) -> RayMonitor | None:
+def _find_ray(lead: Process) -> RayMonitor | None:
     """Return the memory monitor of Ray on the node of a rank, which kills before the kernel does."""
     found = (event for event in lead.at.events_of(RayMonitor) if event.writer.host == lead.host)
-    return next((event for event in found if event.share is not None and event.unix_ns <= known_ns), None)
+    return next((event for event in found if event.share is not None and event.unix_ns <= _find_begin(lead)), None)
 
 
 def _measure_limits(rows: Rows, ray: RayMonitor | None) -> Floats:
@@ -152,26 +151,28 @@ def _measure_left(rows: Rows, ray: RayMonitor | None) -> Floats:
     return np.where(swap >= 0, left + (swap if ray is None else 0), np.nan)
 
 
-def _check_second(group: Group, host: str, state: _State, left: Floats) -> Iterator[Finding]:
-    now_ns, told = state.begin_ns + len(left) * _SECOND, state.told
+def _check_next(group: Group, lead: Process, series: Floats, last: _Check | None) -> _Check | None:
+    """Look at BLOCK more seconds; None while there are not so many."""
+    count, told = (BLOCK, None) if last is None else (last.seconds + BLOCK, last.told)
+    if count > len(series):
+        return None
+    left, host, now_ns = series[:count], lead.host, _find_begin(lead) + count * _SECOND
     if told is not None and has_stopped(left, told.forecast):
-        state.told = None
-        yield _build_finding(_OVER, group, host, told, now_ns, left)
-        return
+        return _Check(count, finding=_build_finding(_OVER, group, host, told, now_ns, left))
     forecast = forecast_end(left, _LEAST_BYTES)
     if forecast is None or (told is not None and not _is_news(told, forecast, now_ns)):
-        return
+        return _Check(count, told)
     begin_ns = now_ns - forecast.window * _SECOND
     growth = _measure_growth(group, host, begin_ns, now_ns)
     row = group.lead.at.records("hosts", host).read_last(now_ns)
     limit = int(measure_limit_bytes(row))
     is_shared = limit >= int(row["memory_total_bytes"])
     if forecast.fallen < _LEAST_SHARE * limit or (is_shared and growth.total < _OWN_SHARE * forecast.fallen):
-        return
+        return _Check(count, told)
     if told is None:
-        told = _Told(begin_ns, group.step_at(begin_ns), group.ranks_on(host), forecast, now_ns, state.ray)
-    state.told = told._replace(forecast=forecast, told_ns=now_ns)
-    yield _build_finding(_KIND, group, host, state.told, now_ns, left, growth)
+        told = _Told(begin_ns, group.step_at(begin_ns), group.ranks_on(host), forecast, now_ns, _find_ray(lead))
+    told = told._replace(forecast=forecast, told_ns=now_ns)
+    return _Check(count, told, _build_finding(_KIND, group, host, told, now_ns, left, growth))
 
 
 def _is_news(told: _Told, forecast: Forecast, now_ns: int) -> bool:

@@ -10,19 +10,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zerotop.analysis.findings.host.growing_containers import FoundContainer, await_container
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
-from zerotop.recording.samples import read_column
+from zerotop.recording.samples import Rows, read_column
 
 _KIND = FindingKind(
     name="host_growth",
-    severity=Severity.WARNING,
     confidence=0.8,
     host_bytes="grown_bytes",
     headline=(

@@ -10,17 +10,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Ints, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import MIB
 from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes, measure_used_bytes
+from zerotop.recording.samples import Ints, Samples
 from zerotop.recording.steps.step_memory import measure_held_bytes
 
 _SHORT = FindingKind(
     name="host_memory_short",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="Host memory is {share:percent} full: the kernel may soon kill a rank",
     details="{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use, {ranks_bytes:bytes} by the ranks.",
@@ -29,7 +27,6 @@ _SHORT = FindingKind(
 )
 _SWAPPING = FindingKind(
     name="swapping",
-    severity=Severity.WARNING,
     confidence=0.9,
     host_bytes="swapped_bytes",
     headline="{swapped_bytes:bytes} of host memory moved to swap since the ranks started",

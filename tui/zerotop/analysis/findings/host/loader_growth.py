@@ -7,18 +7,15 @@ from functools import partial
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Ints, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
-from zerotop.recording.samples import read_column
+from zerotop.recording.samples import Ints, Rows, read_column
 
 _KIND = FindingKind(
     name="loader_growth",
-    severity=Severity.WARNING,
     confidence=0.85,
     host_bytes="grown_bytes",
     headline="DataLoader workers keep {bytes_per_step:bytes} more a step[; full near step {last_step:.0f}]",

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.findings.support.evidence import Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import is_host_short
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_sharers, find_inventory
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop_probe.recording.events import Tensors

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.block_shapes import (
     LOGITS,
     BlockGroup,
@@ -19,7 +18,6 @@ from zerotop.analysis.findings.support.memory.block_shapes import (
 )
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.findings.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.recording.moments.rank_records import TRAINER

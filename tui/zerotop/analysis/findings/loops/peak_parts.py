@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zerotop.analysis.findings.support.evidence import Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
 from zerotop.analysis.findings.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS, UNSHARDED_PARAMETERS
 from zerotop_probe.recording.events import EngineFacts, Tensors

@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Ints, Process, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
 from zerotop.analysis.findings.support.thresholds import USED_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import format_count
+from zerotop.recording.samples import Ints, Samples
 from zerotop_probe.recording.tables import PHASES, TICK
 
 _KIND = FindingKind(
     name="allocator_retries",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="Rank {rank}'s allocator flushed its cache to get memory {so_often}[ {by} step {step}]",
     details=(

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Ints, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Ints
 
 _CHECKPOINTS = FindingKind(
     name="memory_creep",
-    severity=Severity.WARNING,
     confidence=0.85,
     gpu_bytes="grown_bytes",
     headline="{bytes_per_pause:bytes} stay on the GPU after each {pause}[; full near step {last_step:.0f}]",

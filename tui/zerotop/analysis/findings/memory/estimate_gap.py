@@ -9,28 +9,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import GIB
+from zerotop.analysis.memory import ledger_rows
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.zero_model import estimate_job, is_for_setup, parse_setup
-from zerotop.analysis.memory.ledger_rows import (
-    ACTIVATIONS,
-    CUBLAS,
-    GROWN,
-    HELD,
-    OTHER_RANKS,
-    OTHER_STREAMS,
-    OUTSIDE,
-    PRIVATE,
-    UNALLOCATED,
-    UNATTRIBUTED,
-    UNEXPLAINED,
-)
 from zerotop.analysis.memory.peak_ledger import PeakLedger, read_peak_ledgers
+from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
     name="estimate_gap",
@@ -54,9 +41,15 @@ _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
 )
 _LEDGER_ROWS = {
     _STATES: _MODEL_STATES,
-    _ACTIVATIONS: (ACTIVATIONS, HELD, GROWN, UNATTRIBUTED, UNEXPLAINED),
-    _RESERVED: (UNALLOCATED, OTHER_STREAMS, PRIVATE),
-    _CONTEXT: (OUTSIDE, OTHER_RANKS, CUBLAS),
+    _ACTIVATIONS: (
+        ledger_rows.ACTIVATIONS,
+        ledger_rows.HELD,
+        ledger_rows.GROWN,
+        ledger_rows.UNATTRIBUTED,
+        ledger_rows.UNEXPLAINED,
+    ),
+    _RESERVED: (ledger_rows.UNALLOCATED, ledger_rows.OTHER_STREAMS, ledger_rows.PRIVATE),
+    _CONTEXT: (ledger_rows.OUTSIDE, ledger_rows.OTHER_RANKS, ledger_rows.CUBLAS),
 }
 # Advice and fix by what differs most.
 _ADVICE = {

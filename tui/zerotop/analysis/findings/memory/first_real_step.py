@@ -8,18 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import is_host_short, read_memory
-from zerotop.analysis.findings.support.steps.fp16_warmup import (
-    SKIPPED_STEPS,
-    count_sharers,
-    count_skipped_first,
-    estimate_state_bytes,
-    find_inventory,
-    read_state_bytes,
-)
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support.steps import fp16_warmup
 from zerotop.analysis.formatting import GIB
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.events import EngineFacts, Entered
@@ -55,10 +46,10 @@ STATE_SHARE = 0.05
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report at most once for each attempt. If fp16 skipped the first steps, ``skipped_steps`` reports their end instead."""
     lead = window.subject.lead
-    steps, skipped = lead.steps, count_skipped_first(lead)
+    steps, skipped = lead.steps, fp16_warmup.count_skipped_first(lead)
     if lead.events_of(Entered):
         return  # there were updates before the recording
-    if skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
+    if skipped < min(len(steps), fp16_warmup.SKIPPED_STEPS) and int(steps["step"][0]) == 0:
         yield _build_finding(window, skipped)
 
 
@@ -66,9 +57,9 @@ def _build_finding(window: SearchWindow[Group], skipped: int) -> Finding | None:
     group, lead = window.subject, window.subject.lead
     first = lead.steps[skipped]
     begin_ns, end_ns = int(first["begin_unix_ns"]), int(first["end_unix_ns"])
-    inventory = find_inventory(lead, "after_update")
+    inventory = fp16_warmup.find_inventory(lead, "after_update")
     # The training thread takes the inventory at the end of the step.
-    state = read_state_bytes(inventory)
+    state = fp16_warmup.read_state_bytes(inventory)
     if inventory is None or not state or not begin_ns <= inventory.unix_ns <= end_ns + 10**9:
         return None
     window.is_closed = True
@@ -82,13 +73,13 @@ def _build_finding(window: SearchWindow[Group], skipped: int) -> Finding | None:
         **{f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()},
         "skipped_before": float(skipped),
         "step_s": None if first["counted"] else float(first["step_s"]),
-        "expected_bytes": estimate_state_bytes(lead.engine) or None,
+        "expected_bytes": fp16_warmup.estimate_state_bytes(lead.engine) or None,
         "bytes_per_parameter": None,
         "allocated_growth_bytes": after.rows["allocated_bytes"][-1] - before["allocated_bytes"] if is_sampled else None,
         "host_growth_bytes": _measure_host_growth(group, begin_ns, known_ns),
     }
     if parameters:
-        evidence["bytes_per_parameter"] = sum(state.values()) / parameters * count_sharers(lead.engine)
+        evidence["bytes_per_parameter"] = sum(state.values()) / parameters * fp16_warmup.count_sharers(lead.engine)
     is_short = is_host_short(lead, known_ns) if "host" in state else group.is_memory_short(known_ns)
     advice, fix = _choose_advice(lead.engine) if is_short else ("", "")
     return _KIND.with_changes(advice=advice, fix=fix).at(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from zerotop.analysis.findings.support.evidence import Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
 from zerotop.analysis.findings.support.steps.runs import find_first_run
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
+from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
     name="fragmentation",
-    severity=Severity.WARNING,
     confidence=0.85,
     gpu_bytes="reserved_bytes - allocated_bytes",
     headline="{unused:percent} of the memory that PyTorch reserves is unused even at the peak",

@@ -9,29 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.memory import growing_readings
 from zerotop.analysis.findings.support.memory.block_shapes import LOGITS, find_first_backward, recognize_block
-from zerotop.analysis.findings.support.memory.growing_readings import (
-    CREEP_STEPS,
-    SPARSE_RECORDS,
-    GrowthStretch,
-    MemoryReadings,
-    measure_slope,
-    read_stretches,
-)
 from zerotop.analysis.findings.support.memory.looks import await_look
 from zerotop.analysis.findings.support.steps.onsets import find_growth_onset
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.memory import leak_holders
 from zerotop.analysis.memory.block_lines import Look
-from zerotop.analysis.memory.leak_holders import (
-    KEEP_NUMBERS,
-    advise_on_holder,
-    advise_on_line,
-    choose_holder,
-    describe_holder,
-)
 from zerotop.analysis.memory.tensor_inventory import HeldTensors
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -39,18 +24,17 @@ from zerotop_probe.recording.event_values import CREEP
 
 _KIND = FindingKind(
     name="memory_creep",
-    severity=Severity.WARNING,
     confidence=0.9,
     gpu_bytes="grown_bytes",
     headline="GPU memory {grows} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details="{steps:.0f} steps added {grown_bytes:bytes} in all: {held_bytes:bytes} after step {held_step:.0f}.",
-    advice=KEEP_NUMBERS,
+    advice=leak_holders.KEEP_NUMBERS,
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,
     headline="{place} {leaks} {bytes_per_step:bytes} a step on {concerned:ranks}{until}",
     details=f"{_KIND.details} The leaked memory was allocated at {{line}}.",
-    advice=advise_on_line("{place}").text,
+    advice=leak_holders.advise_on_line("{place}").text,
 )
 _NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
 _HELD_KIND = _KIND.with_changes(
@@ -72,7 +56,7 @@ _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
 # It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
 # or so many times its longest level part.
-_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * CREEP_STEPS, 3
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * growing_readings.CREEP_STEPS, 3
 
 
 class _Found(NamedTuple):
@@ -86,7 +70,7 @@ class _Found(NamedTuple):
 class _Creep(NamedTuple):
     """Ranks whose memory creeps alike, the steps of one of them, the first of these, and when it was known to have ended."""
 
-    stretch: GrowthStretch
+    stretch: growing_readings.GrowthStretch
     ranks: list[int]
     onset: int
     ended_ns: int | None = None
@@ -108,31 +92,33 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     The finding is told again each time the growth has doubled, and when it has ended.
     """
     last = window.keep(_Reported)
-    creeps = _find_creeps(window.subject, last)
+    creeps = _find_creeps(window, last)
     for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
         # What was told while a look was awaited is known with it: newer numbers come later.
         last.known_ns = max(found.known_ns, last.known_ns + 1)
         yield _build_finding(creep, found._replace(known_ns=last.known_ns))
 
 
-def _find_creeps(group: Group, last: _Reported) -> Iterator[_Creep]:
-    found = [stretch for process in group.processes for stretch in read_stretches(process)]
+def _find_creeps(window: SearchWindow[Group], last: _Reported) -> Iterator[_Creep]:
+    processes = window.subject.processes
+    found = [stretch for process in processes for stretch in growing_readings.read_stretches(window, process)]
     for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
-        yield from _follow_last(last, stretch.end_ns)
+        yield from _follow_last(window, last, stretch.end_ns)
         is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
         if not is_same or stretch.begin_ns > last.end_ns:
-            stretch = _extend_back(stretch)
-            ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
+            stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
+            ranks = [process.rank for process in processes if _grows_alike(window, process, stretch)]
             onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
             last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
             yield last.creep
-    yield from _follow_last(last, group.lead.recording.cursor_ns)
+    yield from _follow_last(window, last, window.recording.cursor_ns)
 
 
-def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
+def _extend_back(
+    readings: growing_readings.MemoryReadings, stretch: growing_readings.GrowthStretch
+) -> growing_readings.GrowthStretch:
     """Return a stretch with the readings before it that had grown about as fast: slight falls interrupt it."""
-    readings, slope = stretch.process.get_state(MemoryReadings), stretch.slope
-    steps, _, held = readings.select_times(stretch.process, 0)
+    slope, (steps, _, held) = stretch.slope, readings.select_times(stretch.process, 0)
     steps, held = steps[: stretch.first + 1], held[: stretch.first + 1]
     # It may begin just before a rise, or just after one.
     reached = held[-1] + np.diff(stretch.held).max()
@@ -147,11 +133,11 @@ def _extend_back(stretch: GrowthStretch) -> GrowthStretch:
     return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
 
 
-def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
+def _follow_last(window: SearchWindow[Group], last: _Reported, until_ns: int) -> Iterator[_Creep]:
     """Yield the last creep again, each time it has grown much further, and once it has ended."""
     while last.creep is not None and last.creep.ended_ns is None:
         stretch = last.creep.stretch
-        readings, told = stretch.process.get_state(MemoryReadings), len(stretch.held)
+        readings, told = window.keep(growing_readings.MemoryReadings, stretch.process), len(stretch.held)
         steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
         count = int(np.searchsorted(ends_ns, until_ns, "right"))
         if count <= told:
@@ -161,7 +147,7 @@ def _follow_last(last: _Reported, until_ns: int) -> Iterator[_Creep]:
         highest = np.maximum.accumulate(np.where(is_new, indices, 0))
         last.end_ns = int(ends_ns[highest[-1]])
         has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
-        has_ended &= indices - highest >= SPARSE_RECORDS
+        has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
         has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
         index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
         if index is None:
@@ -198,7 +184,7 @@ def _counts_again(process: Process) -> bool:
     return has_stacks and any(event.pools for event in process.events_of(events.Tensors))
 
 
-def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
+def _find_holder(stretch: growing_readings.GrowthStretch, deadline_ns: int) -> tuple[HeldTensors | None, int]:
     """Return the variable that holds most of what has been left, and when that was known.
 
     It is that of the last search up to the last step, or else of the first one up to the deadline.
@@ -211,12 +197,12 @@ def _find_holder(stretch: GrowthStretch, deadline_ns: int) -> tuple[HeldTensors 
         ):
             continue
         if event.held and event.allocated_bytes is not None:
-            holder = choose_holder(event, _measure_left(stretch, event.step or 0), before)
+            holder = leak_holders.choose_holder(event, _measure_left(stretch, event.step or 0), before)
             found, before = (holder, event.unix_ns) if holder is not None else found, event
     return found
 
 
-def _measure_left(stretch: GrowthStretch, step: int) -> int:
+def _measure_left(stretch: growing_readings.GrowthStretch, step: int) -> int:
     """Return the bytes that had been left by the end of the step after this one.
 
     While tensors are counted, a step may have more allocated than it leaves, and where the growth began, it may have taken
@@ -227,15 +213,15 @@ def _measure_left(stretch: GrowthStretch, step: int) -> int:
     return int(min(stretch.held[index] - stretch.held[0], grown))
 
 
-def _grows_alike(process: Process, stretch: GrowthStretch) -> bool:
+def _grows_alike(window: SearchWindow[Group], process: Process, stretch: growing_readings.GrowthStretch) -> bool:
     """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
     if process is stretch.process:
         return True
-    rows, held = process.get_state(MemoryReadings).select(process, 0)
+    rows, held = window.keep(growing_readings.MemoryReadings, process).select(process, 0)
     inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
     if inside.sum() < len(stretch.rows) - 1:
         return False
-    return stretch.slope / 2 < measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
+    return stretch.slope / 2 < growing_readings.measure_slope(rows["step"][inside], held[inside]) < stretch.slope * 2
 
 
 def _build_finding(creep: _Creep, found: _Found) -> Finding:
@@ -256,8 +242,11 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     if logits:
         kind, texts = _LOGITS_KIND, {"logits": logits}
     if found.holder is not None:
-        advice = advise_on_holder(found.holder)
-        kind, texts = _HELD_KIND, texts | {"holder": found.holder.name, "held_by": describe_holder(found.holder)}
+        advice = leak_holders.advise_on_holder(found.holder)
+        kind, texts = (
+            _HELD_KIND,
+            texts | {"holder": found.holder.name, "held_by": leak_holders.describe_holder(found.holder)},
+        )
         texts |= {"letting_go": advice.text, "clearing": advice.fix}
     values: dict[str, Any] = dict(texts)
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}

@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text, format_count
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 from zerotop.analysis.steps.training_changes import describe_changes
+from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import PEAK
 from zerotop_probe.recording.events import TrainingChanged
 

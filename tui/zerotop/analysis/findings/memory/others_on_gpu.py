@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.thresholds import OTHERS_BYTES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_node
 from zerotop.analysis.formatting import format_ranks, pluralize
 from zerotop.recording.keys import GpuKey
 from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
 
 _BEFORE = FindingKind(
     name="others_on_gpu",
-    severity=Severity.WARNING,
     confidence=0.9,
     gpu_bytes="used_bytes",
     headline="{used_bytes:bytes} of {gpus} {verb} in use before the job started",

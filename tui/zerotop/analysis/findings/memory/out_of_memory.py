@@ -10,10 +10,8 @@ from collections.abc import Iterator
 
 from zerotop.analysis.failures.last_moments import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording.events import OutOfMemory
 
 _KIND = FindingKind(

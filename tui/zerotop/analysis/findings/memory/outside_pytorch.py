@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.code_line import CodeLine, read_line
-from zerotop.analysis.findings.support.evidence import Evidence, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_each_rank
 from zerotop.analysis.formatting import GIB, MIB
 from zerotop.analysis.memory.gpu_ledger import find_pids
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
+from zerotop.recording.samples import Rows
 from zerotop_probe.recording import events
 
 _ELSEWHERE = FindingKind(
@@ -36,7 +35,6 @@ _LOADING = _ELSEWHERE.with_changes(
 _LEAST_BYTES = 100 * MIB
 _OUTSIDE = FindingKind(
     name="outside_pytorch",
-    severity=Severity.WARNING,
     confidence=0.8,
     gpu_bytes="outside_bytes",
     headline="Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch",

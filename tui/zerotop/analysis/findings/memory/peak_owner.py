@@ -10,12 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
-from zerotop.analysis.findings.support.evidence import Group, Ints, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.findings.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Ints
 from zerotop_probe.recording.event_values import PEAK
 from zerotop_probe.recording.events import EngineFacts
 

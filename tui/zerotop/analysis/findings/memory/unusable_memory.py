@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from zerotop.analysis.findings.support.evidence import Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, Severity, in_each_rank
 from zerotop.analysis.findings.support.thresholds import PLATEAU_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.tensor_inventory import Pool, read_pools
 from zerotop_probe.recording import events

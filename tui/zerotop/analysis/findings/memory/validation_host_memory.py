@@ -9,19 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import read_memory
-from zerotop.analysis.findings.support.memory.evaluation_batches import (
-    BATCH_ADVICE,
-    BATCH_FIX,
-    BATCHES,
-    describe_batches,
-    is_batch_larger,
-    measure_batches,
-)
+from zerotop.analysis.findings.support.memory import evaluation_batches
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, USED_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.steps.step_memory import measure_held_bytes
 from zerotop_probe.recording.tables import FAILED
 
@@ -33,7 +24,7 @@ _KIND = FindingKind(
     headline="Evaluation raised host memory by {added_bytes:bytes} to {resident_bytes:bytes} on {concerned:ranks}",
     details=(
         "It took {evaluation_s:seconds}"
-        f"{BATCHES}"
+        f"{evaluation_batches.BATCHES}"
         "; afterwards {released_bytes:bytes} were released[, and {free_bytes:bytes} were free on the node at the peak[, for"
         " {node_ranks} ranks]]."
     ),
@@ -72,8 +63,8 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         if peak.has_failed or not _is_notable(lead, peak):
             continue
         first = window.find_once(partial(_Peak, *peak))
-        shapes = measure_batches(lead, peak.begin_ns, peak.end_ns)
-        is_cause = is_batch_larger(shapes) or peak != first  # the first one may load what it needs
+        shapes = evaluation_batches.measure_batches(lead, peak.begin_ns, peak.end_ns)
+        is_cause = evaluation_batches.is_batch_larger(shapes) or peak != first  # the first one may load what it needs
         if is_cause and window.is_news(peak.highest, lambda last, now: now >= _HIGHER * last):
             yield _build_finding(window.subject, peak, shapes)
 
@@ -119,8 +110,8 @@ def _build_finding(group: Group, peak: _Peak, shapes: dict[str, float]) -> Findi
     memory = read_memory(lead.recording, lead.host, peak.highest_ns)
     node_ranks = len(group.processes_on(lead.host))
     free = memory.limit_bytes - memory.used_bytes if memory is not None else None
-    if is_batch_larger(shapes):
-        kind = kind.with_changes(confidence=0.9, advice=BATCH_ADVICE, fix=BATCH_FIX)
+    if evaluation_batches.is_batch_larger(shapes):
+        kind = kind.with_changes(confidence=0.9, advice=evaluation_batches.BATCH_ADVICE, fix=evaluation_batches.BATCH_FIX)
     if memory is not None and memory.used_bytes < USED_SHARE * memory.limit_bytes:
         kind = kind.with_changes(advice="", fix="")
     else:
@@ -143,5 +134,5 @@ def _build_finding(group: Group, peak: _Peak, shapes: dict[str, float]) -> Findi
         step=peak.step,
         concerned=(lead.rank,),
         node_ranks=node_ranks if node_ranks > 1 else None,
-        **describe_batches(shapes),
+        **evaluation_batches.describe_batches(shapes),
     )

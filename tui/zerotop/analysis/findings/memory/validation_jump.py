@@ -10,18 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.memory.evaluation_batches import (
-    BATCH_ADVICE,
-    BATCH_FIX,
-    BATCHES,
-    describe_batches,
-    is_batch_larger,
-    measure_batches,
-)
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.memory import evaluation_batches
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES, USED_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Samples
 from zerotop_probe.recording.tables import FAILED, PHASE_CODE
 
 _KIND = FindingKind(
@@ -32,7 +24,7 @@ _KIND = FindingKind(
     headline="Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes}",
     details=(
         "It took {evaluation_s:seconds}"
-        f"{BATCHES}"
+        f"{evaluation_batches.BATCHES}"
         "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
         "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
@@ -105,8 +97,8 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
 
 
 def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: dict[str, float]) -> Finding:
-    shapes = measure_batches(group.lead, begin_ns, end_ns)
-    is_larger = is_batch_larger(shapes)
+    shapes = evaluation_batches.measure_batches(group.lead, begin_ns, end_ns)
+    is_larger = evaluation_batches.is_batch_larger(shapes)
     left, kept, device = memory["left_allocated_bytes"], memory["kept_bytes"], memory.get("device_bytes")
     own_peak, training_peak = memory.get("evaluation_peak_bytes"), memory.get("training_peak_bytes")
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
@@ -121,14 +113,14 @@ def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: 
     elif left > JUMP_BYTES:
         kind = kind.with_changes(advice=_TENSORS_ADVICE, fix=_TENSORS_FIX)
     elif is_larger:
-        kind = kind.with_changes(advice=BATCH_ADVICE, fix=BATCH_FIX)
+        kind = kind.with_changes(advice=evaluation_batches.BATCH_ADVICE, fix=evaluation_batches.BATCH_FIX)
     return kind.at(
         group,
         begin_ns,
         end_ns,
         {**memory, **shapes, "evaluation_s": (end_ns - begin_ns) / 1e9},
         step=step,
-        **describe_batches(shapes),
+        **evaluation_batches.describe_batches(shapes),
         own_peak=own_peak if has_lower_peak else None,
         training_peak=training_peak if has_lower_peak else None,
         kept=kept or None,

@@ -1,21 +1,85 @@
-"""Where the pace of a job may have changed for good: in the level of its iterations, or only in a cause of it."""
+"""Where the pace of a job may have changed for good: in the level of its iterations, or only in a cause of it.
+
+A change of pace measured over all steps of its two levels, and two changes that are parts of one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import thresholds
 from zerotop.analysis.findings.support.causes.batch_causes import check_batch
+from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange, get_batch_sizes
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
+from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.step_values import StepValues
-from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, FAR_SHARE, SHORTEST_ITERATION_S
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS, ShiftFinder, Values
+
+# The most steps of a level: the last ones.
+_MOST_STEPS = 2000
+
+
+def measure_whole(shift: PaceShift, others: Collection[int], known_ns: int, until_step: int | None = None) -> PaceShift:
+    """Return the change with all steps of both levels as known at a time; as it is where they show no change that way.
+
+    Args:
+        others: the first steps of other changes; those near this one are a part of it.
+        until_step: the last step of the new level, if it has ended.
+    """
+    if shift.found_in or len(shift.change.after) < SHIFT_STEPS:
+        return shift
+    steps = shift.change.process.steps_until(known_ns)
+    before, after = split_levels(steps, shift, others, until_step)
+    before, after = (rows[~np.isnan(rows["iteration_s"])][-_MOST_STEPS:] for rows in (before, after))
+    if len(before) < len(shift.change.before) or len(after) < len(shift.change.after):
+        return shift
+    whole = replace(shift, change=StepChange(shift.change.group, before, after, known_ns))
+    return whole if whole.added_s * shift.added_s > 0 and whole.is_worse == shift.is_worse else shift
+
+
+def split_levels(steps: Rows, shift: PaceShift, others: Collection[int], until_step: int | None = None) -> tuple[Rows, Rows]:
+    """Return the steps before a change and after it, up to the next changes; without the first ones, if there are more."""
+    step, numbers = shift.step, steps["step"]
+    apart = [other for other in others if abs(other - step) > thresholds.NEAR_STEPS]
+    first = min(thresholds.WARM_UP_STEPS, max(0, int(np.searchsorted(numbers, step)) - LEVEL_STEPS))
+    begin = int(np.searchsorted(numbers, max((other for other in apart if other < step), default=numbers[first])))
+    end = int(np.searchsorted(numbers, min((other for other in apart if other > step), default=numbers[-1] + 1)))
+    if until_step is not None:
+        end = min(end, int(np.searchsorted(numbers, until_step, "right")))
+    middle = int(np.searchsorted(numbers, step))
+    return steps[begin:middle], steps[middle:end]
+
+
+def is_same(known: PaceShift, other: PaceShift) -> bool:
+    """Whether another change is a part of a known one: near to it and in its direction, or more of the same load."""
+    if other.added_s * known.added_s <= 0:
+        return False
+    loads = [one.cause.advice if one.cause is not None and one.cause.is_host else "" for one in (known, other)]
+    return abs(other.step - known.step) <= thresholds.NEAR_STEPS or (loads[0] == loads[1] != "")
+
+
+def join_shifts(known: PaceShift, other: PaceShift, known_ns: int) -> PaceShift | None:
+    """Return two near changes as one, from the step that separates the levels best; None if it needs no finding."""
+    first, last = sorted((known, other), key=lambda one: one.step)
+    steps = known.change.process.steps_until(known_ns)
+    early, late = first.step - 1, min(last.step + LEVEL_STEPS // 2, int(steps["step"][-1]))
+    middle = find_onset(steps, early, late)
+    end = int(np.searchsorted(steps["step"], max(one.change.after["step"][-1] for one in (known, other)), "right"))
+    before = steps[max(0, middle - max(LEVEL_STEPS, len(first.change.before))) : middle]
+    after = steps[middle : max(end, middle + LEVEL_STEPS)]
+    joined = explain_change(StepChange(known.change.group, before, after, known_ns))
+    if joined is None:
+        return None
+    causes = [one.cause for one in (joined, other, known) if one.cause is not None]
+    return replace(joined, cause=max(causes, key=lambda cause: cause.confidence, default=None))
+
 
 BETWEEN_PHASES, STEP_PHASE, SIZE = "between phases", "step phase", "size"
 """Values that may show a change where the iterations do not."""
@@ -71,7 +135,7 @@ class PaceSearch:
             if not 1 < len(far) <= SHIFT_STEPS or not far.min() >= max(_FAR_S, _ALIKE_SHARE * far.max()):
                 continue
             is_far = bool(far.min() >= _FAR_TIMES * np.nanmedian(before))
-            if is_far and (len(far) == SHIFT_STEPS or far.sum() >= FAR_SHARE * np.nansum(seconds[: last + 1])):
+            if is_far and (len(far) == SHIFT_STEPS or far.sum() >= thresholds.FAR_SHARE * np.nansum(seconds[: last + 1])):
                 after = steps[first : last + 1]
                 change = StepChange(group, steps[max(0, first - LEVEL_STEPS) : first], after, int(after["end_unix_ns"][-1]))
                 if not is_near(change, self.known, change.known_ns):
@@ -120,24 +184,24 @@ def is_near(change: StepChange, others: Iterable[KnownChange], known_ns: int) ->
 
 def is_short(change: StepChange) -> bool:
     """Whether iterations are so short that they only count where the training itself was changed."""
-    return bool(max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) < SHORTEST_ITERATION_S)
+    return bool(max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) < thresholds.SHORTEST_ITERATION_S)
 
 
 def _is_by_probe(change: StepChange) -> bool:
     """Whether short steps became shorter when the probe no longer recorded each of them in full."""
     before, after = ((rows["counted"] | rows["light"]).mean() for rows in (change.before, change.after))
-    slower = np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"])
+    slower = change.after_s - change.before_s
     return bool(slower < 0 and before < 1 / 2 < after)
 
 
 def _is_warm_up(change: StepChange) -> bool:
     """Whether iterations became shorter only after the first ones, which also allocate, compile and load."""
-    before, after = _compute_medians(change)
+    before, after = change.before_s, change.after_s
     return after < before and int(change.after["step"][0]) <= _WARM_UP_STEPS
 
 
 def _measure_level(change: StepChange) -> Level:
-    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), *_compute_medians(change))
+    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), change.before_s, change.after_s)
 
 
 def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
@@ -149,7 +213,9 @@ def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
         return np.empty(0)
     iteration = float(np.median(steps["iteration_s"][:LEVEL_STEPS]))
     least = (
-        _NOTABLE_SHARE * iteration if measure is not measure_between else max(BETWEEN_SECONDS, _NOTABLE_SHARE * iteration)
+        _NOTABLE_SHARE * iteration
+        if measure is not measure_between
+        else max(thresholds.BETWEEN_SECONDS, _NOTABLE_SHARE * iteration)
     )
     return StepValues(steps, lambda rows: np.maximum(measure(rows), least))
 
@@ -165,14 +231,10 @@ def _widen_change(change: StepChange) -> StepChange:
 def _is_longer_between(change: StepChange) -> bool:
     """Whether the time between the phases grew by a notable part of the iteration."""
     added = change.measure_parts().get("other_s", 0.0)
-    return added >= max(BETWEEN_SECONDS, _NOTABLE_SHARE * float(np.median(change.after["iteration_s"])))
+    return added >= max(thresholds.BETWEEN_SECONDS, _NOTABLE_SHARE * change.after_s)
 
 
 def _is_notable(change: StepChange) -> bool:
     """Whether iterations take notably another time."""
-    before, after = _compute_medians(change)
-    return abs(after - before) >= _NOTABLE_SHARE * before and max(before, after) >= SHORTEST_ITERATION_S
-
-
-def _compute_medians(change: StepChange) -> tuple[float, float]:
-    return float(np.median(change.before["iteration_s"])), float(np.median(change.after["iteration_s"]))
+    before, after = change.before_s, change.after_s
+    return abs(after - before) >= _NOTABLE_SHARE * before and max(before, after) >= thresholds.SHORTEST_ITERATION_S

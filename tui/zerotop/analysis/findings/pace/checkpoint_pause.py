@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Ints, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Ints, Rows
 
 _KIND = FindingKind(
     name="checkpoint_pause",

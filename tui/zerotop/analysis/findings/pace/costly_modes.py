@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.mode_uses import CLEARING, ModeUse, list_uses
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
+from zerotop.recording.samples import Rows
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
 _ANOMALY = FindingKind(
     name="anomaly_mode",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="Anomaly mode {since}[: iterations take {after_s:seconds} instead of {before_s:seconds}]",
     details="[It was switched on at {line}. ][The forward takes {forward_after_s:seconds} instead of"
@@ -26,7 +24,6 @@ _ANOMALY = FindingKind(
 )
 _PROFILER = FindingKind(
     name="profiler_on",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="PyTorch's profiler {since}[: iterations take {after_s:seconds} instead of {before_s:seconds}]",
     details="It records each operation, and keeps the records in host memory until it stops.",
@@ -35,7 +32,6 @@ _PROFILER = FindingKind(
 )
 _CLEARING = FindingKind(
     name="cache_emptied",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="The allocator's cache is emptied in each step[: {place}]",
     details="[Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on. ]"

@@ -9,13 +9,12 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.analysis.findings.pace.data_stall import KIND
+from zerotop.analysis.findings.support import Finding, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
-from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.host_load import count_workers
 from zerotop.analysis.findings.support.lines.stack_lines import SLOW, UNSEEN, select_events_in
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, STALL_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases, sum_training_s
 from zerotop_probe.recording.events import Stacks
 
@@ -105,7 +104,7 @@ def _note_step(event: Stacks, bursts: _Bursts) -> bool:
 
 def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: int) -> Finding | None:
     """Return the finding; None if the waits are few or short, those of epochs, or told by another finding."""
-    if len(bursts.waited) < _FEWEST_FAR or (KIND.name in group.reported and bursts.first is None):
+    if len(bursts.waited) < _FEWEST_FAR or (bursts.first is None and group.has_found(KIND)):
         return None
     steps = process.steps_until(known_ns)
     begin = int(np.searchsorted(steps["step"], bursts.waited[0] if bursts.first is None else bursts.first))
@@ -124,7 +123,6 @@ def _measure_bursts(group: Group, process: Process, bursts: _Bursts, known_ns: i
     has_passed = bursts.first is not None and len(rows) - waits[-1] > 2 * period
     if share < STALL_SHARE or not is_enough or not 1 < period <= _MOST_TURNS * workers or has_passed:
         return None
-    group.reported.add(KIND.name)
     bursts.first = int(rows["step"][0]) if bursts.first is None else bursts.first
     evidence = {"pauses": len(waits), "period": period, "share": share, "pause_s": waited / len(waits)}
     evidence["iteration_s"] = usual_s

@@ -8,22 +8,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STALL_SHARE
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
+from zerotop.recording.samples import Rows
 
 KIND = FindingKind(
     name="data_stall",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
     details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, {most} of it at {line}][; {workers}].",
@@ -81,10 +79,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     It is reported again as long as it lasts, when the time of its steps has become another one.
     """
     group, told = window.subject, window.keep(list[_Told])
-    fresh = _find_waits(window) if KIND.name not in group.reported else []
+    fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
-        if KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
-            group.reported.add(KIND.name)  # bursts are told by another detector
+        if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
             finding = _build_finding(group, wait, found, _find_waiting(group, wait))
             told.append(_Told(wait, found, finding))
             yield finding

@@ -9,15 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import is_cause, line_values, name_line
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line, is_training
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Floats, Rows
 
 _KIND = FindingKind(
     name="evaluation_growth",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="Each evaluation takes {added_s:seconds} longer: {first_s:seconds} became {last_s:seconds}",
     details=(

@@ -8,15 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
     name="evaluations_often",
-    severity=Severity.WARNING,
     confidence=0.9,
     headline="Evaluations take {share:percent} of the time: one each {period:.0f} steps[: {place}]",
     details=(

@@ -8,35 +8,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.findings.support.causes.causes import find_drift_cause
 from zerotop.analysis.findings.support.causes.host_causes import is_by_others
 from zerotop.analysis.findings.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
-from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
-from zerotop.analysis.findings.support.lines.line_findings import (
-    PLACES,
-    is_cause,
-    is_wait,
-    line_values,
-    name_line,
-    note_named_line,
-)
+from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.knee import fit_knee, is_gradual
 from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
 from zerotop.analysis.stats.wander import compute_levels
+from zerotop.recording.samples import Floats, Rows
 
 _KIND = FindingKind(
     name="iteration_drift",
-    severity=Severity.WARNING,
     confidence=0.6,
     headline="Iterations grow by {pace} a step: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
     details=(
@@ -155,7 +146,7 @@ class _Drift(NamedTuple):
         """Return where the time is lost."""
         last = self.change.after
         end_ns = int(last["end_unix_ns"][-1])
-        where = PLACES[self.carrier] if self.carrier else ""
+        where = line_findings.PLACES[self.carrier] if self.carrier else ""
         return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
 
 
@@ -194,11 +185,10 @@ def _build_finding(told: _Told) -> Finding:
         advice, fix = _BY_PHASE[carrier]
         kind = _KIND.with_changes(advice=advice, fix=fix)
     line = found.line if cause is None else None
-    is_named = line is not None and is_cause(line, drift.find_delay())
+    is_named = line is not None and line_findings.is_cause(line, drift.find_delay())
     if line is not None and is_named:
-        kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
-        note_named_line(change.group, line, found.known_ns)
-    line = None if is_wait(line) and not is_named else line
+        kind = line_findings.name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
+    line = None if line_findings.is_wait(line) and not is_named else line
     unexplained = None if is_named else "no other change was recorded"
     evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}
     return kind.at_steps(
@@ -213,5 +203,5 @@ def _build_finding(told: _Told) -> Finding:
         carried=changes[carrier] if carrier else None,
         part=name_part(carrier) if carrier else None,
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,
-        **line_values(line),
+        **line_findings.line_values(line),
     )

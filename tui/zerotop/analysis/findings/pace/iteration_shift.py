@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,38 +16,33 @@ from zerotop.analysis.findings.pace.changes_of_pace import (
     KnownChange,
     PaceSearch,
     is_near,
+    is_same,
     is_short,
+    join_shifts,
+    measure_whole,
 )
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.findings.support.causes.lasting_shift import find_lasting, grows_slowly
 from zerotop.analysis.findings.support.causes.pace_shift import CERTAIN, PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.findings.support.causes.training_causes import check_training
-from zerotop.analysis.findings.support.causes.whole_levels import is_same, join_shifts, measure_whole
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
-from zerotop.analysis.findings.support.lines.line_findings import (
-    await_lines,
-    is_cause,
-    is_wait,
-    line_values,
-    name_line,
-    note_named_line,
-)
-from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, find_deadline, find_line
+from zerotop.analysis.findings.support.lines import line_findings
+from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, find_deadline, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
+from zerotop.analysis.findings.support.steps.runs import find_first_run
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import BLOCK, stands_out
+from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.events import TrainingChanged
 
 _KIND = FindingKind(
     name="iteration_shift",
-    severity=Severity.WARNING,
     confidence=0.5,
     headline="Iterations {take} {after_s:seconds} instead of {before_s:seconds} ({change_share:change})"
     " from step {step} {until}",
@@ -81,110 +77,109 @@ _ENOUGH_BEFORE, _LONGER_TIMES = 3 * BLOCK, 1.25
 _PART_SHARE = 0.2
 
 
-class _Pending(NamedTuple):
-    """A change that is told if it lasts, and the number of its steps with which it was judged last."""
+class _Candidate(NamedTuple):
+    """A change that may be real, and what showed it where the iterations did not."""
+
+    change: StepChange
+    found_in: str
+    waits: bool  # whether records may come that explain it
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A change that was reported and is not known to have ended."""
 
     shift: PaceShift
-    judged: int
+    found: FoundLine
+    steps: int  # since it began, with which its levels were looked at last
+    levels: tuple[float, float]  # that were shown last, in seconds
+    blocks: int = 0  # of steps since it began, in which it has not ended
 
 
-class _Shown(NamedTuple):
-    """How many steps since a change were looked at, and its levels when they were shown last, in seconds."""
-
-    steps: int
-    levels: tuple[float, float]
-
-
-class _State:
-    """The changes of an attempt that may still be explained, confirmed or ended by steps of any later window."""
+class _Changes:
+    """The changes of an attempt up to now, with which each new one is compared."""
 
     def __init__(self) -> None:
         self.search = PaceSearch()
-        self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
-        self.held: list[tuple[StepChange, str]] = []  # of a cause alone, until the iterations might have shown them
-        self.pending: list[_Pending] = []
-        self.real: list[tuple[KnownChange, PaceShift]] = []  # explained changes: levels before them do not count any more
+        self.real: list[tuple[KnownChange, PaceShift]] = []  # explained: levels before them do not count any more
+        self.lasting: list[KnownChange] = []  # those of them that were found in a wandering pace
         self.told: list[KnownChange] = []  # real changes of the iterations themselves
-        self.lasting_steps = _FIRST_STEPS  # with which lasting changes are searched next
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
-        self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
-        self.blocks_seen: dict[int, int] = {}  # by the first step of a change: blocks of steps since then without its end
-        self.shown: dict[int, _Shown] = {}  # by the first step of a change: what was shown of its levels
+        self.open: list[_Followed] = []
 
     def list_others(self, until_ns: int) -> list[int]:
         """Return the first steps of changes that were known at a time."""
         return [one.step for one in self.told if one.known_ns <= until_ns]
 
 
-def detect(recording: Evidence) -> Iterator[Finding]:
+@in_each_attempt(kinds=None)
+def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
-    for group in recording.groups:
-        state = group.get_state(_State, _KIND.name)
-        known = await_lines(group, _KIND.name, _list_real(group, state), PaceShift.find_delay)
-        for shift, found in sorted(known, key=lambda one: one[1].known_ns):
-            yield from _follow_open(group, state, found.known_ns)
-            if not shift.found_in:
-                if not is_near(shift.change, state.by_cause, found.known_ns):
-                    yield from _report(group, state, shift, found)
-            elif is_near(shift.change, state.told, found.known_ns):
-                continue  # the iterations showed it while its line was searched
-            elif _is_explained(shift, found.line):
-                state.by_cause.append(KnownChange(shift.step, found.known_ns))
-                is_shown = is_near(shift.change, state.search.known, found.known_ns)
-                yield from _report(group, state, _place_in_iterations(shift, found) if is_shown else shift, found)
-        yield from _explain_again(group, state)
-        yield from _end_far(group, state)
-        yield from _follow_open(group, state, group.lead.at.cursor_ns)
+    lead, changes = window.subject.lead, window.keep(_Changes)
+    known = window.await_each(_list_real(window, changes), lambda shift: await_line(shift.find_delay()), await_line)
+    for shift, found in sorted(known, key=lambda one: one[1].known_ns):
+        yield from _follow_open(lead, changes, found.known_ns - 1)  # its end may be known at the same time
+        if not shift.found_in:
+            if not is_near(shift.change, changes.by_cause, found.known_ns):
+                yield from _report(window, changes, shift, found)
+        elif is_near(shift.change, changes.told, found.known_ns):
+            continue  # the iterations showed it while its line was searched
+        elif _is_explained(shift, found.line):
+            changes.by_cause.append(KnownChange(shift.step, found.known_ns))
+            is_shown = is_near(shift.change, changes.search.known, found.known_ns)
+            yield from _report(window, changes, _place_in_iterations(shift, found) if is_shown else shift, found)
+    for event in window.items(lead.events_of(TrainingChanged)):
+        yield from _explain_again(changes, event.unix_ns)
+    yield from _end_far(lead, changes)
+    yield from _follow_open(lead, changes, lead.at.cursor_ns)
 
 
-def _follow_open(group: Group, state: _State, until_ns: int) -> Iterator[Finding]:
+def _follow_open(lead: Process, changes: _Changes, until_ns: int) -> Iterator[Finding]:
     """Yield changes again as the levels become known from more steps, and the ends of slowdowns that have passed."""
-    steps = group.lead.steps_until(until_ns)
-    for one in [one for one in state.open if len(one[0].change.after) >= SHIFT_STEPS]:
-        shift, found = one
-        passed = _find_passed(state, shift, steps) if shift.is_worse else None
-        known_ns = max(passed[1], found.known_ns) if passed is not None else until_ns
-        yield from _show_levels(state, *one, steps[: np.searchsorted(steps["end_unix_ns"], known_ns, "right")])
+    steps = lead.steps_until(until_ns)
+    for one in [one for one in changes.open if len(one.shift.change.after) >= SHIFT_STEPS]:
+        passed = _find_passed(one, steps) if one.shift.is_worse else None
+        known_ns = max(passed[1], one.found.known_ns) if passed is not None else until_ns
+        yield from _show_levels(changes, one, lead.steps_until(until_ns if passed is None else known_ns - 1))
         if passed is not None:
-            last = next(other for other in state.open if other[0] is shift)
-            state.open.remove(last)
-            yield _build_finding(state, shift, last[1]._replace(known_ns=known_ns), until_step=passed[0])
+            yield _end(changes, one, known_ns, passed[0])
 
 
-def _find_passed(state: _State, shift: PaceShift, steps: Rows) -> tuple[int, int] | None:
+def _end(changes: _Changes, one: _Followed, known_ns: int, until_step: int) -> Finding:
+    """Return a change with its end, and follow it no further. The end is told after the change."""
+    changes.open.remove(one)
+    known_ns = max(known_ns, one.found.known_ns + 1)
+    return _build_finding(changes, one.shift, one.found._replace(known_ns=known_ns), until_step)
+
+
+def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
     """Return the last step of a change, and when that was known: after _PASSED_BLOCKS in a row nearer to the old level."""
-    later = steps[np.searchsorted(steps["step"], shift.step) :]
-    count = len(later) // BLOCK
-    begin = max(0, state.blocks_seen.get(shift.step, 0) - _PASSED_BLOCKS)
+    shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
+    count, begin = len(later) // BLOCK, max(0, one.blocks - _PASSED_BLOCKS)
     seconds = later["iteration_s"][begin * BLOCK : count * BLOCK].reshape(-1, BLOCK)
     is_back = np.median(seconds, axis=1) < (shift.before_s + shift.after_s) / 2  # false for NaN
-    runs = np.convolve(is_back, np.ones(_PASSED_BLOCKS), "valid") if len(is_back) >= _PASSED_BLOCKS else np.zeros(0)
-    passed = np.flatnonzero(runs == _PASSED_BLOCKS)
-    state.blocks_seen[shift.step] = count
-    if not len(passed):
+    first, one.blocks = find_first_run(is_back, _PASSED_BLOCKS), count
+    if first is None:
         return None
-    first = (begin + int(passed[0])) * BLOCK
+    first = (begin + first) * BLOCK
     return int(later["step"][max(first - 1, 0)]), int(later["end_unix_ns"][first + _PASSED_BLOCKS * BLOCK - 1])
 
 
-def _show_levels(state: _State, shift: PaceShift, found: FoundLine, steps: Rows) -> Iterator[Finding]:
+def _show_levels(changes: _Changes, one: _Followed, steps: Rows) -> Iterator[Finding]:
     """Yield a change again where its levels, looked at after each quarter of more steps, or its line are not those shown."""
-    if shift.found_in:
-        return
-    later = steps[np.searchsorted(steps["step"], shift.step) :]
-    while len(later) >= (due := _count_due(state.shown[shift.step].steps)):
-        known_ns, (_, levels) = int(later["end_unix_ns"][due - 1]), state.shown[shift.step]
-        line = _find_later_line(shift, known_ns) if found.line is None and known_ns > found.known_ns else None
+    shift, later = one.shift, steps[np.searchsorted(steps["step"], one.shift.step) :]
+    while not shift.found_in and len(later) >= (due := one.steps + max(BLOCK, one.steps // _MORE_SHOWN)):
+        known_ns = int(later["end_unix_ns"][due - 1])
+        is_later = known_ns > one.found.known_ns
+        line = _find_later_line(shift, known_ns) if one.found.line is None and is_later else None
         if line is not None:
-            one = state.open.index((shift, found))
-            found = FoundLine(line, known_ns)
-            state.open[one] = shift, found
-        told = _build_finding(state, _explain_by_training(shift, known_ns), found._replace(known_ns=known_ns))
+            one.found = FoundLine(line, known_ns)
+        told = _build_finding(changes, _explain_by_training(shift, known_ns), one.found._replace(known_ns=known_ns))
         present = told.evidence["before_s"], told.evidence["after_s"]
-        is_other = max(abs(now / then - 1) for now, then in zip(present, levels, strict=True)) > _SHOWN_SHARE
-        if line is not None or (is_other and known_ns > found.known_ns):
+        is_other = max(abs(now / then - 1) for now, then in zip(present, one.levels, strict=True)) > _SHOWN_SHARE
+        if line is not None or (is_other and is_later):
             yield told
-        state.shown[shift.step] = _Shown(due, present if is_other else levels)
+        one.steps, one.levels = due, present if is_other else one.levels
 
 
 def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
@@ -196,18 +191,13 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
     return line if _is_line_named(shift, line) else None
 
 
-def _count_due(shown: int) -> int:
-    return shown + max(BLOCK, shown // _MORE_SHOWN)
-
-
-def _explain_again(group: Group, state: _State) -> Iterator[Finding]:
+def _explain_again(changes: _Changes, known_ns: int) -> Iterator[Finding]:
     """Yield changes again for which a change of the training is known by now: the probe looks for these now and then."""
-    for event in group.lead.read_new_items(group.lead.events_of(TrainingChanged), _KIND.name):
-        for number, (shift, found) in enumerate(state.open):
-            told = _explain_by_training(shift, event.unix_ns)
-            if told is not shift:
-                state.open[number] = told, found._replace(known_ns=max(found.known_ns, event.unix_ns))
-                yield _build_finding(state, *state.open[number])
+    for one in changes.open:
+        told = _explain_by_training(one.shift, known_ns)
+        if told is not one.shift:
+            one.shift, one.found = told, one.found._replace(known_ns=max(one.found.known_ns, known_ns))
+            yield _build_finding(changes, one.shift, one.found)
 
 
 def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
@@ -219,64 +209,59 @@ def _explain_by_training(shift: PaceShift, known_ns: int) -> PaceShift:
     return shift if cause is None else replace(shift, change=change, cause=cause)
 
 
-def _end_far(group: Group, state: _State) -> Iterator[Finding]:
+def _end_far(lead: Process, changes: _Changes) -> Iterator[Finding]:
     """Yield the ends of changes that were told with two far outliers, if the next BLOCK of steps are none."""
-    steps = group.lead.steps
-    for one in [one for one in state.open if len(one[0].change.after) < SHIFT_STEPS]:
-        shift, last = one[0], one[0].change.after[-1]
+    steps = lead.steps
+    for one in [one for one in changes.open if len(one.shift.change.after) < SHIFT_STEPS]:
+        shift, last = one.shift, one.shift.change.after[-1]
         later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
-        if len(later) == BLOCK:
-            known_ns = max(int(later["end_unix_ns"][-1]), one[1].known_ns)
-            if known_ns > group.lead.at.cursor_ns:
-                continue
-            state.open.remove(one)
-            if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
-                yield _build_finding(state, shift, one[1]._replace(known_ns=known_ns), until_step=int(last["step"]))
-            else:  # followed from now on as other changes are
-                after = steps[np.searchsorted(steps["step"], shift.step) : np.searchsorted(steps["step"], later["step"][-1])]
-                change = StepChange(group, shift.change.before, after, known_ns)
-                _open(state, replace(shift, change=change), one[1]._replace(known_ns=known_ns))
+        known_ns = max(int(later["end_unix_ns"].max(initial=0)), one.found.known_ns)
+        if len(later) < BLOCK or known_ns > lead.at.cursor_ns:
+            continue
+        if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
+            yield _end(changes, one, known_ns, int(last["step"]))
+        else:  # followed from now on as other changes are
+            after = steps[np.searchsorted(steps["step"], shift.step) : np.searchsorted(steps["step"], later["step"][-1])]
+            change = StepChange(shift.change.group, shift.change.before, after, known_ns)
+            changes.open.remove(one)
+            _follow(changes, replace(shift, change=change), one.found._replace(known_ns=known_ns))
 
 
-def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
+def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
     """Yield the change, the end of the earlier one that it takes back, or that of which it is a part."""
-    for earlier in reversed(state.open):
-        if _is_back(earlier[0], shift):
-            state.open.remove(earlier)
-            yield _build_finding(state, earlier[0], earlier[1]._replace(known_ns=found.known_ns), until_step=shift.step - 1)
+    for earlier in reversed(changes.open):
+        if _is_back(earlier.shift, shift):
+            yield _end(changes, earlier, found.known_ns, shift.step - 1)
             return
-        if is_same(earlier[0], shift):
-            yield from _tell_joined(state, earlier, shift, found)
+        if is_same(earlier.shift, shift):
+            yield from _tell_joined(changes, earlier, shift, found)
             return
-    if group.count_report(_KIND.name):
-        shift = _explain_by_training(shift, found.known_ns)
-        _open(state, shift, found)
-        yield _build_finding(state, shift, found)
+    shift = _explain_by_training(shift, found.known_ns)
+    told = _build_finding(changes, shift, found)
+    yield told
+    if told in window.subject.findings[-1:]:  # it is news
+        _follow(changes, shift, found)
 
 
-def _tell_joined(
-    state: _State, earlier: tuple[PaceShift, FoundLine], shift: PaceShift, found: FoundLine
-) -> Iterator[Finding]:
+def _tell_joined(changes: _Changes, earlier: _Followed, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
     """Yield an earlier change and its near part as one; more of the same load shows in the levels of the earlier one."""
-    if abs(shift.step - earlier[0].step) > NEAR_STEPS:
-        return
-    joined = join_shifts(earlier[0], shift, found.known_ns)
+    is_part = abs(shift.step - earlier.shift.step) <= NEAR_STEPS
+    joined = join_shifts(earlier.shift, shift, found.known_ns) if is_part else None
     if joined is None or joined.added_s * shift.added_s <= 0:
         return
     joined = _explain_by_training(joined, found.known_ns)
-    found = FoundLine(found.line if found.line is not None else earlier[1].line, found.known_ns)
-    state.open.remove(earlier)
-    _open(state, joined, found)
-    yield _build_finding(state, joined, found)
+    found = FoundLine(found.line if found.line is not None else earlier.found.line, found.known_ns)
+    changes.open.remove(earlier)
+    _follow(changes, joined, found)
+    yield _build_finding(changes, joined, found)
 
 
-def _open(state: _State, shift: PaceShift, found: FoundLine) -> None:
+def _follow(changes: _Changes, shift: PaceShift, found: FoundLine) -> None:
     """Follow a change from now on."""
     steps = shift.change.process.steps_until(found.known_ns)
     count = len(steps) - int(np.searchsorted(steps["step"], shift.step))
-    whole = measure_whole(shift, state.list_others(found.known_ns), found.known_ns)
-    state.shown[shift.step] = _Shown(count, (whole.before_s, whole.after_s))
-    state.open.append((shift, found))
+    whole = measure_whole(shift, changes.list_others(found.known_ns), found.known_ns)
+    changes.open.append(_Followed(shift, found, count, (whole.before_s, whole.after_s)))
 
 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
@@ -285,47 +270,49 @@ def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
     return is_alike and later.step > earlier.step and later.added_s * earlier.added_s < 0
 
 
-def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
+def _list_real(window: SearchWindow[Group], changes: _Changes) -> Iterator[PaceShift]:
     """Yield the changes that are more than the run's own wandering, once that is known."""
-    lead = group.lead
-    for change, found_in in _hold_hidden(group, state, _list_ready(group, state)):
-        yield from _follow_up(group, state, change.known_ns)
+    lead, pending = window.subject.lead, list[PaceShift]()
+    for change, found_in, _ in _list_shown(window, changes):
+        yield from _follow_up(window, changes, pending, change.known_ns)
         shift = explain_change(change, found_in)
         if shift is None or (found_in == BETWEEN_PHASES and grows_slowly(lead.steps_until(change.known_ns), shift)):
             continue
         # What follows two far outliers does not count against them.
         until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
-        steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
+        steps, earlier = _select_history(lead.steps_until(until_ns), changes, shift)
         if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier) and _is_lasting_gain(shift, steps):
-            is_held = found_in and is_near(change, state.search.known, change.known_ns)  # its line may be missing
+            is_held = found_in and is_near(change, changes.search.known, change.known_ns)  # its line may be missing
             if not is_held and (shift.has_own_part or shift.has_recorded_cause(None)):
-                state.real.append((KnownChange(shift.step, change.known_ns), shift))
+                changes.real.append((KnownChange(shift.step, change.known_ns), shift))
             if not found_in:
-                state.told.append(KnownChange(shift.step, change.known_ns))
+                changes.told.append(KnownChange(shift.step, change.known_ns))
             yield shift
         else:
-            state.pending.append(_Pending(shift, len(change.after)))
-    yield from _follow_up(group, state, lead.at.cursor_ns)
+            pending.append(shift)
+    yield from _follow_up(window, changes, pending, lead.at.cursor_ns)
 
 
-def _hold_hidden(group: Group, state: _State, ready: list[tuple[StepChange, str]]) -> Iterator[tuple[StepChange, str]]:
-    """Yield changes, in order; those of a cause alone after _HELD_STEPS where the iterations may show them until then."""
-    steps = group.lead.steps
-    due: list[tuple[StepChange, str]] = []
-    for change, found_in in ready:
-        if found_in and is_near(change, state.search.known, change.known_ns):
-            state.held.append((change, found_in))
-        else:
-            due.append((change, found_in))
-    held, state.held = state.held, []
-    for change, found_in in held:
-        first, last = np.searchsorted(steps["step"], (change.after["step"][0], change.after["step"][-1])).tolist()
-        last += _HELD_STEPS
-        if last >= len(steps):
-            state.held.append((change, found_in))
-        elif found_in == SIZE or _is_outside(steps["iteration_s"][WARM_UP_STEPS : last + 1], first - WARM_UP_STEPS):
-            due.append((replace(change, known_ns=max(change.known_ns, int(steps["end_unix_ns"][last]))), found_in))
-    yield from sorted(due, key=lambda one: one[0].known_ns)
+def _list_shown(window: SearchWindow[Group], changes: _Changes) -> list[_Candidate]:
+    """Return changes by the time when they were known; those of a cause alone when iterations had time to show them."""
+    known = window.await_each(
+        _list_ready(window, changes), partial(_await_steps, changes, window.subject.lead), _await_steps
+    )
+    shown = (one._replace(change=replace(one.change, known_ns=known_ns)) for one, known_ns in known if known_ns >= 0)
+    return sorted(shown, key=lambda one: one.change.known_ns)
+
+
+def _await_steps(changes: _Changes, lead: Process, one: _Candidate) -> int | None:
+    """Return when a change is known, None while the next _HELD_STEPS may show it, and -1 if they do not."""
+    change, steps = one.change, lead.steps
+    if not one.found_in or not is_near(change, changes.search.known, change.known_ns):
+        return change.known_ns
+    first, last = np.searchsorted(steps["step"], (change.after["step"][0], change.after["step"][-1])).tolist()
+    last += _HELD_STEPS
+    if last >= len(steps):
+        return None
+    is_shown = one.found_in == SIZE or _is_outside(steps["iteration_s"][WARM_UP_STEPS : last + 1], first - WARM_UP_STEPS)
+    return max(change.known_ns, int(steps["end_unix_ns"][last])) if is_shown else -1
 
 
 def _is_outside(seconds: Floats, middle: int) -> bool:
@@ -337,50 +324,65 @@ def _is_outside(seconds: Floats, middle: int) -> bool:
     return is_longer and stands_out(before, after, times=0.0, floor=0.0)
 
 
-def _follow_up(group: Group, state: _State, until_ns: int) -> Iterator[PaceShift]:
+def _follow_up(
+    window: SearchWindow[Group], changes: _Changes, pending: list[PaceShift], until_ns: int
+) -> Iterator[PaceShift]:
     """Yield changes that have stayed, up to a time and in its order: of a wandering pace, and those that are pending."""
-    steps = group.lead.steps_until(until_ns)
-    while len(steps) >= state.lasting_steps:
-        known = steps[: state.lasting_steps]
-        state.lasting_steps += max(2 * BLOCK, len(known) // _MORE_STEPS)
+    steps = window.subject.lead.steps_until(until_ns)
+    for due in window.extend(partial(_find_due, len(steps)), 0):
+        known = steps[:due]
         known_ns = int(known["end_unix_ns"][-1])
-        yield from _judge_pending(group, state, known)
-        told = [one.step for one in state.told if one.known_ns <= known_ns]
-        since = max([int(known["step"][0]) + _FIRST_STEPS, *told])
-        shift = find_lasting(group, known[np.searchsorted(known["step"], since) :])
-        if shift is None or not (shift.is_worse or shift.is_expected):
-            continue
-        state.pending = [one for one in state.pending if one.shift.step < shift.step - NEAR_STEPS]
-        state.told.append(KnownChange(shift.step, known_ns))
-        state.real.append((state.told[-1], shift))
-        yield shift
-    yield from _judge_pending(group, state, steps)
+        yield from _judge_pending(window, changes, pending, known)
+        since = max([int(known["step"][0]) + _FIRST_STEPS, *changes.list_others(known_ns)])
+        shift = find_lasting(window.subject, known[np.searchsorted(known["step"], since) :])
+        if shift is not None and (shift.is_worse or shift.is_expected):
+            changes.told.append(KnownChange(shift.step, known_ns))
+            changes.lasting.append(changes.told[-1])
+            changes.real.append((changes.told[-1], shift))
+            yield shift
+    yield from _judge_pending(window, changes, pending, steps)
 
 
-def _judge_pending(group: Group, state: _State, steps: Rows) -> Iterator[PaceShift]:
-    pending, state.pending = state.pending, []
-    for one in pending:
-        yield from _judge_again(state, one, steps)
+def _find_due(count: int, last: int | None) -> int | None:
+    """Return with how many steps lasting changes are searched next; None if there are fewer."""
+    due = _FIRST_STEPS if last is None else last + max(2 * BLOCK, last // _MORE_STEPS)
+    return due if due <= count else None
 
 
-def _judge_again(state: _State, pending: _Pending, steps: Rows) -> Iterator[PaceShift]:
-    """Yield a change that has lasted; it is judged after each BLOCK of steps, and dropped once another one is real."""
-    shift = pending.shift
-    first = int(np.searchsorted(steps["step"], shift.step))
-    for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
-        pending = _Pending(shift, count)
+def _judge_pending(
+    window: SearchWindow[Group], changes: _Changes, pending: list[PaceShift], steps: Rows
+) -> Iterator[PaceShift]:
+    """Yield those that have lasted. ``pending``: new ones, which are taken from there."""
+    fresh, pending[:] = pending[:], []
+    for _, lasting in window.await_each(fresh, partial(_judge_again, window, changes, steps), _judge_again):
+        yield from lasting
+
+
+def _judge_again(
+    window: SearchWindow[Group], changes: _Changes, steps: Rows, shift: PaceShift
+) -> tuple[PaceShift, ...] | None:
+    """Return a change once it has lasted; it is judged after each BLOCK of steps. Nothing if another one became real."""
+    first, judged = int(np.searchsorted(steps["step"], shift.step)), len(shift.change.after)
+    new = window.steps(steps[first:], of=shift)
+    for count in range(judged + max(1, (new.start - judged) // BLOCK + 1) * BLOCK, new.stop + 1, BLOCK):
         known_ns = int(steps["end_unix_ns"][first + count - 1])
-        if any(other.step > shift.step and other.known_ns <= known_ns for other, _ in state.real):
-            return
+        if _is_replaced(changes, shift, known_ns):
+            return ()
         if known_ns < shift.change.known_ns:
             continue
-        shift = _explain_by_training(shift, known_ns)
-        history, earlier = _select_history(steps[: first + count], state, shift)
-        if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True) and _is_lasting_gain(shift, history):
-            state.told.append(KnownChange(shift.step, known_ns))
-            yield replace(shift, change=replace(shift.change, known_ns=known_ns))
-            return
-    state.pending.append(pending)
+        told = _explain_by_training(shift, known_ns)
+        history, earlier = _select_history(steps[: first + count], changes, told)
+        if told.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True) and _is_lasting_gain(told, history):
+            changes.told.append(KnownChange(told.step, known_ns))
+            return (replace(told, change=replace(told.change, known_ns=known_ns)),)
+    return None
+
+
+def _is_replaced(changes: _Changes, shift: PaceShift, known_ns: int) -> bool:
+    """Whether a later change became real by then, or the same one, in a wandering pace, since it was judged first."""
+    return any(one.step > shift.step and one.known_ns <= known_ns for one, _ in changes.real) or any(
+        one.step - NEAR_STEPS <= shift.step and shift.change.known_ns < one.known_ns <= known_ns for one in changes.lasting
+    )
 
 
 def _is_lasting_gain(shift: PaceShift, steps: Rows) -> bool:
@@ -395,29 +397,28 @@ def _is_lasting_gain(shift: PaceShift, steps: Rows) -> bool:
     return before - after >= _GAIN_SHARE * before
 
 
-def _select_history(steps: Rows, state: _State, shift: PaceShift) -> tuple[Rows, PaceShift | None]:
+def _select_history(steps: Rows, changes: _Changes, shift: PaceShift) -> tuple[Rows, PaceShift | None]:
     """Return the steps since the last real change before this one, without the very first step, and that change."""
-    before = [(one.step, real) for one, real in state.real if one.step < shift.step]
+    before = [(one.step, real) for one, real in changes.real if one.step < shift.step]
     since, earlier = max(before, key=lambda one: one[0], default=(int(steps["step"][0]) + 1, None))
     return steps[np.searchsorted(steps["step"], since) :], earlier
 
 
-def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
+def _list_ready(window: SearchWindow[Group], changes: _Changes) -> list[_Candidate]:
     """Return the changes for which all records that may explain them have come, by the time when they were known."""
-    ready: list[tuple[StepChange, str]] = []
-    held, state.waiting = state.waiting, []
-    for change, found_in in state.search.list_changes(group):
-        waits = awaits_use(change) or awaits_threads(change) or change.lacks_phases or is_short(change)
-        (held if waits else ready).append((change, found_in))
-    for change, found_in in held:
-        known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
-        if known_ns <= group.lead.at.cursor_ns:
-            change = replace(change, known_ns=known_ns)
-            if not is_short(change) or check_training(change) is not None:
-                ready.append((change, found_in))
-        else:
-            state.waiting.append((change, found_in))
-    return sorted(ready, key=lambda one: one[0].known_ns)
+    fresh = (
+        _Candidate(change, found_in, awaits_use(change) or awaits_threads(change) or change.lacks_phases or is_short(change))
+        for change, found_in in changes.search.list_changes(window.subject)
+    )
+    known = window.await_each(fresh, partial(_await_records, window.subject.lead), _await_records)
+    ready = (one._replace(change=replace(one.change, known_ns=known_ns)) for one, known_ns in known)
+    told = (one for one in ready if not is_short(one.change) or check_training(one.change) is not None)
+    return sorted(told, key=lambda one: one.change.known_ns)
+
+
+def _await_records(lead: Process, one: _Candidate) -> int | None:
+    known_ns = find_deadline(lead, one.change.known_ns, USE_NS) if one.waits else one.change.known_ns
+    return known_ns if known_ns <= lead.at.cursor_ns else None
 
 
 def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
@@ -452,7 +453,7 @@ def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
     if line is None or (shift.is_uncertain and line.known_call is None and not line.is_new):
         return False
-    return is_cause(line, shift.find_delay())
+    return line_findings.is_cause(line, shift.find_delay())
 
 
 def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
@@ -477,23 +478,24 @@ def _choose_kind(shift: PaceShift) -> FindingKind:
     return kind
 
 
-def _build_finding(state: _State, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> Finding:
+def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_step: int | None = None) -> Finding:
     """Return the finding as known at a time. ``until_step``: the last step with the change, if it has ended."""
-    others = state.list_others(found.known_ns)
+    others = changes.list_others(found.known_ns)
     begin, whole = shift, measure_whole(shift, others, found.known_ns, until_step)
     change, cause, kind = shift.change, shift.cause, _choose_kind(whole)
     is_named = _is_line_named(shift, found.line)
-    is_told = is_named or not (shift.is_uncertain or is_wait(found.line) or (found.line is not None and found.line.is_new))
+    is_told = is_named or not (
+        shift.is_uncertain or line_findings.is_wait(found.line) or (found.line is not None and found.line.is_new)
+    )
     line = found.line if is_told else None
     if line is not None and is_named:
-        kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
-        note_named_line(change.group, line, found.known_ns)
+        kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
     if not shift.is_worse or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)
-    values: dict[str, Any] = line_values(line)
+    values: dict[str, Any] = line_findings.line_values(line)
     if cause is not None and cause.where:
         values |= {"line": None, "cause_line": values["line"]}
     if cause is not None and cause.line is not None:

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
-from zerotop.analysis.findings.support.evidence import Group, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.lines import line_findings, stack_lines
 from zerotop.analysis.findings.support.lines.known_calls import COMPILE
-from zerotop.analysis.findings.support.lines.line_findings import (
-    PLACES,
-    is_cause,
-    is_named,
-    line_values,
-    measure_between,
-    name_line,
-    note_named_line,
-)
-from zerotop.analysis.findings.support.lines.stack_lines import (
-    BETWEEN,
-    UNSEEN,
-    Delay,
-    FoundLine,
-    await_line,
-    select_events_in,
-)
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
 from zerotop.recording.reader import Event
+from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.event_values import SILENT
 from zerotop_probe.recording.events import Goodbye, Stacks, Tensors
 
 _KIND = FindingKind(
     name="long_pause",
-    severity=Severity.WARNING,
     confidence=0.9,
     lost_once="pause_s",
     headline="Step {step} took {pause_s:seconds} longer than the others",
@@ -73,16 +56,15 @@ _BY_THREAD = "Python runs one thread at a time: move the work at {location} to a
 # A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
 # than all steps before together; then again with this many times as long.
 _UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
-_PLACES = ("data", "forward", "backward", "step", BETWEEN, UNSEEN)
+_PLACES = ("data", "forward", "backward", "step", stack_lines.BETWEEN, stack_lines.UNSEEN)
 # A pause is told if it takes these seconds, this many iterations, and this share of the training so far or half a minute.
 _LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
 _LEAST_SHARE, _MOST_S = 0.02, 30.0
 # An evaluation is expected to take a while: it takes this share of the training so far.
 _EVALUATION_SHARE = 0.1
-
-
-# Pauses in which torch.compile compiles again and again, and their share of the training so far.
-_RECOMPILES, _RECOMPILED_SHARE = 2, 0.2
+_RECOMPILED_SHARE = 0.2  # of the training so far, in pauses in which torch.compile compiles again
+# The most steps that are looked at together.
+_MOST_READ = 1024
 
 
 class _Pause(NamedTuple):
@@ -98,11 +80,11 @@ class _Pause(NamedTuple):
     column: str  # of the phase that took the time; empty if it is unknown
     earlier: tuple[_Pause, ...] = ()  # in which torch.compile compiled, too
 
-    def find_delay(self) -> Delay:
+    def find_delay(self) -> stack_lines.Delay:
         """Return where the time is lost."""
-        where = "eval" if self.is_evaluation else PLACES[self.column] if self.column else BETWEEN
+        where = "eval" if self.is_evaluation else line_findings.PLACES[self.column] if self.column else stack_lines.BETWEEN
         begin_ns, end_ns = int(self.rows["begin_unix_ns"][0]), int(self.rows["end_unix_ns"][-1])
-        return Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
+        return stack_lines.Delay(self.process, where, begin_ns, end_ns, self.known_ns, is_all_work=self.is_evaluation)
 
     @property
     def is_by_probe(self) -> bool:
@@ -112,17 +94,20 @@ class _Pause(NamedTuple):
         return any((count.seconds or 0.0) >= self.seconds / 2 for count in counts if count.unix_ns <= delay.end_ns)
 
 
-class _State:
-    steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
+class _Read(NamedTuple):
+    """The number of steps that were looked at, the pause in the last of them, and all in which torch.compile compiled."""
+
+    until: int
+    pause: _Pause | None = None
     compiling: tuple[_Pause, ...] = ()
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report the first pause of each attempt, and later ones that are notably longer."""
-    for pause, found in window.await_each(_find_pauses(window), lambda pause: await_line(pause.find_delay())):
-        is_new = pause.earlier or found.line is None or not is_named(window.subject, found.line, found.known_ns)
-        if is_new and not pause.is_by_probe:
+    for pause, found in window.await_each(_find_pauses(window), lambda pause: stack_lines.await_line(pause.find_delay())):
+        is_named = found.line is not None and line_findings.is_named(window.subject, found.line, found.known_ns)
+        if (pause.earlier or not is_named) and not pause.is_by_probe:
             yield _build_finding(pause, found)
     yield from _find_unfinished(window)
 
@@ -130,7 +115,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report a step that takes longer than all before it, while it lasts."""
     lead = window.subject.lead
-    for event in select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
+    for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, SILENT):
         steps = lead.steps_until(event.unix_ns)
         if len(steps) <= SETTLED_STEPS:
             continue
@@ -145,7 +130,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
     threads = find_busy_threads(group.lead, begin_ns, event.unix_ns)
-    kind, values = _UNFINISHED, dict(line_values(None))
+    kind, values = _UNFINISHED, dict(line_findings.line_values(None))
     if threads and threads[0].line is not None:
         line = threads[0].line
         values = {"place": line.place, "line": line.text, "location": line.location}
@@ -159,57 +144,53 @@ def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evid
 
 
 def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
-    group, state, steps = window.subject, window.keep(_State), window.subject.lead.steps
+    trained_s = cache(lambda: np.nancumsum(window.subject.lead.steps["iteration_s"]))  # only if needed: of a million steps
+    for read in window.extend(partial(_read_next, window.subject, trained_s), 0):
+        pause = read.pause
+        if pause is not None and (pause.earlier or window.is_news(pause.seconds, _is_longer, pause.is_evaluation)):
+            yield pause
+
+
+def _read_next(group: Group, trained_s: Callable[[], Floats], last: _Read | None) -> _Read | None:
+    """Return the next steps, up to a pause or without one; None while there are none, or the last of them may be a pause.
+
+    ``trained_s``: the seconds of training up to each step.
+    """
+    last = last or _Read(SETTLED_STEPS)  # the first ones load and compile
+    steps, begin, compiling = group.lead.steps, last.until, last.compiling
     seconds, evaluated = steps["iteration_s"], steps["eval_s"]
-    begin = state.steps_read
-    if len(steps) <= begin:
-        return
-    long = (begin + np.flatnonzero((seconds[begin:] >= _LEAST_S) | (evaluated[begin:] >= _LEAST_S))).tolist()
-    trained_s = np.nancumsum(seconds if long else seconds[:0])  # only when needed: there may be a million steps
-    for index in long:
-        if index < state.steps_read:
-            continue
-        usual = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index]))
-        trained = float(trained_s[index - 1])
-        if evaluated[index] >= _LEAST_S:
-            state.steps_read = index + 1
-            pause = float(evaluated[index])
-            if _is_notable(pause, usual, _EVALUATION_SHARE * trained) and window.is_news(pause, _is_longer, "eval"):
-                known_ns = int(steps["end_unix_ns"][index])
-                yield _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
-            continue
-        end = index + 1
-        # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
-        while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
-            end += 1
-        goodbyes = group.lead.events_of(Goodbye) if end == len(steps) else ()
-        if end == len(steps) and end - index < SHIFT_STEPS and not goodbyes:  # the next step shows whether it was a pause
-            state.steps_read = index
-            return
-        state.steps_read = end
-        pause = float(seconds[index:end].sum()) - (end - index) * usual
-        least = min(_LEAST_SHARE * trained, _MOST_S)
-        is_change = end - index >= SHIFT_STEPS or (
-            end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
-        )
-        if is_change or not _is_notable(pause, usual, least):
-            continue
-        known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
-        process, column = _find_place(group, steps[index], known_ns)
-        found = _Pause(group, steps[index:end], pause, usual, known_ns, False, process, column)
-        found = _join_compiling(state, found, float(np.nansum(seconds[:end])))
-        if found.earlier or window.is_news(pause, _is_longer):
-            yield found
-    state.steps_read = max(state.steps_read, len(steps))
-
-
-def _join_compiling(state: _State, pause: _Pause, trained_s: float) -> _Pause:
-    """Return a pause with the earlier ones if torch.compile compiled in each, and they took a notable share together."""
-    if not _is_compiling(pause):
-        return pause
-    earlier, state.compiling = state.compiling, (*state.compiling, pause)
-    is_notable = sum(one.seconds for one in state.compiling) >= _RECOMPILED_SHARE * trained_s
-    return pause._replace(earlier=earlier) if len(state.compiling) >= _RECOMPILES and is_notable else pause
+    near = slice(begin, begin + _MOST_READ)
+    is_long = (seconds[near] >= _LEAST_S) | (evaluated[near] >= _LEAST_S)
+    if not is_long.any():
+        return _Read(begin + len(is_long), None, compiling) if len(is_long) else None
+    index = begin + int(np.argmax(is_long))
+    usual, trained = float(np.nanmedian(seconds[max(0, index - LEVEL_STEPS) : index])), float(trained_s()[index - 1])
+    if evaluated[index] >= _LEAST_S:
+        pause, known_ns = float(evaluated[index]), int(steps["end_unix_ns"][index])
+        is_notable = _is_notable(pause, usual, _EVALUATION_SHARE * trained)
+        found = _Pause(group, steps[index : index + 1], pause, usual, known_ns, True, group.lead, "")
+        return _Read(index + 1, found if is_notable else None, compiling)
+    end = index + 1
+    # So many long steps are no pause: no more are looked at, as there may be nothing but long steps.
+    while end < min(len(steps), index + SHIFT_STEPS) and seconds[end] >= max(_LEAST_S, seconds[index] / 2):
+        end += 1
+    goodbyes = group.lead.events_of(Goodbye) if end == len(steps) else ()
+    if end == len(steps) and end - index < SHIFT_STEPS and not goodbyes:  # the next step shows whether it was a pause
+        return None
+    pause = float(seconds[index:end].sum()) - (end - index) * usual
+    is_change = end - index >= SHIFT_STEPS or (
+        end - index > 1 and seconds[index : index + 2].sum() >= FAR_SHARE * np.nansum(seconds[: index + 2])
+    )
+    if is_change or not _is_notable(pause, usual, min(_LEAST_SHARE * trained, _MOST_S)):
+        return _Read(end, None, compiling)
+    known_ns = goodbyes[-1].unix_ns if goodbyes else int(steps["end_unix_ns"][end])
+    place = _find_place(group, steps[index], known_ns)
+    found = _Pause(group, steps[index:end], pause, usual, known_ns, False, *place)
+    if not _is_compiling(found):
+        return _Read(end, found, compiling)
+    together = (*compiling, found)
+    is_notable = sum(one.seconds for one in together) >= _RECOMPILED_SHARE * float(trained_s()[end - 1])
+    return _Read(end, found._replace(earlier=compiling if is_notable else ()), together)
 
 
 def _is_compiling(pause: _Pause) -> bool:
@@ -218,13 +199,13 @@ def _is_compiling(pause: _Pause) -> bool:
     return compiled.graphs > 0 and compiled.seconds >= pause.seconds / len(pause.rows) / 2
 
 
-def _build_recompiled(pause: _Pause, found: FoundLine) -> Finding:
+def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     """Return the finding of several pauses, at the first of them, in place of its own."""
     all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
     lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}
     kind = _RECOMPILED if found.line is not None else _RECOMPILED.with_changes(advice=_KIND.advice, fix=_KIND.fix)
-    rows, values = all_pauses[0].rows, line_values(found.line)
+    rows, values = all_pauses[0].rows, line_findings.line_values(found.line)
     return kind.at_steps(pause.group, rows, evidence, known_ns=found.known_ns, **values)
 
 
@@ -243,8 +224,8 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
         rows = process.phased_steps_until(known_ns)
         rows = rows[rows["step"] == step["step"]]
         if len(rows):
-            parts = {name: float(rows[name][0]) for name in PLACES if name != "other_s"}
-            parts["other_s"] = float(measure_between(rows)[0])
+            parts = {name: float(rows[name][0]) for name in line_findings.PLACES if name != "other_s"}
+            parts["other_s"] = float(line_findings.measure_between(rows)[0])
             column = max(parts, key=lambda name: parts[name])
             # The other ranks wait for this one where they communicate.
             is_own = column in ("data_s", "other_s")
@@ -254,14 +235,13 @@ def _find_place(group: Group, step: Rows, known_ns: int) -> tuple[Process, str]:
     return max(found, key=lambda one: one[:2])[2:]
 
 
-def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
+def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     if pause.earlier:
         return _build_recompiled(pause, found)
     kind, line, steps = _EVALUATION if pause.is_evaluation else _KIND, found.line, pause.group.lead.steps
     compiled = measure_compiling(pause.group.lead, pause.rows)
-    if line is not None and not pause.is_evaluation and is_cause(line, pause.find_delay()):
-        kind = name_line(kind, line)
-        note_named_line(pause.group, line, found.known_ns)
+    if line is not None and not pause.is_evaluation and line_findings.is_cause(line, pause.find_delay()):
+        kind = line_findings.name_line(kind, line)
     elif pause.is_evaluation and line is not None:
         kind = kind.with_changes(headline=f"{kind.headline}: {{place}}")
     is_compiling = _is_compiling(pause)
@@ -276,5 +256,5 @@ def _build_finding(pause: _Pause, found: FoundLine) -> Finding:
         known_ns=found.known_ns,
         part=name_part(pause.column) if pause.column else None,
         cause=Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None,
-        **line_values(line),
+        **line_findings.line_values(line),
     )

@@ -17,7 +17,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     line_values,
     measure_between,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import (
     BETWEEN,
@@ -134,8 +133,6 @@ def _check_event(window: SearchWindow[Group], process: Process, event: Stacks) -
         process, rows, line, known_ns, _COLUMNS[where], is_usual=is_usual, is_one_of_several=is_one_of_several
     )
     if finding is not None:
-        if line is not None:
-            note_named_line(group, line, known_ns)
         yield finding
 
 

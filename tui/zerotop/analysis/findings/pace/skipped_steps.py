@@ -11,24 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.steps.fp16_warmup import (
-    SKIPPED_STEPS,
-    count_skipped_first,
-    estimate_state_bytes,
-    find_inventory,
-    read_loss_scales,
-    read_state_bytes,
-)
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.steps import fp16_warmup
 from zerotop.analysis.findings.support.steps.runs import find_first_run
 from zerotop.analysis.findings.support.thresholds import JUMP_BYTES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.samples import Rows
 
 _SKIPPING = FindingKind(
     name="steps_skipped",
-    severity=Severity.WARNING,
     confidence=0.99,
     headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing has been trained yet",
     details=(
@@ -73,11 +64,11 @@ _STUCK_STEPS = 10
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each once for each attempt of the job."""
-    group, steps, skipped = window.subject, window.subject.lead.steps, count_skipped_first(window.subject.lead)
+    group, steps, skipped = window.subject, window.subject.lead.steps, fp16_warmup.count_skipped_first(window.subject.lead)
     yield window.find_once(partial(_find_stuck, window), _STUCK)
-    if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
+    if skipped < fp16_warmup.SKIPPED_STEPS or int(steps["step"][0]) != 0:
         return
-    yield window.find_once(partial(_build_skipping_finding, group, steps[:SKIPPED_STEPS]), _SKIPPING)
+    yield window.find_once(partial(_build_skipping_finding, group, steps[: fp16_warmup.SKIPPED_STEPS]), _SKIPPING)
     # A few of the steps after the first real one may be skipped too.
     real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
     if len(real) > REAL_STEPS:
@@ -89,10 +80,10 @@ def _find_stuck(window: SearchWindow[Group]) -> Finding | None:
     group, steps = window.subject, window.subject.lead.steps
     fresh = window.steps(steps, _STUCK_STEPS - 1)
     first = find_first_run(steps["skipped"][fresh], _STUCK_STEPS)
-    if first is None or fresh.start + first <= count_skipped_first(group.lead):
+    if first is None or fresh.start + first <= fp16_warmup.count_skipped_first(group.lead):
         return None
     rows = steps[fresh.start + first : fresh.start + first + _STUCK_STEPS]
-    scales = read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
+    scales = fp16_warmup.read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
     evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
@@ -100,11 +91,11 @@ def _find_stuck(window: SearchWindow[Group]) -> Finding | None:
 
 
 def _build_skipping_finding(group: Group, rows: Rows) -> Finding:
-    engine, scales = group.lead.engine, read_loss_scales(group.lead, rows)
+    engine, scales = group.lead.engine, fp16_warmup.read_loss_scales(group.lead, rows)
     evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
-    evidence["expected_state_bytes"] = estimate_state_bytes(engine) or None
+    evidence["expected_state_bytes"] = fp16_warmup.estimate_state_bytes(engine) or None
     place = "host memory" if engine.offload_optimizer in ("cpu", "nvme") else "GPU memory"
     return _with_advice(_SKIPPING, engine.config, None).at_steps(group, rows, evidence, place=place)
 
@@ -131,7 +122,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Finding:
     """``real``: the first real step and those after it that count."""
     lead = group.lead
     skipped = lead.steps[:steps]
-    scales = read_loss_scales(lead, skipped)
+    scales = fp16_warmup.read_loss_scales(lead, skipped)
     # The first step of all warms up; it counts only if there is no other.
     usual = skipped[1:] if len(skipped) > 1 else skipped
     evidence = {
@@ -151,7 +142,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Finding:
                 growth |= {f"{name}_before": before, f"{name}_after": after}
     for index, scale in enumerate(scales):
         evidence[f"loss_scale_{index}" if index < steps else "loss_scale_real"] = scale
-    state = read_state_bytes(find_inventory(lead, "after_update"))
+    state = fp16_warmup.read_state_bytes(fp16_warmup.find_inventory(lead, "after_update"))
     evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
     is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
     kind = _with_advice(_ENDED, lead.engine.config, scales[-1] if scales else None)

@@ -8,23 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import (
-    PLACES,
-    is_cause,
-    line_values,
-    measure_between,
-    name_line,
-    note_named_line,
-)
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases
 
 _KIND = FindingKind(
     name="steps_in_turn",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="From step {step} on, one of {period:.0f} iterations takes {pause_s:seconds} longer",
     details=(
@@ -65,12 +56,11 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         evidence, kind = turns.evidence, _KIND
         own_s = evidence["pause_s"] - sum(evidence.get(name, 0.0) for name in _APART.values())
         line = find_line(turns.delay, why=SLOW, known_ns=found.known_ns) or found.line
-        if line is not None and is_cause(line, turns.delay):
-            kind = name_line(_KIND, line)
-            note_named_line(window.subject, line, found.known_ns)
+        if line is not None and line_findings.is_cause(line, turns.delay):
+            kind = line_findings.name_line(_KIND, line)
         elif own_s < _WAITED_TIMES * evidence["iteration_s"]:
             line = None  # it may wait for the GPU's usual work
-        cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_values(line)
+        cost, values = 1 - evidence["before_s"] / evidence["after_s"], line_findings.line_values(line)
         values["rest"] = "the rest" if evidence.keys() & _APART.values() else "the time that one takes longer"
         yield kind.at_steps(window.subject, turns.rows, evidence, known_ns=found.known_ns, cost=cost, **values)
 
@@ -100,8 +90,8 @@ def _find_place(rows: Rows, evidence: dict[str, float]) -> str:
     long, others = (some[has_phases(some)] for some in (rows[is_long], rows[~is_long]))
     if min(len(long), len(others)) < _FEWEST_PHASED:
         return BETWEEN
-    medians = [{name: float(np.median(_read(some, name))) for name in PLACES} for some in (long, others)]
-    return PLACES[max(PLACES, key=lambda name: medians[0][name] - medians[1][name])]
+    medians = [{name: float(np.median(_read(some, name))) for name in line_findings.PLACES} for some in (long, others)]
+    return line_findings.PLACES[max(line_findings.PLACES, key=lambda name: medians[0][name] - medians[1][name])]
 
 
 def _add_apart(known: Rows, begin: int, evidence: dict[str, float]) -> dict[str, float]:
@@ -117,7 +107,7 @@ def _add_apart(known: Rows, begin: int, evidence: dict[str, float]) -> dict[str,
 
 
 def _read(rows: Rows, name: str) -> Floats:
-    return measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
+    return line_findings.measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:

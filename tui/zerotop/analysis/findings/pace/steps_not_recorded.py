@@ -10,15 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.steps.gaps import Gap, find_end, find_final_gap, find_gaps, find_loss_reason
 from zerotop.recording.steps.missing_steps import find_recorded
 
 _KIND = FindingKind(
     name="steps_not_recorded",
-    severity=Severity.WARNING,
     confidence=1.0,
     headline="{steps_text} of {concerned:ranks} {verb} missing or incomplete in the recording",
     details="{gap_s:seconds} in all[: {why}]. Times and peaks leave them out.",

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.code_line import read_line
-from zerotop.analysis.findings.support.evidence import Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 

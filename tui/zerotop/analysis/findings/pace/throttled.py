@@ -9,15 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Ints, Process, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Finding, FindingKind, Process, SearchWindow, in_each_rank
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.findings.support.thresholds import SLOWED_MASK, THROTTLE_REASONS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_rank
+from zerotop.recording.samples import Ints, Rows
 
 _KIND = FindingKind(
     name="throttled",
-    severity=Severity.WARNING,
     confidence=0.95,
     headline="GPU {gpu} of rank {rank} has lowered its clocks for {throttled_s:seconds} ({names})",
     details="[The SM clock is {sm_clock_mhz:.0f} MHz. ][The temperature is {temperature_c:.0f} °C.]",

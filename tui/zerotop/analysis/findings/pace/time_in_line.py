@@ -25,7 +25,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     line_values,
     measure_between,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import (
     BETWEEN,
@@ -188,7 +187,6 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     values = {"cost": between / iteration, "last_step": int(rows["step"][-1]), **line_values(line)}
-    note_named_line(group, line, known_ns)
     kind = _OWN if line.known_call is None else _ALWAYS
     yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
 

@@ -13,16 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Ints, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, in_job
 from zerotop.analysis.findings.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.formatting import GIB
 from zerotop.recording.moments.at import find_cores
+from zerotop.recording.samples import Floats, Ints, Samples
 
 _KIND = FindingKind(
     name="double_spike",
-    severity=Severity.WARNING,
     confidence=0.7,
     headline="The GPUs idle {share:percent} of every {iteration_s:seconds} while {cores_used:.0f} cores are busy",
     details=(

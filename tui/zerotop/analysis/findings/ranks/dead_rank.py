@@ -8,9 +8,8 @@ from functools import partial
 from zerotop.analysis.failures.crashes import LAST_MEMORY_NS, LAUNCHER_NS, explain_rank
 from zerotop.analysis.failures.end import End
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, is_ray_worker, read_printed_ends
+from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(name="dead_rank", severity=Severity.ERROR, confidence=0.95, headline="")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
@@ -74,15 +74,6 @@ class _Last(NamedTuple):
     phase: str
 
 
-class _State:
-    """The silence in progress, which may have begun long before a window, and what was reported of it."""
-
-    last_heard_ns = 0  # when a phase began or ended last
-    reported_ns = 0  # begin of the last silence that was reported
-    is_unseen = False  # it was reported without stacks
-    checked_ns = 0  # until when silences have been examined
-
-
 @dataclass(frozen=True)
 class _Silence:
     """A period in which no phase began or ended on any rank of an attempt."""
@@ -98,25 +89,23 @@ class _Silence:
 
 
 @in_each_attempt(kinds=None)
-def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
+def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each silence of an attempt when it has lasted long enough, even if it ends later.
 
     One that was reported without stacks is told again with them.
     """
-    state = window.keep(_State)
-    for silence in _find_silences(window, state) if len(window.subject.lead.steps) else ():
-        if silence.since_ns != state.reported_ns or state.is_unseen:
-            yield from _check_silence(window.recording, window.subject, silence, state)
+    for silence in _find_silences(window) if len(window.subject.lead.steps) else ():
+        yield from _check_silence(window, silence)
 
 
-def _find_silences(window: SearchWindow[Group], state: _State) -> Iterator[_Silence]:
-    group = window.subject
-    state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
-    tables = (process.records(table) for process in group.processes for table in ("begins", "spans"))
-    times = [window.records(records).times for records in tables]
-    fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
-    heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
-    state.last_heard_ns = int(heard[-1])
+def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
+    """Yield the silences that ended since the last search, and the one in progress."""
+    group, first_ns = window.subject, int(window.subject.lead.steps["end_unix_ns"][0])
+    tables = [process.records(table) for process in group.processes for table in ("begins", "spans")]
+    fresh = np.sort(np.concatenate([window.records(records).times for records in tables]), kind="stable")  # nearly in order
+    last_ns: list[int] = window.keep(list)  # of a sign of life before those: a silence may have begun long ago
+    heard = np.concatenate([last_ns or [first_ns], fresh[fresh >= (last_ns or [first_ns])[0]]])
+    last_ns[:] = [int(heard[-1])]
     ends = np.append(heard[1:], window.recording.cursor_ns)
     for index in np.flatnonzero(ends - heard >= SEEN_SECONDS * 1e9).tolist():
         since_ns = int(heard[index])
@@ -125,31 +114,35 @@ def _find_silences(window: SearchWindow[Group], state: _State) -> Iterator[_Sile
             yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
 
 
-def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Iterator[Finding]:
+def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[Finding | None]:
     """Find a silence at the first time, of those at which ranks have written stacks, that shows it."""
-    last = [_find_last(process, silence.since_ns) for process in group.processes]
-    if any(one.phase in _SILENT_PHASES for one in last):
+    recording, group, since_ns = window.recording, window.subject, silence.since_ns
+    last = [_find_last(process, since_ns) for process in group.processes]
+    is_seen = window.find_once(lambda: None, since_ns) is not None
+    if is_seen or any(one.phase in _SILENT_PHASES for one in last):
         return
     end_ns = min(silence.until_ns, _find_end(recording, group))
-    sources = [process.source for process in group.processes]
-    reader = StandstillReader(recording.recording, sources, silence.since_ns, end_ns)
-    for known_ns in _list_times(silence, reader.written_ns, end_ns):
-        if known_ns <= state.checked_ns:
-            continue
-        if known_ns < recording.cursor_ns - _LATE_NS:
-            state.checked_ns = known_ns
-        if _is_explained(recording, group, silence.since_ns, known_ns):
+    reader = StandstillReader(recording.recording, [process.source for process in group.processes], since_ns, end_ns)
+    times = _list_times(silence, reader.written_ns, end_ns)
+    settled = [time_ns for time_ns in times if time_ns < recording.cursor_ns - _LATE_NS]
+    for known_ns in [*window.items(settled, since_ns), *times[len(settled) :]]:
+        if _is_explained(recording, group, since_ns, known_ns):
             return
-        is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
-        standstill = reader.read_at(known_ns, confirmed=not is_long)
-        if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
-            state.reported_ns, state.is_unseen = silence.since_ns, False
-            yield _build_seen(recording, group, silence, known_ns, standstill)
+        seen = window.find_once(partial(_find_seen, window, reader, silence, known_ns), since_ns)
+        if seen is not None:
+            yield seen
             return
         if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
-            if silence.since_ns != state.reported_ns:
-                yield _build_unseen(recording, group, last, silence, known_ns)
-            state.reported_ns, state.is_unseen = silence.since_ns, True
+            yield window.find_once(partial(_build_unseen, recording, group, last, silence, known_ns), (since_ns, _KIND))
+
+
+def _find_seen(window: SearchWindow[Group], reader: StandstillReader, silence: _Silence, known_ns: int) -> Finding | None:
+    """Return the finding if the stacks of all ranks show by then that they hang."""
+    is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
+    standstill = reader.read_at(known_ns, confirmed=not is_long)
+    if standstill is None or not (is_long or _is_hang(window.subject, standstill, silence.since_ns, known_ns)):
+        return None
+    return _build_seen(window.recording, window.subject, silence, known_ns, standstill)
 
 
 def _find_last(process: Process, since_ns: int) -> _Last:

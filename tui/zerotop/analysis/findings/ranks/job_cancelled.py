@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 
 from zerotop.analysis.failures.senders import Reason, Sender, find_senders
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.recording.output.tail import read_last_lines
 from zerotop_probe.recording import events
 

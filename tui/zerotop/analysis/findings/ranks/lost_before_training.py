@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.failures.crashes import explain_job
 from zerotop.analysis.findings.ranks.dead_rank import build_finding
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.findings.support import Evidence, Finding, SearchWindow, in_job
 from zerotop.recording.moments.process_exits import find_first_exit
 from zerotop_probe.recording import events
 

@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, find_own
-from zerotop.analysis.findings.support.evidence import Evidence, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_job
 from zerotop.analysis.processes.phases import find_current
 from zerotop.recording.events.event_index import get_event_time
 from zerotop_probe.recording.events import NodeLost, NodeReturned, Stacks, TrainingStack

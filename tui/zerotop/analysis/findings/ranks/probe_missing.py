@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.analysis.processes.missing_probe import MissingProbe, find_missing_probes
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="probe_missing",
-    severity=Severity.WARNING,
     confidence=1.0,
     headline="{headline}",
     details="{why}. {whose} steps are not recorded.",

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-from zerotop.analysis.findings.support.evidence import Group
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.recording.keys import ProcessKey
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="rank_stopped",
-    severity=Severity.WARNING,
     confidence=1.0,
     lost_once="stopped_s",
     headline="A signal stopped {concerned:ranks} for {stopped_s:seconds}",

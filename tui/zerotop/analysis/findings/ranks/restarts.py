@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zerotop.analysis.failures.attempts import Attempt, read_attempts
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="restarted",
-    severity=Severity.WARNING,
     confidence=0.95,
     lost_once="lost_s",
     headline="Failed {place} ({cause}), restarted {times}{outcome}",

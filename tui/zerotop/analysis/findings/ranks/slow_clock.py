@@ -12,18 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence, Floats, Group, Process
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.thresholds import THROTTLE_REASONS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.recording.moments.devices import find_gpu_name
-from zerotop.recording.samples import read_column
+from zerotop.recording.samples import Floats, read_column
 
 _KIND = FindingKind(
     name="slow_clock",
-    severity=Severity.WARNING,
     confidence=0.8,
     headline="The GPU of rank {rank} runs at {sm_clock_mhz:.0f} MHz, those of the others at {others_clock_mhz:.0f}",
     details=(

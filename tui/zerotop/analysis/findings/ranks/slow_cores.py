@@ -13,20 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, host_load, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.host_load import measure_load
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
-from zerotop.analysis.findings.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.recording.samples import Floats, Rows
 
 _COMPUTES = FindingKind(
     name="slow_cores",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="Rank {rank} computes for {slow_s:seconds} in each iteration, the others for {others_s:seconds}",
     details=(
@@ -78,7 +74,7 @@ class _Round(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt: the first rank that was slow in _ROUNDS rounds in a row."""
     group = window.subject
-    if len(group.processes) < 2 or group.has_stages or not hides_slow_cores(group):
+    if len(group.processes) < 2 or group.has_stages or not host_load.hides_slow_cores(group):
         return
     rounds = window.extend(partial(_judge_round, group), _ROUNDS - 1)
     # A rank that computes longer and one that waits longer are not the same.
@@ -94,7 +90,7 @@ def _judge_round(group: Group, before: _Round | None) -> _Round | None:
     if steps is None:
         return None
     end_ns = max(int(one["end_unix_ns"][steps][-1]) for one in rows)
-    known_ns = max(find_deadline(process, end_ns, SAMPLED_NS) for process in group.processes)
+    known_ns = max(find_deadline(process, end_ns, host_load.SAMPLED_NS) for process in group.processes)
     return (
         _Round(steps, known_ns, _find_slow(group, [one[steps] for one in rows]))
         if known_ns <= group.lead.at.cursor_ns
@@ -120,7 +116,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
     iteration = (end_ns - begin_ns) / 1e9 / count
     if not _have_same(rows):
         return nobody
-    uses = [measure_thread_use(process, begin_ns, end_ns) for process in group.processes]
+    uses = [host_load.measure_thread_use(process, begin_ns, end_ns) for process in group.processes]
     known = [use for use in uses if use is not None]
     # Work between the phases is another finding's.
     own = [compute_known_median(compute_own_seconds(one)) for one in rows]
@@ -131,7 +127,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
     others, slow = np.sort(computed)[-2:].tolist()
     # If others use the cores, the rank also waits for one, and an iteration takes longer than the work of the ranks in it.
     least = max(BETWEEN_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
-    if slow >= SLOW_TIMES * others and slow - others - longer >= least:
+    if slow >= host_load.SLOW_TIMES * others and slow - others - longer >= least:
         return _Slow(index, False, slow, others, iteration)
     others, slow = np.sort(waited)[-2:].tolist()
     if slow - others - longer < max(STALL_SECONDS, _WAITING_SHARE * iteration) or _lacks_cores(group, begin_ns, end_ns):
@@ -149,7 +145,7 @@ def _have_same(rows: list[Rows]) -> bool:
 
 def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
     """Whether other processes use the cores of a node, which takes them from its ranks at random."""
-    loads = [measure_load(group.lead.recording, host, begin_ns, end_ns) for host in group.hosts]
+    loads = [host_load.measure_load(group.lead.recording, host, begin_ns, end_ns) for host in group.hosts]
     return any(load is None or load.is_starved or load.is_disturbed for load in loads)
 
 
@@ -180,7 +176,7 @@ def _measure_lateness(group: Group, index: int, slow: _Slow) -> float:
     """Return the seconds per step by which the rank computed, or waited for a core, longer than any other rank."""
     rows = [process.aligned_steps[index] for process in group.processes]
     uses = [
-        measure_thread_use(process, int(row["begin_unix_ns"]), int(row["end_unix_ns"]))
+        host_load.measure_thread_use(process, int(row["begin_unix_ns"]), int(row["end_unix_ns"]))
         for process, row in zip(group.processes, rows, strict=True)
     ]
     each = [0.0 if use is None else use.waited if slow.waits else use.computed for use in uses]

@@ -15,18 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
-from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.thresholds import STALL_SECONDS
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.recording.samples import read_column
+from zerotop.recording.moments.records import Records
+from zerotop.recording.samples import Floats, Ints, Rows, read_column
 from zerotop_probe.recording.tables import PHASE_CODE
 
 _KIND = FindingKind(
     name="slow_forward",
-    severity=Severity.WARNING,
     confidence=0.85,
     headline="Rank {rank} computes slowly: its forward takes {forward_s:seconds}, the others' {others_s:seconds}",
     details=(

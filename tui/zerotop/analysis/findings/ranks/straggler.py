@@ -20,7 +20,6 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     is_cause,
     line_values,
     name_line,
-    note_named_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, NcclWait, find_wait
@@ -131,7 +130,6 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         evidence["nccl_wait_s"] = wait.share * usual
     if found.line is not None:
         kind = name_line(kind, found.line)
-        note_named_line(group, found.line, found.known_ns)
     return kind.at_steps(
         process,
         _find_begin(group, process, steps, found.known_ns),

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Evidence
-from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, SearchWindow, Severity, in_job
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
-from zerotop.analysis.findings.support.window import SearchWindow, in_job
 from zerotop.analysis.formatting import format_percent, format_ranks
 from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.stacks import SILENT

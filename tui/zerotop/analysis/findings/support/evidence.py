@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.findings.support.detector_state import DetectorState
 from zerotop.analysis.findings.support.finding import FindingKind
 from zerotop.analysis.findings.support.rank_process import AdvancingRecording, Process
+from zerotop.analysis.findings.support.searched import Searched
 from zerotop.analysis.findings.support.thresholds import USED_SHARE
 from zerotop.recording.keys import GpuKey
 from zerotop.recording.moments.devices import locate_processes
@@ -17,7 +17,7 @@ from zerotop_probe.recording.events import EngineFacts
 __all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
 
 
-class Group(DetectorState):
+class Group(Searched):
     """The processes of one attempt of the job, by rank. The first is the lead: it stands for the steps of all ranks."""
 
     def __init__(self, processes: list[Process]) -> None:

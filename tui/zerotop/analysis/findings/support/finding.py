@@ -1,4 +1,7 @@
-"""A finding, and the kind of finding that a detector declares."""
+"""A finding, and the kind of finding that a detector declares.
+
+Advice of a finding once its job has ended: what to do in the next run, if the fix needs a live process.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,52 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.next_run import advise_next_run
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.script_terms import read_terms
 from zerotop_probe.recording.events import EngineFacts
+
+
+class _Advice(NamedTuple):
+    """Advice for the next run. ``advice`` is None if that of the finding still applies."""
+
+    advice: str | None
+    fix: str
+
+
+_RECORD_STACKS = _Advice(None, "py-spy record --subprocesses -o stacks.svg -- {command}")
+_SEE_STACKS = _Advice(
+    "Record the next run, too: if it hangs, the Ranks screen shows the line of each rank.",
+    "zerotop run -- {command}",
+)
+_CHOOSE_GPU = _Advice(
+    "Before the next run, see who uses the GPUs, and choose free ones with CUDA_VISIBLE_DEVICES.", "nvidia-smi"
+)
+# By the name of the finding ("" for any) and how its fix begins. The first one counts.
+_BY_FIX = (
+    ("hung_ranks", "py-spy dump", _SEE_STACKS),
+    ("", "py-spy dump", _RECORD_STACKS),
+    ("", "py-spy record --pid", _RECORD_STACKS),
+    ("", "ps -o", _CHOOSE_GPU),
+    ("others_on_gpu", "nvidia-smi", _CHOOSE_GPU),
+    ("", "kill -CONT", _Advice("Find out what sent SIGSTOP: a scheduler that suspends jobs, or Ctrl-Z in a terminal.", "")),
+    (
+        "",
+        "taskset",
+        _Advice("Give each rank cores of its own in the next run, and keep other processes off them.", "{own_cores_fix}"),
+    ),
+)
+
+
+def advise_next_run(name: str, advice: str, fix: str) -> tuple[str, str]:
+    """Return advice and fix (templates) for the next run; unchanged if they need no live process."""
+    for finding, begin, later in _BY_FIX:
+        if finding in ("", name) and fix.startswith(begin):
+            return advice if later.advice is None else later.advice, later.fix
+    return advice, fix
 
 
 class Severity(str, Enum):
@@ -53,6 +94,12 @@ class Finding:
         """What it is about. A later finding about the same event takes its place, with newer numbers or with its end."""
         return self.name, self.begin_ns, self.step, self.ranks
 
+    @property
+    def named_line(self) -> str:
+        """The line that takes the time, as ``train.py:10``; empty if it is no finding about a line."""
+        is_of_line = self.kind is not None and self.kind.names_line
+        return str(self.headline.values["location"]) if is_of_line and isinstance(self.headline, Text) else ""
+
     @cached_property
     def for_next_run(self) -> Finding:
         """Return the finding for a job that has ended: without a fix that needs a live process."""
@@ -77,7 +124,7 @@ class Subject(Protocol):
     def step_at(self, time_ns: int) -> int | None: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FindingKind:
     """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Finding`.
 
@@ -85,12 +132,13 @@ class FindingKind:
     """
 
     name: str
-    severity: Severity
+    severity: Severity = Severity.WARNING
     confidence: float
     headline: str
     details: str = ""
     advice: str = ""
     fix: str = ""
+    names_line: bool = False  # whether it tells of a line that takes the time, which no other finding then repeats
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
     lost_once: str = ""
     gpu_bytes: str = ""

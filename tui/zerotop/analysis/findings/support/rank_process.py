@@ -10,7 +10,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.detector_state import DetectorState
+from zerotop.analysis.findings.support.searched import Searched
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.training_changes import TrainingChange, choose_changes, list_changes
 from zerotop.recording.events.event_files import E
@@ -40,7 +40,7 @@ def _mask_phases(rows: Rows, *names: str) -> NDArray[np.bool_]:
     return is_phase
 
 
-class AdvancingRecording(DetectorState):
+class AdvancingRecording(Searched):
     """A recording up to a cursor that only moves forward."""
 
     def __init__(self, recording: Recording) -> None:
@@ -58,12 +58,12 @@ class AdvancingRecording(DetectorState):
         return self.at.events_of(kind)
 
 
-class Process(RankRecords, DetectorState):
+class Process(RankRecords, Searched):
     """A rank's process, up to the cursor of the recording."""
 
     def __init__(self, recording: AdvancingRecording, steps: RankSteps) -> None:
         RankRecords.__init__(self, recording.at, identify_process(steps.source))
-        DetectorState.__init__(self)
+        Searched.__init__(self)
         self.recording = recording
         self.source = steps.source  # its spans
         self.key = (steps.source.host, steps.source.pid)

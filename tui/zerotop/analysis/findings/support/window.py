@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import update_wrapper
 from typing import Any, Generic, TypeVar
 
-from zerotop.analysis.findings.support.detector_state import MOST_REPORTS
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.recording.moments.records import Records
@@ -22,6 +21,8 @@ S = TypeVar("S", Process, Group, Evidence)
 T = TypeVar("T")
 M = TypeVar("M")
 Found = Iterable[Finding | None]
+# Findings of one kind that are all reported.
+_MOST_REPORTS = 20
 
 
 class SearchWindow(Generic[S]):
@@ -127,6 +128,7 @@ class SearchWindow(Generic[S]):
                     self._reports[alike := (finding.name, finding.severity)] += not is_known
                     if self._is_news(self._reports[alike], is_known=is_known):
                         self._events.add(finding.event)
+                        self.subject.findings.append(finding)
                         yield finding
                 if len({name for name, _ in self._reports}) == self._kinds:
                     self.is_closed = True
@@ -136,7 +138,7 @@ class SearchWindow(Generic[S]):
         """Whether to report one more finding of a kind. A constant repetition is news only as often as it doubles."""
         if self._kinds is not None:
             return count <= 1 and not is_known
-        return is_known or count <= MOST_REPORTS or count.bit_count() == 1
+        return is_known or count <= _MOST_REPORTS or count.bit_count() == 1
 
 
 class _Declaration(Generic[S]):

@@ -13,17 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from zerotop.analysis.memory.caching_allocator import AllocatorRules, Block, CachingAllocator
+from zerotop.analysis.memory.expected import peak_moments
 from zerotop.analysis.memory.expected.model_shape import ModelShape
-from zerotop.analysis.memory.expected.peak_moments import (
-    Workload,
-    count_updated,
-    list_buckets,
-    list_gathered,
-    list_gradients,
-    list_held_gradients,
-    list_lasting_buffers,
-    list_states,
-)
 from zerotop.analysis.memory.expected.zero_model import EngineSetup
 from zerotop.analysis.memory.tensor_inventory import MASTER_WEIGHTS, OPTIMIZER_STATE, PARAMETERS
 
@@ -36,11 +27,11 @@ WORKSPACE = 32 << 20  # of cuBLAS on Hopper, for each thread that multiplies
 class StepReplay:
     """One rank's allocator, with what the start of a job has left in it."""
 
-    def __init__(self, shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> None:
+    def __init__(self, shape: ModelShape, setup: EngineSetup, work: peak_moments.Workload, rules: AllocatorRules) -> None:
         assert shape.counted is not None
         self._shape, self._setup, self._work, self._counted = shape, setup, work, shape.counted
         self.allocator = CachingAllocator(rules)
-        self._states = {row.name.replace(" ", "_"): row.bytes for row in list_states(setup)}
+        self._states = {row.name.replace(" ", "_"): row.bytes for row in peak_moments.list_states(setup)}
         self._width = 2 if setup.computes_wide else 1
         self._reduction = REDUCTION if setup.stage == 3 or work.overlap_comm else 0
         self._matrix = 2 * shape.vocabulary * shape.hidden  # the gradient of embedding or head
@@ -99,7 +90,7 @@ class StepReplay:
             self._free(clone)
         if master:
             self._pass(master)  # a gradient of zeros
-        for row in list_lasting_buffers(setup, self._work):
+        for row in peak_moments.list_lasting_buffers(setup, self._work):
             self._allocate(row.bytes)
 
     def make_states(self) -> None:
@@ -118,8 +109,8 @@ class StepReplay:
         if is_first:
             self._allocate(WORKSPACE)
         setup, work = self._setup, self._work
-        held = [self._allocate(row.bytes) for row in list_held_gradients(setup, work)]
-        gathered = [self._allocate(row.bytes, stream=_GATHERING) for row in list_gathered(self._shape, setup)]
+        held = [self._allocate(row.bytes) for row in peak_moments.list_held_gradients(setup, work)]
+        gathered = [self._allocate(row.bytes, stream=_GATHERING) for row in peak_moments.list_gathered(self._shape, setup)]
         kept = [self._run_layer() for _ in range(self._shape.layers)]
         head = self._run_loss(is_first=is_first)
         gradients = self._run_backward(kept, head)
@@ -189,7 +180,7 @@ class StepReplay:
         gradient = self._allocate(self._matrix)
         if is_first:
             self._allocate(WORKSPACE)
-        self._buckets = [self._allocate(size) for size in list_buckets(self._setup, self._work)]
+        self._buckets = [self._allocate(size) for size in peak_moments.list_buckets(self._setup, self._work)]
         self._fill_bucket(self._matrix)
         self._free(half, ends)
         if self._is_tied:
@@ -201,7 +192,7 @@ class StepReplay:
         """Run the backward of all layers, and return gradients that stay until the update."""
         setup, work = self._setup, self._work
         hidden, inner = (2 * size * work.tokens * self._width for size in (self._shape.hidden, self._counted.inner))
-        rows = list_gradients(setup, work)
+        rows = peak_moments.list_gradients(setup, work)
         is_flat = bool(rows) and setup.stage == 2
         gradients = [self._allocate(rows[0].bytes, stream=self._reduction)] if is_flat else []
         incoming = self._allocate(hidden)
@@ -260,7 +251,7 @@ class StepReplay:
         self._free(*blocks)
 
     def _update(self, gradients: list[Block], *, is_first: bool) -> None:
-        setup, work, count = self._setup, self._work, count_updated(self._setup)
+        setup, work, count = self._setup, self._work, peak_moments.count_updated(self._setup)
         if setup.stage < 3 and setup.offload_optimizer == "none":
             self._pass(4 * self._matrix)  # for the norm of the largest gradient, in fp64
         flat = [self._allocate(setup.bytes_each * count)] if setup.stage else []
@@ -281,7 +272,7 @@ def is_simulated(shape: ModelShape, setup: EngineSetup) -> bool:
     return is_known and setup.trainable == setup.parameters and not setup.is_loop and setup.on_gpu
 
 
-def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
+def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: peak_moments.Workload, rules: AllocatorRules) -> int:
     """Return the bytes that segments have beyond the peak of allocated blocks, after the second step."""
     # What is offloaded leaves the same on the GPU wherever it goes.
     devices = ["cpu" if device == "nvme" else device for device in (setup.offload_optimizer, setup.offload_parameters)]
@@ -289,7 +280,7 @@ def simulate_beyond(shape: ModelShape, setup: EngineSetup, work: Workload, rules
 
 
 @lru_cache(maxsize=64)
-def _replay(shape: ModelShape, setup: EngineSetup, work: Workload, rules: AllocatorRules) -> int:
+def _replay(shape: ModelShape, setup: EngineSetup, work: peak_moments.Workload, rules: AllocatorRules) -> int:
     replay = StepReplay(shape, setup, work, rules)
     replay.run()
     return replay.allocator.reserved_peak - replay.allocator.allocated_peak

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes.step_change import (
-    Advice,
-    Cause,
-    StepChange,
-    get_batch_sizes,
-    match_steps,
-)
+from zerotop.analysis.findings.support.causes import step_change
 from zerotop.analysis.findings.support.evidence import Rows
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
 
-_GROUPS: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
-_LENGTH: Advice = (
+_GROUPS: step_change.Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_LENGTH: step_change.Advice = (
     "If sequences are not meant to be longer, cut them as in the steps before.",
     "truncation=True, max_length={length}",
 )
-_ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
+_ROWS: step_change.Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 # A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
@@ -35,7 +29,7 @@ _LATE_STEPS = 2
 _MOST_STEPS, _FEWEST_STEPS, _ORDERED_SHARE = 100, 10, 0.7
 
 
-def check_batch(change: StepChange) -> Cause | None:
+def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     is_one = len(change.group.processes) == 1
     cause = _compare_batches(change, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
@@ -45,16 +39,16 @@ def check_batch(change: StepChange) -> Cause | None:
     return cause._replace(has_own_finding=True) if cause is not None and _changes_later(*change.phased) else cause
 
 
-def _is_planned(change: StepChange) -> bool:
+def _is_planned(change: step_change.StepChange) -> bool:
     """Whether batches grow by a plan, in several steps without a way back: the training began with short ones."""
-    rows = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
-    sizes = get_batch_sizes(rows[np.searchsorted(rows["step"], WARM_UP_STEPS) :])
+    rows = change.process.phased_steps_until(change.latest_ns)
+    sizes = step_change.get_batch_sizes(rows[np.searchsorted(rows["step"], WARM_UP_STEPS) :])
     growth = np.diff(sizes[sizes > 0])
     rises = np.flatnonzero(growth)
     return bool(len(rises) >= _PLANNED_RISES and growth.min() >= 0 and np.diff(rises).min() >= _PLANNED_STEPS)
 
 
-def check_other_batches(change: StepChange) -> Cause | None:
+def check_other_batches(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that another rank's batch size changed, and the lead waits for it."""
     for process in change.group.processes:
         if process is not change.process:
@@ -65,31 +59,33 @@ def check_other_batches(change: StepChange) -> Cause | None:
     return None
 
 
-def _widen_parts(change: StepChange) -> tuple[Rows, Rows]:
+def _widen_parts(change: step_change.StepChange) -> tuple[Rows, Rows]:
     """Return the steps with phases before and after. Where sizes vary: more of them, or none if these do not differ."""
     parts = change.phased
     if not all(len(rows) for rows in parts) or not _varies(parts[0]):
         return parts
-    known = change.process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    known = change.process.phased_steps_until(change.latest_ns)
     first, end = np.searchsorted(known["step"], [change.after["step"][0], change.after["step"][-1] + 1])
     before, after = known[max(0, first - _MOST_STEPS) : first], known[first:end]
-    sizes = [get_batch_sizes(part).astype(np.float64) for part in (before, after)]
+    sizes = [step_change.get_batch_sizes(part).astype(np.float64) for part in (before, after)]
     order = measure_order(sizes[0], sizes[1]) if len(before) and len(after) else 0.5
     is_clear = len(after) >= _FEWEST_STEPS and abs(order - 0.5) >= _ORDERED_SHARE - 0.5
     return (before, after) if is_clear else (before[:0], after[:0])
 
 
 def _varies(rows: Rows) -> bool:
-    sizes = get_batch_sizes(rows)
+    sizes = step_change.get_batch_sizes(rows)
     return bool(np.ptp(sizes) > _SAME_SHARE * np.median(sizes))
 
 
-def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str, advice: Advice) -> Cause | None:
+def _compare_batches(
+    change: step_change.StepChange, parts: tuple[Rows, Rows], owner: str, advice: step_change.Advice
+) -> step_change.Cause | None:
     tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
     growth = tokens or rows
     if growth is None:
         return None
-    slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    slower = np.log(change.after_s / change.before_s)
     larger = np.log(growth[1] / growth[0])
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
@@ -99,14 +95,14 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str, a
         text = f"{owner}steps have {format_count(round(count[1]), 'micro-batch')} instead of {count[0]:.0f}"
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
-        return Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
+        return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
-        return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
+        return step_change.Cause(text, *_ROWS, 0.9, is_expected=is_expected)
     text = f"{owner}batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     lengths = parts[0]["tokens"] / np.maximum(1, parts[0]["rows"])
     fix = advice[1].replace("{length}", f"{np.ceil(lengths.max()):.0f}")
-    return Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
+    return step_change.Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
 def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
@@ -117,7 +113,7 @@ def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bo
 
 def _changes_later(before: Rows, after: Rows) -> bool:
     """Whether the first steps after a change still have the batch size of those before, and all others the new one."""
-    old, sizes = get_batch_sizes(before), get_batch_sizes(after)
+    old, sizes = step_change.get_batch_sizes(before), step_change.get_batch_sizes(after)
     new = float(np.median(sizes))
     is_old = np.abs(sizes - np.median(old)) < np.abs(sizes - new)
     first = int(np.argmin(is_old))
@@ -125,16 +121,16 @@ def _changes_later(before: Rows, after: Rows) -> bool:
     return first >= _LATE_STEPS and not varies and not is_old[first:].any()
 
 
-def find_batch_step(change: StepChange, cause: Cause) -> int | None:
+def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) -> int | None:
     """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
     if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
         return None
-    rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
-    rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]
-    before, after = (float(np.median(get_batch_sizes(part))) for part in parts)
-    is_new = np.abs(get_batch_sizes(rows) - after) < np.abs(get_batch_sizes(rows) - before)
+    rows = process.phased_steps_until(change.latest_ns)
+    rows = rows[step_change.match_steps(rows, np.concatenate([change.before, change.after]))]
+    before, after = (float(np.median(step_change.get_batch_sizes(part))) for part in parts)
+    is_new = np.abs(step_change.get_batch_sizes(rows) - after) < np.abs(step_change.get_batch_sizes(rows) - before)
     first = len(rows) - int(np.argmin(is_new[::-1])) if not is_new.all() else 0
     if not 0 < first < len(rows) or is_new[:first].any():
         return None

@@ -6,22 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, rank_causes, thread_causes
-from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
-from zerotop.analysis.findings.support.causes.memory_causes import check_memory
-from zerotop.analysis.findings.support.causes.mode_causes import check_modes
-from zerotop.analysis.findings.support.causes.step_change import (
-    BREAKDOWN,
-    Advice,
-    Cause,
-    StepChange,
-    compute_own_seconds,
-    count_iterations,
-    match_steps,
-    measure_collecting,
-    measure_compiling,
+from zerotop.analysis.findings.support.causes import (
+    batch_causes,
+    gpu_causes,
+    host_causes,
+    step_change,
+    thread_causes,
 )
-from zerotop.analysis.findings.support.causes.training_causes import check_training
+from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
+from zerotop.analysis.findings.support.causes.training_causes import check_memory, check_modes, check_training
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (
@@ -40,135 +33,132 @@ from zerotop_probe.recording import events
 # The number of earlier evaluations or checkpoints that are compared.
 _EARLIER = 5
 
-_RETRY: Advice = (
+_RETRY: step_change.Advice = (
     "Start with expandable segments, or lower {batch_size}.",
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
-_COLLECTOR: Advice = (
+_COLLECTOR: step_change.Advice = (
     "Call gc.freeze() once model and data are loaded: the collector then visits only objects that were made later.",
     "gc.collect(); gc.freeze()",
 )
-_COMPILING: Advice = (
+_COMPILING: step_change.Advice = (
     "Let it compile one graph for all shapes, or pad batches to a few lengths.",
     "torch.compile(model, dynamic=True)",
 )
-_GROWTH: Advice = (
+_GROWTH: step_change.Advice = (
     "Look for a list that grows with each step and that each step iterates over.",
     "py-spy record --pid {pid} --duration 30 -o stacks.svg",
 )
 
 
-def find_cause(change: StepChange) -> Cause | None:
+def find_cause(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the most certain recorded cause of a sudden change."""
     return next((cause for check in _CHECKS if (cause := check(change)) is not None), None)
 
 
-def find_drift_cause(change: StepChange) -> Cause | None:
+def find_drift_cause(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the most certain recorded cause of a slow change."""
     return next((cause for check in _DRIFT_CHECKS if (cause := check(change)) is not None), None)
 
 
-def _check_skipping(change: StepChange) -> Cause | None:
+def _check_skipping(change: step_change.StepChange) -> step_change.Cause | None:
     before, after = float(change.before["skipped"].mean()), float(change.after["skipped"].mean())
     if before > MOST_SHARE and after < MOST_SHARE:
         at_start = count_skipped_first(change.process) >= SKIPPED_STEPS and change.before["step"][0] < SKIPPED_STEPS
         advice = "Train in bf16: no step is skipped then."
-        return Cause("fp16 stopped skipping steps", advice, "{bf16_fix}", 0.95, has_own_finding=bool(at_start))
+        return step_change.Cause("fp16 stopped skipping steps", advice, "{bf16_fix}", 0.95, has_own_finding=bool(at_start))
     if before < FEW_SHARE and after > MOST_SHARE:
         advice = "Skipped steps train nothing: train in bf16, or {rarer_growth}."
-        return Cause("fp16 began to skip steps", advice, "{bf16_fix}", 0.95)
+        return step_change.Cause("fp16 began to skip steps", advice, "{bf16_fix}", 0.95)
     return None
 
 
-def _check_data(change: StepChange) -> Cause | None:
+def _check_data(change: step_change.StepChange) -> step_change.Cause | None:
     before, data = (compute_known_median(rows["data_s"]) for rows in change.phased)
-    waited, iteration = data - before, float(np.median(change.after["iteration_s"]))
-    slower = iteration - float(np.median(change.before["iteration_s"]))
+    waited, iteration = data - before, change.after_s
+    slower = iteration - change.before_s
     # Unknown times are NaN, which compares false.
     if slower <= 0 or not waited >= slower / 2 or not data >= max(STALL_SECONDS, STALL_SHARE * iteration):
         return None
-    return Cause("iterations began to wait for data", "", "", 0.95, has_own_finding=True)
+    return step_change.Cause("iterations began to wait for data", "", "", 0.95, has_own_finding=True)
 
 
-def _check_retries(change: StepChange) -> Cause | None:
+def _check_retries(change: step_change.StepChange) -> step_change.Cause | None:
     samples = change.read_samples(change.process.records("allocator"))
     if samples is None:
         return None
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
-    if flushes < count_iterations(change.after):
+    if flushes < step_change.count_iterations(change.after):
         return None
     text = f"PyTorch's allocator had to flush its cache {format_count(flushes, 'time')}"
-    return Cause(text, *_RETRY, 0.9, finding="allocator_retries")
+    return step_change.Cause(text, *_RETRY, 0.9, finding="allocator_retries")
 
 
-def _check_collector(change: StepChange) -> Cause | None:
+def _check_collector(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that garbage collection accounts for at least half of the added iteration time.
 
     A collection that pauses only a few iterations does not make the others longer.
     """
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    before, after = (measure_collecting(change.process, rows) for rows in (change.before, change.after))
-    in_pauses = float(change.after["iteration_s"].mean() - np.median(change.after["iteration_s"]))
-    if slower <= 0 or after - before < slower / 2 or in_pauses > (after - before) / 2:
+    before, after = (step_change.measure_collecting(change.process, rows) for rows in (change.before, change.after))
+    in_pauses = float(change.after["iteration_s"].mean() - change.after_s)
+    if change.added_s <= 0 or after - before < change.added_s / 2 or in_pauses > (after - before) / 2:
         return None
     text = f"Python's garbage collector takes {format_seconds(after)} of each iteration instead of {format_seconds(before)}"
-    return Cause(text, *_COLLECTOR, 0.8)
+    return step_change.Cause(text, *_COLLECTOR, 0.8)
 
 
-def _check_compiling(change: StepChange) -> Cause | None:
+def _check_compiling(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that torch.compile explains half of the difference or more: it began to compile, or finished."""
     if not change.process.events_of(events.Compiled):
         return None
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    before, after = (measure_compiling(change.process, rows) for rows in (change.before, change.after))
-    if after.seconds - before.seconds >= slower / 2 > 0:
+    before, after = (step_change.measure_compiling(change.process, rows) for rows in (change.before, change.after))
+    if after.seconds - before.seconds >= change.added_s / 2 > 0:
         tokens = change.phased[1]["tokens"]
         shapes = " for batches of other shapes" if len(np.unique(tokens)) > 1 else ""
-        steps = count_iterations(change.after)
+        steps = step_change.count_iterations(change.after)
         text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {steps} steps{shapes}"
-        return Cause(text, *_COMPILING, 0.9)
-    if after.seconds - before.seconds <= slower / 2 < 0:
-        return Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)
+        return step_change.Cause(text, *_COMPILING, 0.9)
+    if after.seconds - before.seconds <= change.added_s / 2 < 0:
+        return step_change.Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)
     return None
 
 
-def _check_late_rank(change: StepChange) -> Cause | None:
+def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
+    known_ns, delays = change.latest_ns, []
     # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
     seen = needed = min(SETTLED_STEPS, len(change.after))
     if not all(len(part) for part in change.phased):
         return None
     for process in change.group.processes:
         rows = process.phased_steps_until(known_ns)
-        own = [compute_own_seconds(rows[match_steps(rows, part)]) for part in change.phased]
+        own = [step_change.compute_own_seconds(rows[step_change.match_steps(rows, part)]) for part in change.phased]
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
             seen = min(seen, len(own[1]))
-    if len(delays) < 2 or slower <= 0:
+    if len(delays) < 2 or change.added_s <= 0:
         return None
     (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
-    if late - others < slower / 2 or culprit is change.process:
+    if late - others < change.added_s / 2 or culprit is change.process:
         return None
     text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
-    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
+    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * change.after_s)
     is_straggler = is_long and seen >= needed
     fix = f"py-spy dump --pid {culprit.source.pid}"
-    return Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
+    return step_change.Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
 
 
-def _check_growth(change: StepChange) -> Cause | None:
+def _check_growth(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that host memory grew by the size of a list that each step may iterate over."""
     before, after = int(change.before["host_held_bytes"].min()), int(change.after["host_held_bytes"].max())
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
     text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
-    return Cause(text, *_GROWTH, 0.5, finding="host_growth")
+    return step_change.Cause(text, *_GROWTH, 0.5, finding="host_growth")
 
 
-def _check_interruption(change: StepChange) -> Cause | None:
+def _check_interruption(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that an evaluation or a checkpoint came just before.
 
     While other processes use the cores return None: then that may well be a coincidence.
@@ -177,14 +167,14 @@ def _check_interruption(change: StepChange) -> Cause | None:
         return None
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
         if change.after[0][column] > 0 and _changed_pace_before(change, column):
-            return Cause(f"{name} just before", *BREAKDOWN, 0.4)
+            return step_change.Cause(f"{name} just before", *step_change.BREAKDOWN, 0.4)
     return None
 
 
-def _changed_pace_before(change: StepChange, column: str) -> bool:
+def _changed_pace_before(change: step_change.StepChange, column: str) -> bool:
     """Whether the pace also changed after each earlier interruption of the kind; true if there was none."""
     steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.after["step"][0])]
-    change_s = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    change_s = change.added_s
     for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():
         before, after = (
             steps["iteration_s"][part]
@@ -197,7 +187,7 @@ def _changed_pace_before(change: StepChange, column: str) -> bool:
     return True
 
 
-_Check = Callable[[StepChange], Cause | None]
+_Check = Callable[[step_change.StepChange], step_change.Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
     batch_causes.check_batch,
@@ -217,7 +207,7 @@ _CHECKS: tuple[_Check, ...] = (
     host_causes.check_others,
     host_causes.check_crowding,
     _check_late_rank,
-    rank_causes.check_slow_cores,
+    thread_causes.check_slow_cores,
     gpu_causes.check_neighbours,
     host_causes.check_core_clock,
     _check_interruption,

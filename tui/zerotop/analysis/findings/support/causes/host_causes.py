@@ -69,7 +69,7 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 def find_shortage(change: StepChange) -> float:
     """Return the factor by which work takes longer after a change because the ranks lack cores; 1 if they do not."""
-    begin_ns, end_ns = int(change.after["begin_unix_ns"][0]), max(change.known_ns, int(change.after["end_unix_ns"][-1]))
+    begin_ns, end_ns = int(change.after["begin_unix_ns"][0]), change.latest_ns
     loads = (measure_load(change.process.recording, host, begin_ns, end_ns) for host in change.group.hosts)
     short = (load for load in loads if load is not None and load.lacks_cores)
     return max((load.wanted / max(load.ranks, 1e-6) for load in short), default=1.0)
@@ -77,7 +77,7 @@ def find_shortage(change: StepChange) -> float:
 
 def is_by_others(change: StepChange) -> bool:
     """Whether other processes on the cores may be the reason, because the phases that compute vary then."""
-    before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
+    before, after = change.before_s, change.after_s
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
     loads = [load for load in measure_change_loads(change) if load is not None]
@@ -124,7 +124,7 @@ def check_others(change: StepChange) -> Cause | None:
 
 def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:
     """Whether iterations became longer by about the factor by which the ranks got fewer cores."""
-    slower = float(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    slower = change.after_s / change.before_s
     fewer = before.ranks / max(after.ranks, 1e-6)
     return bool(fewer >= _FEWER_TIMES and 1 / _ABOUT_TIMES <= slower / fewer <= _ABOUT_TIMES)
 
@@ -151,8 +151,7 @@ def _is_new_work(change: StepChange) -> bool:
     Too few cores stretch the existing work by some factor, but add none.
     """
     before, after = change.measure_own()  # a comparison with NaN, for unknown, is false
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    return after - before > slower / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
+    return after - before > change.added_s / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
 
 
 def _measure_rate(part: Samples, column: str) -> float:

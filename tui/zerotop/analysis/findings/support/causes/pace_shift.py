@@ -59,18 +59,18 @@ class PaceShift:
     cause: Cause | None
     found_in: str  # what showed it where the iterations did not, else empty
 
-    @cached_property
+    @property
     def before_s(self) -> float:
-        return float(np.median(self.change.before["iteration_s"]))
+        return self.change.before_s
 
-    @cached_property
+    @property
     def after_s(self) -> float:
-        return float(np.median(self.change.after["iteration_s"]))
+        return self.change.after_s
 
     @property
     def added_s(self) -> float:
         """The seconds by which iterations became longer; negative if they became shorter."""
-        return self.after_s - self.before_s
+        return self.change.added_s
 
     @property
     def step(self) -> int:

@@ -66,6 +66,25 @@ class StepChange:
     _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
 
     @property
+    def latest_ns(self) -> int:
+        """Until when records count: those of the last step do, too."""
+        return max(self.known_ns, int(self.after["end_unix_ns"][-1]))
+
+    @cached_property
+    def before_s(self) -> float:
+        """The usual iteration before, in seconds."""
+        return float(np.median(self.before["iteration_s"]))
+
+    @cached_property
+    def after_s(self) -> float:
+        return float(np.median(self.after["iteration_s"]))
+
+    @property
+    def added_s(self) -> float:
+        """The seconds by which iterations became longer; negative if they became shorter."""
+        return self.after_s - self.before_s
+
+    @property
     def process(self) -> Process:
         """The lead process, which made these steps."""
         return self.group.lead
@@ -88,7 +107,7 @@ class StepChange:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
             before = before if self._are_like_before(before) else before[:0]  # they may be before another change
         if len(after) < _ENOUGH_STEPS:
-            known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
+            known = self.process.phased_steps_until(self.latest_ns)
             after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
             after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
         return before, after
@@ -100,7 +119,7 @@ class StepChange:
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
         """Return the steps with phases of another rank before and after; empty if there are none."""
-        rows = process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
+        rows = process.phased_steps_until(self.latest_ns)
         limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
         begin, middle, again, end = np.searchsorted(rows["step"], limits)
         before = rows[begin:middle] if middle - begin >= _ENOUGH_STEPS else rows[max(0, middle - _MOST_STEPS) : middle]
@@ -136,7 +155,7 @@ class StepChange:
         steps = rows["step"][~rows["light"]]
         if not len(steps):
             return {}
-        known_ns = max(self.known_ns, int(self.after["end_unix_ns"][-1]))
+        known_ns = self.latest_ns
         read = self.process.records("device_times").read_window(int(rows["begin_unix_ns"][0]), known_ns)
         if not len(read):
             return {}

@@ -1,11 +1,73 @@
-"""A change in the training itself that coincides with a change of the iteration time."""
+"""A change in the training itself that coincides with a change of the iteration time.
+
+A debugging mode that was switched on or off when the iteration time changed.
+
+Steps that need more device memory from the same step on: something in the training itself became larger.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
+from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
+from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
+from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes
+from zerotop_probe.recording.event_values import PEAK
+
+# The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
+# after the slowdown, as the peaks of counted steps are not known.
+_LEAST_BYTES, _LEAST_SHARE, _FEWEST, _NEAR_STEPS = 64 << 20, 0.05, 2, 32
+_CONFIDENCE = 0.75
+_ADVICE = "See what that line does since then: it takes time and memory in each step."
+
+
+def check_memory(change: StepChange) -> Cause | None:
+    """Return the cause that all steps after a slowdown peak higher than all before, with the line that allocates more."""
+    if change.added_s <= 0:
+        return None
+    rows = change.process.phased_steps_until(change.latest_ns)
+    first = int(np.searchsorted(rows["step"], change.after["step"][0]))
+    if not (rows["step"][first : first + 1] < change.after["step"][0] + _NEAR_STEPS).any():
+        return None
+    before, after = (some["allocated_peak_bytes"] for some in (rows[max(0, first - LEVEL_STEPS) : first], rows[first:]))
+    if len(before) < SETTLED_STEPS or len(after) < _FEWEST or not before.min() > 0:
+        return None
+    most, grown = int(before.max()), int(after[:LEVEL_STEPS].min()) - int(before.max())
+    if grown < max(_LEAST_BYTES, _LEAST_SHARE * most):
+        return None
+    earlier = None
+    for look in read_looks(change.process, PEAK):
+        if look.first_step < change.after["step"][0]:
+            earlier = look
+        elif (
+            look.known_ns <= change.latest_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None
+        ):
+            text = "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}"
+            values = {"grown": grown, "part": min(grown, growth.grown_bytes), "line": growth.line.text}
+            return Cause(Text(text, values), _ADVICE, growth.line.location, _CONFIDENCE, finding="memory_step")
+    text = "steps began to allocate {grown:bytes} more"
+    return Cause(Text(text, {"grown": grown}), *BREAKDOWN, _CONFIDENCE, finding="memory_step")
+
+
+def check_modes(change: StepChange) -> Cause | None:
+    """Return the cause that a mode was switched on or off. It has a finding of its own if it lasts."""
+    before, after = change.before, change.after
+    is_slower = np.median(after["iteration_s"]) > np.median(before["iteration_s"])
+    # Steps between the two were only counted, or the first one began without the mode.
+    earliest_ns, latest_ns = int(before["end_unix_ns"][-1]), int(after["end_unix_ns"][0])
+    known_ns = max(change.known_ns, int(after["end_unix_ns"][-1]))
+    for use in list_uses(change.process):
+        # Between two looks of the probe.
+        if is_slower and use.begin_ns <= latest_ns and earliest_ns <= use.known_ns <= known_ns:
+            return Cause(f"{NAMES[use.mode]} was switched on", "", "", 0.95, has_own_finding=True)
+        end_ns, end_known_ns = use.end_ns or known_ns + 1, use.end_known_ns or known_ns + 1
+        if not is_slower and end_ns <= latest_ns and earliest_ns <= end_known_ns <= known_ns:
+            return Cause(f"{NAMES[use.mode]} was switched off", "", "", 0.9)
+    return None
+
 
 # By how many iterations a change may be off: the step in which it happened is not yet, or already, another one.
 _STEPS_OFF = 2
@@ -15,16 +77,14 @@ _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that add
 
 def check_training(change: StepChange) -> Cause | None:
     """Return the cause that the training itself was changed, with the line that did it."""
-    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    off_ns = round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
+    off_ns = round(_STEPS_OFF * 1e9 * change.after_s)
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
-    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
-    found = change.process.find_changes(earliest_ns, latest_ns, known_ns)
-    fitting = [one for one in found if one.effect * slower >= 0]
+    found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
+    fitting = [one for one in found if one.effect * change.added_s >= 0]
     if not fitting:
         return None
     is_told = fitting[0].effect != 0 or fitting[0].line is not None
-    return Cause(describe_changes(fitting), *_advise(change, fitting[0], slower), 0.95 if is_told else 0.85)
+    return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
 
 
 def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:

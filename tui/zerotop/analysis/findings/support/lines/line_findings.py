@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.findings.support.detector_state import DetectorState
+from zerotop.analysis.findings.support.evidence import Group
 from zerotop.analysis.findings.support.finding import FindingKind
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, StackLine
 from zerotop.recording.samples import Floats, Rows
-
-T = TypeVar("T")
-M = TypeVar("M")
 
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
@@ -21,31 +17,8 @@ PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "s
 _ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
 _COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
-_NAMED_LINES = "named lines"
 # The share of the samples that is called most of the time.
 _MOST_SHARE = 0.5
-
-
-def await_lines(
-    state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
-) -> Iterator[tuple[T, FoundLine]]:
-    """Yield findings with the line of their delay, as soon as the line is known or will remain unknown."""
-    return await_each(state, key, fresh, lambda one: await_line(find_delay(one)))
-
-
-def await_each(
-    state: DetectorState, key: str, fresh: Iterable[T], find_more: Callable[[T], M | None]
-) -> Iterator[tuple[T, M]]:
-    """Yield findings with the result of ``find_more``, as soon as that is not None."""
-    held: list[T] = state.get_state(list, f"{key} held")
-    waiting: list[T] = []
-    for one in [*held, *fresh]:
-        more = find_more(one)
-        if more is None:
-            waiting.append(one)
-        else:
-            yield one, more
-    held[:] = waiting
 
 
 def is_cause(line: StackLine, delay: Delay) -> bool:
@@ -73,19 +46,13 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
         advice=_COPY_ADVICE if known is not None and known.waits_for_gpu and line.is_gpu_idle else advice,
         fix=known.fix if known is not None else "{location}",
+        names_line=True,
     )
 
 
-def note_named_line(group: DetectorState, line: StackLine, known_ns: int) -> None:
-    """Note that a finding names a line from ``known_ns`` on (unix nanoseconds), so that no other finding repeats it."""
-    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
-    named[line.location] = min(known_ns, named.get(line.location, known_ns))
-
-
-def is_named(group: DetectorState, line: StackLine, known_ns: int) -> bool:
-    """Whether a finding known at that time names the line."""
-    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
-    return line.location in named and named[line.location] <= known_ns
+def is_named(group: Group, line: StackLine, known_ns: int) -> bool:
+    """Whether a finding known at that time (unix nanoseconds) names the line."""
+    return any(one.named_line == line.location and one.known_ns <= known_ns for one in group.findings)
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:

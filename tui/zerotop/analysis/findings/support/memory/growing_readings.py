@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from zerotop.analysis.findings.support.evidence import Floats, Ints, Process, Rows
-from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch
-from zerotop.analysis.findings.support.memory.level_rises import LevelRises
+from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
+from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch, LevelRises
 from zerotop.analysis.findings.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.findings.support.thresholds import CREEP_BYTES
+from zerotop.analysis.findings.support.window import SearchWindow
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import TrendFinder
 from zerotop.recording.steps.growable_array import GrowingArray
@@ -150,45 +150,74 @@ def measure_slope(steps: Ints, held: Ints) -> float:
 _new_trend_finder = partial(TrendFinder, _TREND_BLOCKS, _TREND_EVENNESS)
 
 
-@dataclass
-class GrowthState:
-    steps_read: int = 0  # changes, as below
-    held_bytes: int = -1  # after the last step
-    stretch_length: int = 0  # steps in a row with growth, up to the last one
-    base_bytes: int = -1  # held before them
-    base_step: int = -1  # the one before them
-    highest_bytes: int = -1  # held after any step
-    records: int = 0  # steps in a row that left behind more than any before, up to the last one
-    rises: tuple[float, ...] = (-1.0,) * (_EVEN_RISES - 1)  # bytes a step, between the last readings
-    last_steps: tuple[int, ...] = (-1,) * _EVEN_RISES  # after which these were
-    is_reported: bool = False
+_CHANGE_DTYPE = np.dtype([(name, np.int64) for name in ("reading", "step", "held", "base", "highest", "record_base")])
 
 
 class MemoryReadings:
     """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes.
 
-    Changes are the readings that differ from the one before.
+    Changes are the readings that differ from the one before. Each has the indices of the last change up to it without growth
+    (``base``), and that is no new maximum (``record_base``).
     """
 
     def __init__(self) -> None:
         self._searched = 0
-        self._indices, self._held, self._changes = GrowingArray(np.int64), GrowingArray(np.int64), GrowingArray(np.int64)
+        self._indices, self._held, self._changes = (GrowingArray(one) for one in (np.int64, np.int64, _CHANGE_DTYPE))
 
     @property
     def held(self) -> Ints:
         """The bytes of all readings."""
         return self._held.rows
 
-    def read_new(self, process: Process) -> None:
-        fresh = process.steps[self._searched :]
+    def read_new(self, process: Process) -> int:
+        """Add the readings of new steps. Returns the index of the first new change."""
+        fresh, first = process.steps[self._searched :], len(self._changes)
         held = read_held_bytes(process, fresh)
         known = np.flatnonzero(held >= 0)
         before = self._held.rows[-1:].tolist()
-        changes = np.flatnonzero(np.diff(held[known], prepend=before or [-1])) + len(self._held.rows)
-        self._changes.add_rows(len(changes))[:] = changes
+        changed = np.flatnonzero(np.diff(held[known], prepend=before or [-1]))
+        self.add_changes(len(self._held) + changed, fresh["step"][known[changed]], held[known[changed]])
         self._indices.add_rows(len(known))[:] = known + self._searched
         self._held.add_rows(len(known))[:] = held[known]
         self._searched += len(fresh)
+        return first
+
+    def add_changes(self, readings: Ints, steps: Ints, held: Ints) -> None:
+        """Add changes: the indices of their readings, the numbers of the steps, and bytes."""
+        if not len(held):
+            return
+        first, rows = len(self._changes), self._changes.add_rows(len(held))
+        rows["reading"], rows["step"], rows["held"], rows["highest"] = readings, steps, held, np.maximum.accumulate(held)
+        last = self._changes.rows[max(0, first - 1)]  # the first of all begins with itself
+        rows["highest"] = np.maximum(rows["highest"], last["highest"])
+        indices = np.arange(first, first + len(held))
+        for base, column in (("base", "held"), ("record_base", "highest")):
+            grows = held > np.concatenate([[last[column]], rows[column][:-1]])
+            rows[base] = np.maximum.accumulate(np.where(grows, last[base] if first else 0, indices))
+
+    def list_long(self, first: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield the base of each stretch that changes from ``first`` on make long enough to report, and these changes."""
+        rows = self._changes.rows
+        new, indices = rows[first:], np.arange(first, len(rows))
+        if not (new["base"] < indices).any():  # as where nothing leaks
+            return
+        base, records = rows[new["base"]], indices - new["record_base"]
+        is_sparse = (records >= SPARSE_RECORDS) | (self._find_even(first) & (records > _EVEN_RISES))
+        is_long = (indices - new["base"] >= CREEP_STEPS) | (is_sparse & (new["step"] - base["step"] >= _SPARSE_SPAN))
+        enough = np.flatnonzero((new["base"] < indices) & is_long & (new["held"] - base["held"] >= CREEP_BYTES))
+        for base in np.unique(new["base"][enough]).tolist():
+            yield base, (first + enough[new["base"][enough] == base]).tolist()
+
+    def _find_even(self, first: int) -> NDArray[np.bool_]:
+        """Return whether memory rose by about as much a step in the changes up to each new one."""
+        near, is_even = self._changes.rows[max(0, first - _EVEN_RISES) :], np.zeros(len(self._changes) - first, np.bool_)
+        if len(near) > _EVEN_RISES:
+            rises = np.diff(near["held"]) / np.maximum(1, np.diff(near["step"]))
+            last = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
+            spans = near["step"][_EVEN_RISES:] - near["step"][:-_EVEN_RISES]
+            alike = (last.min(1) > 0) & (last.max(1) <= _EVEN_FACTOR * last.min(1)) & (spans >= _EVEN_SPAN)
+            is_even[-len(last) :] = alike
+        return is_even
 
     def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
         return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
@@ -198,14 +227,9 @@ class MemoryReadings:
         indices = self._indices.rows[begin:]
         return process.steps["step"][indices], process.steps["end_unix_ns"][indices], self._held.rows[begin:]
 
-    def select_changes(self, process: Process, begin: int) -> tuple[Ints, Ints]:
-        """Return the steps' numbers and the bytes of the changes from ``begin`` on."""
-        changes = self._changes.rows[begin:]
-        return process.steps["step"][self._indices.rows[changes]], self._held.rows[changes]
-
     def select_rise(self, process: Process, begin: int, end: int) -> GrowthStretch:
         """Return the stretch between two changes, from the reading before its first rise but for one long before."""
-        rises = self._changes.rows[begin + 1 : end + 1]
+        rises = self._changes.rows["reading"][begin + 1 : end + 1]
         levels = np.diff(rises)
         alone = np.flatnonzero(levels > _LONG_LEVELS * np.median(levels)) if len(levels) else levels
         first = int(alone[-1]) + 1 if len(alone) else 0
@@ -216,72 +240,32 @@ class MemoryReadings:
         return GrowthStretch(process, begin, int(rows["step"][0]), rows[1:], held)
 
 
-def read_stretches(process: Process) -> list[GrowthStretch]:
-    state = process.get_state(GrowthState)
+def read_stretches(window: SearchWindow[Group], process: Process) -> list[GrowthStretch]:
+    """Return the stretches that new readings of a process show."""
     stretches = []
-    readings = process.get_state(MemoryReadings)
-    readings.read_new(process)
-    steps, held = readings.select_changes(process, state.steps_read)
-    if len(steps):
-        for begin, end in find_stretches(steps, held, state, lambda *rise: readings.select_rise(process, *rise).is_creep):
-            stretches.append(readings.select_rise(process, begin, end))
-        state.steps_read += len(steps)
-    levels = process.get_state(LevelRises).read_new(readings.held)
+    readings = window.keep(MemoryReadings, process)
+    for base, ends in readings.list_long(readings.read_new(process)):
+        end = window.find_once(partial(_find_creep, readings, process, base, ends), (process, base))
+        if end in ends:  # not found before
+            stretches.append(readings.select_rise(process, base, end))
+    levels = window.keep(LevelRises, process).read_new(readings.held)
     if levels is not None:
         rise = readings.select_stretch(process, *levels)
         if int(rise.rows["step"][-1]) - rise.before_step >= _SPARSE_SPAN and not rise.follows_sizes:
             stretches.append(rise)
     known_steps, _, known_held = readings.select_times(process, 0)
-    floor = process.get_state(FloorSearch).find_rise(known_steps, known_held)
+    floor = window.keep(FloorSearch, process).find_rise(known_steps, known_held)
     if floor is not None:
         rise = readings.select_stretch(process, *floor)
         if not rise.follows_sizes:
             stretches.append(rise)
-    for trend in process.get_state(_new_trend_finder).find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
+    finder = window.keep(_new_trend_finder, process)
+    for trend in finder.find_rises(readings.held, SETTLED_STEPS, share=0, least=CREEP_BYTES):
         rise = readings.select_stretch(process, trend.begin, trend.end)
         if (np.diff(rise.held) < 0).any() and rise.keeps_pace and not rise.is_by_batches:
             stretches.append(rise)
     return stretches
 
 
-def find_stretches(
-    steps: Ints, held: Ints, state: GrowthState, keeps_pace: Callable[[int, int], bool]
-) -> Iterator[tuple[int, int]]:
-    """Yield, as indices of changes, the last one before each stretch, and the one that makes it long enough to report.
-
-    ``keeps_pace``: whether that may be reported from the one to the other.
-    """
-    indices = np.arange(len(held))
-    before = np.concatenate([[state.held_bytes], held[:-1]])
-    grows = (before >= 0) & (held > before)
-    # The index of the last step without growth; -1 is before these steps.
-    broken = np.maximum.accumulate(np.where(grows, -1, indices))
-    carried = broken < 0
-    length = np.where(carried, indices + 1 + state.stretch_length, indices - broken)
-    base = np.where(carried, state.base_bytes if state.stretch_length else state.held_bytes, held[broken])
-    base_step = np.where(carried, state.base_step, steps[broken])
-    highest = np.maximum.accumulate(np.concatenate([[state.highest_bytes], held]))
-    is_record = (highest[:-1] >= 0) & (held > highest[:-1])
-    unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
-    records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
-    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_steps[-1]))])
-    last_rises = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
-    is_even = (last_rises.min(1) > 0) & (last_rises.max(1) <= _EVEN_FACTOR * last_rises.min(1))
-    read = np.concatenate([state.last_steps, steps])
-    is_even &= read[_EVEN_RISES:] - read[:-_EVEN_RISES] >= _EVEN_SPAN
-    enough_records = (records >= SPARSE_RECORDS) | (is_even & (records > _EVEN_RISES))
-    is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
-    reported = carried & state.is_reported
-    enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
-    is_reported = bool(reported[-1])
-    for run in np.split(enough, np.flatnonzero(np.diff(broken[enough])) + 1):
-        stretches = ((state.steps_read + index - int(length[index]), state.steps_read + index) for index in run.tolist())
-        found = next((stretch for stretch in stretches if keeps_pace(*stretch)), None)
-        if found is not None:
-            is_reported |= bool(broken[run[0]] == broken[-1])
-            yield found
-    state.is_reported = is_reported
-    state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
-    state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
-    state.last_steps = tuple(read[len(read) - _EVEN_RISES :].tolist())
-    state.rises = tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())
+def _find_creep(readings: MemoryReadings, process: Process, base: int, ends: list[int]) -> int | None:
+    return next((end for end in ends if readings.select_rise(process, base, end).is_creep), None)
