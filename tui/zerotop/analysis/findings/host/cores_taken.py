@@ -17,6 +17,7 @@ from zerotop.recording.samples import Floats
 _KIND = FindingKind(
     name="cores_taken",
     confidence=0.85,
+    lost_once="lost_s",
     headline="Other processes use {others_cores:.1f} of {cores:count core}, and the ranks wait for {waiting_cores:.1f} more",
     details=(
         "The ranks on {host} get {ranks_cores:.1f} cores[, and the training thread of rank {waiting_rank} waits for one in"
@@ -71,7 +72,8 @@ def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: l
     waits = {rank: use.waited * 1e9 / (when[1] - when[0]) for rank, use in uses.items() if use is not None}
     slowest = max(waits, key=waits.__getitem__, default=None)
     share = waits[slowest] if slowest is not None else None
-    evidence |= {"waiting_share": share} if share else {}
+    # What it costs later is not measured.
+    evidence |= {"waiting_share": share, "lost_s": share * (when[1] - when[0]) / 1e9} if share else {}
     workers = count_workers(group.processes_on(host), *when[:2])
     values: dict[str, Any] = {"host": host, "workers": workers or None, "waiting_rank": slowest, "waiting_share": share}
     return _KIND.at(group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), cost=share or 0.0, **values)
