@@ -186,8 +186,8 @@ def test_all_combinations_are_ranked(capsys: pytest.CaptureFixture[str]) -> None
         ("gpu-trainer-gpt2", "gpu-trainer-gpt2-small", 0.10),  # from arithmetic to launches
         ("z2", "z2-oom", 0.15),  # 20 times the tokens: from launches to arithmetic
         ("gpu-offload-4", "gpu-offload-110", 0.07),  # accumulation
-        ("z2", "z2-offload", 0.15),  # three runs of it took 0.33, 0.35 and 0.39 s
-        ("z2-offload", "z2", 0.12),
+        ("z2", "z2-offload", 0.18),  # three runs of it took 0.33, 0.35 and 0.39 s
+        ("z2-offload", "z2", 0.14),
         ("z2", "gpu-z3-all", 0.20),
         ("gpu-z3-all", "z2", 0.20),
     ],

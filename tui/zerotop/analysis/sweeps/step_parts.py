@@ -33,22 +33,22 @@ _SHARPNESS = 3.0
 class Rates:
     """The speeds that a recording need not tell. Host times are in those of the launches of a plain forward."""
 
-    efficiency: float = 0.45  # share of the peak that the arithmetic of large batches reaches
+    efficiency: float = 0.4  # share of the peak that the arithmetic of large batches reaches
     busy: float = 1.0  # times NVML's share of the time in which kernels run
     link: float = 1.0  # times NCCL's speed on this type of GPU
     gathered_forward: float = 6.5  # host time in stage 3, which gathers the parameters of each module
     gathered_backward: float = 12.0
-    plain_backward: float = 1.6  # in stage 0
-    reduced_backward: float = 3.5  # in stages 1 and 2, which put each gradient into a bucket
-    offloaded_backward: float = 5.0  # more in these, if each gradient is copied to the CPU
-    update: float = 2.2  # of an update on the GPU: norms of tensors, in stages 1 and 2 half of it for a rank's own
-    update_bytes: float = 60.0  # of GPU memory for each updated element
+    plain_backward: float = 2.3  # in stage 0
+    reduced_backward: float = 4.2  # in stages 1 and 2, which put each gradient into a bucket
+    offloaded_backward: float = 7.0  # more in these, if each gradient is copied to the CPU
+    update: float = 1.7  # of an update on the GPU: norms of tensors, in stages 1 and 2 half of it for a rank's own
+    update_bytes: float = 30.0  # of GPU memory for each updated element
     to_host: float = 50e9  # B/s of a GPU's gradients in the backward
     # Elements/s of a node, whose memory limits them, and of a core: of the CPU update, and of what DeepSpeed does around
     # it, as it unscales gradients, and casts weights and copies them to the GPUs.
     cpu_adam: float = 6e9
     cpu_adam_core: float = 0.62e9
-    moved: float = 9e9
+    moved: float = 11e9
     moved_core: float = 0.3e9
     split: float = 0.5  # share of the time between phases that each micro-batch takes, not each step
     grows: float = 0.0  # share of it that grows with a micro-batch's tokens: loading data does, logging does not
