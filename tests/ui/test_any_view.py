@@ -77,14 +77,19 @@ gpus = st.builds(
     pcie_tx_bytes_per_s=numbers,
     pcie_rx_bytes_per_s=numbers,
 )
+activities = st.builds(
+    live_view.Activity,
+    phase=st.sampled_from(("", "forward", "cpu_optimizer", "checkpoint_save", "a phase of a newer format")),
+    phase_s=numbers,
+    busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
+)
 ranks = st.builds(
     live_view.Rank,
     rank=st.integers(-1, 300),
     host=words,
     pid=few,
     alive=st.booleans(),
-    phase=st.sampled_from(("", "forward", "cpu_optimizer", "checkpoint_save", "a phase of a newer format")),
-    phase_s=numbers,
+    activity=activities.map(lambda activity: live_view.LateActivity(lambda: activity)),
     step=maybe_few,
     rss_bytes=sizes,
     rss_peak_bytes=sizes,
@@ -93,7 +98,6 @@ ranks = st.builds(
     cores_used=numbers,
     waiting_cores=numbers,
     thread_count=few,
-    busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
 )
 hosts = st.builds(
     live_view.Host,

@@ -70,6 +70,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     monkeypatch.setattr(frame_scheduler, "ANSWER_S", 60.0)
     for pause in ("FRAME_S", "FIRST_S"):
         monkeypatch.setattr(monitor, pause, 60.0)
+    monkeypatch.setattr(frame_scheduler.FrameScheduler, "search_findings", lambda self: None)
 
     def note_written(app: ZerotopApp, screen: object, update: object) -> None:
         if isinstance(update, WrittenText):

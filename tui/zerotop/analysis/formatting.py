@@ -91,10 +91,10 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``processes``, ``flushes``, ``retries``."""
+    """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``batches``, ``flushes``, ``retries``."""
     if count == 1:
         return noun
-    return f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith(("s", "sh")) else "s")
+    return f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith(("s", "sh", "tch")) else "s")
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
