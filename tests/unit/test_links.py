@@ -83,6 +83,19 @@ def test_a_measured_cause_must_hold_at_that_time() -> None:
     assert find_names(taken, later) == [None, None]
 
 
+def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it() -> None:
+    """As of a rank that resampled audio: 40 ms longer from step 95 on, 41 ms lost at a line from step 93 on."""
+    slower = make_finding("iteration_shift", 95, before_s=0.065, after_s=0.105)
+    line = make_finding("time_lost_in_line", 93, added_s=0.041)
+    assert drop_superseded([slower, line]) == (line,)
+    half = make_finding("time_lost_in_line", 93, added_s=0.02)
+    assert drop_superseded([slower, half]) == (slower, half)
+    named = dataclasses.replace(slower, headline=Text("{place}", {"place": "train.py:4"}))
+    assert drop_superseded([named, line]) == (named, line)
+    later = dataclasses.replace(line, step=110, begin_ns=line.begin_ns + 17 * 10**9)
+    assert drop_superseded([slower, later]) == (slower, later)
+
+
 def test_causes_come_first() -> None:
     other, late = make_finding("peak_owner", 1), make_finding("straggler", 20, late_s=0.1, data_s=0.1)
     data = make_finding("data_stall", 20)
