@@ -146,6 +146,17 @@ def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
         assert len(drop_repeats([finding, make("iteration_shift", 210, "train.py:7", 60)])) == told
 
 
+@pytest.mark.parametrize(("added_s", "place", "told"), [(0.95, None, 1), (0.5, None, 2), (0.95, "train.py:9", 2)])
+def test_a_change_without_a_line_is_the_time_lost_at_one(added_s: float, place: str | None, told: int) -> None:
+    shift = make_finding("iteration_shift", 95, (0, 1), before_s=1.0, after_s=2.0)
+    shift = dataclasses.replace(
+        shift, severity=Severity.WARNING, headline=Text("{step}[ {place}]", {"place": place, "step": 95})
+    )
+    lost = make_finding("time_lost_in_line", 93, (1,), added_s=added_s)
+    assert len(drop_superseded([shift, lost])) == told
+    assert lost in drop_superseded([shift, lost])
+
+
 def test_flushes_of_the_cache_in_the_step_that_fails_are_a_part_of_it() -> None:
     failure = make_finding("out_of_memory", 25)
     flushed = dataclasses.replace(make_finding("allocator_retries", 25), begin_ns=failure.begin_ns - 1)

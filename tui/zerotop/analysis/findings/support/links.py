@@ -22,6 +22,8 @@ _SAME_CHANGE_STEPS = 3
 _TOGETHER_NS = 60 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
 _NOTABLY_LEAKED = 0.1
+# The part of what iterations became longer by that a line takes if it is all there is to tell.
+_NEARLY_ALL = 0.8
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A cause with less confidence may be a coincidence.
@@ -284,6 +286,13 @@ def _names_same_line(effect: Finding, cause: Finding) -> bool:
     return is_part or _explains_shift(effect, cause)
 
 
+def _is_lost_there(effect: Finding, cause: Finding) -> bool:
+    """Whether nearly all of what iterations became longer by is lost at a line, and the effect names none."""
+    grown = effect.evidence["after_s"] - effect.evidence["before_s"]
+    is_named = isinstance(effect.headline, Text) and effect.headline.values.get("place") is not None
+    return not is_named and _explains_shift(effect, cause) and cause.evidence.get("added_s", 0.0) >= _NEARLY_ALL * grown
+
+
 def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
@@ -443,6 +452,7 @@ _SUPERSEDED = (
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
+    _Link("iteration_shift", "time_lost_in_line", _is_lost_there),
     _Link("iteration_drift", "iteration_shift", _goes_on),
     *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )
