@@ -22,12 +22,12 @@ _SAME_CHANGE_STEPS = 3
 _TOGETHER_NS = 60 * 10**9
 # The part of the reserved memory that a leak has kept when it is to blame for a flush of the cache.
 _NOTABLY_LEAKED = 0.1
+# The part of what iterations became longer by that a line takes if it is all there is to tell.
+_NEARLY_ALL = 0.8
 # Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A cause with less confidence may be a coincidence.
 _CERTAIN = 0.8
-# The share of a longer iteration that is lost at a line, so that the line explains it.
-_NEARLY_ALL = 0.8
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
 _NUMBER = re.compile(r"(?<![:\d])\d[\d.,]*(?: (?:%|ms|s|[KMGT]i?B)(?!\w))?")
 
