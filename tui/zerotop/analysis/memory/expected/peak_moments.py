@@ -313,9 +313,10 @@ def list_update(setup: EngineSetup, work: Workload) -> Iterable[MemoryRow]:
     count = count_updated(setup)
     each = setup.bytes_each if setup.is_loop else setup.master_each
     is_partitioned = setup.stage in (1, 2) and not setup.is_loop
-    if setup.is_loop or setup.stage == 0 or (is_partitioned and not work.foreach):
+    if setup.is_loop or setup.stage == 0:
         yield from list_gradients(setup, work)
     if is_partitioned and not work.foreach:  # this is more than what is left when the fused kernels run
+        yield MemoryRow("gradients", setup.bytes_each * count, "of the partition: those of others are freed")
         yield MemoryRow("flattened gradients", setup.bytes_each * count, "of the partition, on their way to fp32")
     if not setup.is_loop:
         yield MemoryRow("gradients in fp32", each * count, "of the parameters that this rank updates")
