@@ -34,7 +34,7 @@ _LEAVING = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "RETURN_VALUE", "R
 _BEGIN = 8
 # Longer code is not read: that would take too long.
 _LONGEST_CODE = 8_000
-# Comes after the names of all instructions.
+# A name that is sorted after those of all instructions.
 _LAST = "~"
 
 

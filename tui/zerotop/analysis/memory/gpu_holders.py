@@ -72,7 +72,7 @@ def read_holder(at: At, source: Source) -> GpuHolder:
 
 
 def _find_unread(at: At, process: RankProcess, source: Source, unix_ns: int) -> int | None:
-    """Return the step after which memory was last read if others, that were only counted, had ended by a moment."""
+    """Return the step after which memory was last read; None if no later step has ended by that time."""
     spans, level = at.find_table("spans", process), read_level(source, unix_ns)
     if spans is None or level is None:
         return None

@@ -126,7 +126,7 @@ class SshLink:
             await asyncio.sleep(_AGAIN_S)
 
     async def close(self) -> None:
-        """Do nothing: the pipes end with the answering."""
+        """Do nothing: the pipes are closed when the task that answers ends."""
 
 
 def _write(writer: asyncio.StreamWriter, message: bytes) -> None:

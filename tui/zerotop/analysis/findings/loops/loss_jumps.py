@@ -29,7 +29,7 @@ from zerotop_probe.recording.events import JobEnded
 _STEPS_BEFORE = 2
 # Earlier steps whose batches are the usual ones.
 _USUAL_STEPS = 50
-# A batch, a learning rate and a gradient norm are others if they differ by these factors.
+# A batch, a learning rate or a gradient norm has changed if it differs by this factor.
 _BATCH_FACTOR, _RATE_FACTOR, _NORM_FACTOR = 1.1, 1.5, 5.0
 # A rate that is too high takes some steps to make a loss infinite: so many of its last values count.
 _RATE_VALUES = 5

@@ -31,7 +31,7 @@ _OFTEN = _KIND.with_changes(
 # Checkpoints are too frequent if this many in a row take this share of the time, or fewer far more of it.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
 FEW_SAVES, FEW_SHARE = 4, 0.30
-# They are told again after this part of more.
+# The finding is updated each time the number of checkpoints has grown by an eighth.
 _MORE_SAVES = 8
 # A pause is worth a finding if it is longer than these seconds and these iterations.
 PAUSE_SECONDS = 1.0

@@ -294,7 +294,7 @@ def _list_real(window: SearchWindow[Group], changes: _Changes) -> Iterator[PaceS
 
 
 def _list_shown(window: SearchWindow[Group], changes: _Changes) -> list[_Candidate]:
-    """Return changes by the time when they were known; those of a cause alone when iterations had time to show them."""
+    """Return changes in the order in which they became known; a hidden one only after steps that may have shown it."""
     known = window.await_each(
         _list_ready(window, changes), partial(_await_steps, changes, window.subject.lead), _await_steps
     )
@@ -361,7 +361,7 @@ def _judge_pending(
 def _judge_again(
     window: SearchWindow[Group], changes: _Changes, steps: Rows, shift: PaceShift
 ) -> tuple[PaceShift, ...] | None:
-    """Return a change once it has lasted; it is judged after each BLOCK of steps. Nothing if another one became real."""
+    """Judge a change after each BLOCK of steps, and return it once it has lasted; nothing if another one has replaced it."""
     first, judged = int(np.searchsorted(steps["step"], shift.step)), len(shift.change.after)
     new = window.steps(steps[first:], of=shift)
     for count in range(judged + max(1, (new.start - judged) // BLOCK + 1) * BLOCK, new.stop + 1, BLOCK):

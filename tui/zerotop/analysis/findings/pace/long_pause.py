@@ -200,7 +200,7 @@ def _is_compiling(pause: _Pause) -> bool:
 
 
 def _build_recompiled(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
-    """Return the finding of several pauses, at the first of them, in place of its own."""
+    """Return one finding for several pauses, placed at the first; it replaces the finding of the first pause."""
     all_pauses, steps = (*pause.earlier, pause), pause.group.lead.steps_until(found.known_ns)
     lost, trained_s = [one.seconds for one in all_pauses], float(np.nansum(steps["iteration_s"]))
     evidence = {"pause_s": sum(lost), "longest_s": max(lost), "times": len(lost), "share": sum(lost) / trained_s}

@@ -28,6 +28,7 @@ DEFAULT_BUCKET = 500_000_000
 """DeepSpeed's ``reduce_bucket_size`` in elements."""
 
 _LIVE_PARAMETERS = 1_000_000_000  # stage3_max_live_parameters
+_BUCKET_ROW = "reduce bucket"
 _SUB_GROUP = 1_000_000_000  # sub_group_size: elements that stage 3 updates at once
 
 LOSSES = {
@@ -213,7 +214,7 @@ def list_lasting_buffers(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
         size = setup.bytes_each * setup.trainable
         return [MemoryRow("DDP buckets", size, "a copy of all gradients (torch/csrc/distributed/c10d/reducer.cpp)")]
     if setup.stage == 3:
-        rows = [MemoryRow("reduce bucket", setup.bytes_each * work.bucket, "bytes of a parameter x reduce_bucket_size")]
+        rows = [MemoryRow(_BUCKET_ROW, setup.bytes_each * work.bucket, "bytes of a parameter x reduce_bucket_size")]
         if not _is_offloaded(setup):
             partition = _share(setup, setup.bytes_each * setup.trainable)
             rows.append(MemoryRow("gradient partition", partition, "2 P / N, kept from the start"))
@@ -252,7 +253,7 @@ def list_held_gradients(setup: EngineSetup, work: Workload) -> list[MemoryRow]:
     if setup.stage == 1 and not setup.is_loop:  # whole until the last micro-batch
         rows = [MemoryRow("gradients", setup.bytes_each * setup.trainable, f"{setup.bytes_each} bytes of each parameter")]
         if not _is_offloaded(setup):
-            rows.append(MemoryRow("reduce bucket", setup.bytes_each * work.bucket, "kept between micro-batches"))
+            rows.append(MemoryRow(_BUCKET_ROW, setup.bytes_each * work.bucket, "kept between micro-batches"))
     return rows
 
 
@@ -274,7 +275,7 @@ def list_reductions(
     buckets = list_buckets(setup, work)
     if not buckets:
         return []
-    rows = [MemoryRow("reduce bucket", sum(buckets), f"{len(buckets)} x bytes of a parameter x reduce_bucket_size")]
+    rows = [MemoryRow(_BUCKET_ROW, sum(buckets), f"{len(buckets)} x bytes of a parameter x reduce_bucket_size")]
     largest = min(setup.largest_layer or 0, setup.trainable)
     if largest:
         rows.append(MemoryRow("largest gradient", setup.bytes_each * largest, "before it is in the bucket"))
@@ -282,7 +283,7 @@ def list_reductions(
         rows.append(MemoryRow("norm of the largest gradient", 8 * largest, "in fp64"))
     elif largest > work.bucket and setup.ranks > 1:
         rows.append(MemoryRow("copy of the largest gradient", setup.bytes_each * largest, "its parts for the ranks"))
-    others = [row for row in kept if row.name != "reduce bucket"]
+    others = [row for row in kept if row.name != _BUCKET_ROW]
     last = (*static, *list_gradients(setup, work), *rows)
     return [PeakMoment(REDUCTION, (*static, *others, *rows)), PeakMoment(LAST_REDUCTION, last)]
 
