@@ -14,6 +14,7 @@ from typing import Any
 
 import zerotop_probe
 from free_ports import find_free_port
+from job_state import describe_job
 from rank_recordings import Rank
 from real_jobs import QUICK_COMPILERS, RANKS, TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -126,6 +127,7 @@ def _run_command(command: Sequence[str], folder: Path, variables: dict[str, str]
         try:
             process.wait(TIMEOUT_S)
         except BaseException:
+            print((folder / "output").read_text(errors="replace"), describe_job(process.pid), sep="\n\n")
             os.killpg(process.pid, signal.SIGKILL)
             raise
 

@@ -13,6 +13,7 @@ import threading
 import time
 
 import torch
+from gloo_threads import finish_gloo_threads
 from torch import nn
 
 ROWS, LENGTH, WORDS = 4, 6, 32
@@ -380,6 +381,7 @@ def main():
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
         train_style(styles[0], torch.distributed.get_rank())
+        finish_gloo_threads()
         torch.distributed.destroy_process_group()
         return
     gc.freeze()  # each process would go through all of its objects at its end

@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.distributed
+from gloo_threads import finish_gloo_threads
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
@@ -66,6 +67,7 @@ def main():
     with open(f"moments-rank{rank}.json", "w") as file:
         json.dump(moments, file)
     if is_distributed:
+        finish_gloo_threads()
         torch.distributed.destroy_process_group()
 
 

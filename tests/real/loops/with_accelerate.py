@@ -8,6 +8,7 @@ import os
 
 import torch
 from accelerate import Accelerator
+from gloo_threads import finish_gloo_threads
 
 ROWS = 4
 
@@ -39,6 +40,7 @@ def main():
     }
     # One write, so that the lines of two ranks do not mix.
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
+    finish_gloo_threads()
     accelerator.end_training()
 
 
