@@ -64,6 +64,29 @@ srun: error: node2: task 5: Segmentation fault (core dumped)
 srun: error: node1: tasks 0-4: Terminated
 srun: error: node2: task 6: Exited with exit code 7
 """
+# As Ray 2.60 prints it: the log of a worker of TorchTrainer that failed, and an exception of an actor in the driver.
+RAY_TRAIN = """\
+(RayTrainWorker pid={pid}) Error in training function:
+(RayTrainWorker pid={pid}) Traceback (most recent call last):
+(RayTrainWorker pid={pid})   File "/home/me/train.py", line 16, in loop
+(RayTrainWorker pid={pid})     raise RuntimeError("bad batch")
+(RayTrainWorker pid={pid}) RuntimeError: bad batch
+(TrainController pid=7) Traceback (most recent call last):
+(TrainController pid=7)   File "/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 3009, in get
+(TrainController pid=7)     values, debugger_breakpoint = worker.get_objects(
+(TrainController pid=7) ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready.
+"""
+RAY_ACTOR = """\
+Traceback (most recent call last):
+  File "/home/me/actors.py", line 17, in <module>
+    ray.get([worker.train.remote() for worker in workers])
+  File "/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 1053, in get_objects
+    raise value.as_instanceof_cause()
+ray.exceptions.RayTaskError(RuntimeError): \x1b[36mray::Worker.train()\x1b[39m (pid={pid}, ip=192.0.2.2, actor_id=42)
+  File "/home/me/train.py", line 16, in loop
+    raise RuntimeError("bad batch")
+RuntimeError: bad batch
+"""
 # Two ranks at once; the first has the error of a data loader's worker.
 MIXED = """\
 loading: 1
@@ -174,6 +197,32 @@ def test_a_driver_that_fails_says_that_workers_of_ray_died(tmp_path: Path, end: 
     assert _find_dead(recording, 45) == []
     (dead,) = _find_dead(recording, 60)
     assert dead.known_ns == BEGIN_NS + 50 * S
+
+
+@pytest.mark.parametrize("output", [RAY_TRAIN, RAY_ACTOR], ids=["train", "actor"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_worker_of_ray_that_raised_is_named(tmp_path: Path, output: str, rank: int) -> None:
+    """Ray ends all of its workers then: none of them leaves a word of its own."""
+    recording = _end_ray_workers(tmp_path, exit_code=1)
+    recording.write_output(33, output.format(pid=make_identity(rank).pid))
+    (dead,) = _find_dead(recording, 60)
+    assert dead.headline == f"Rank {rank} ended with RuntimeError at train.py:16 in loop"
+    assert dead.ranks == (rank,)
+
+
+def test_a_worker_of_ray_that_lost_another_one_did_not_fail_first(tmp_path: Path) -> None:
+    recording = _end_ray_workers(tmp_path, exit_code=1)
+    lost = RAY_TRAIN.replace("bad batch\n", "[../pair.cc:537] Read error [127.0.0.1]:31646: Connection reset by peer.\n")
+    recording.write_output(33, lost.format(pid=make_identity(0).pid))
+    (dead,) = _find_dead(recording, 60)
+    assert dead.headline == "Rank 1's process 101 died unexpectedly after 3 steps"
+
+
+def test_an_exception_of_another_worker_of_ray_is_of_no_rank(tmp_path: Path) -> None:
+    recording = _end_ray_workers(tmp_path, exit_code=1)
+    recording.write_output(33, RAY_TRAIN.format(pid=99))
+    (dead,) = _find_dead(recording, 60)
+    assert "died unexpectedly" in dead.headline
 
 
 def _lose_two_in_one_look(folder: Path, output: str, last_s: float) -> PlantedRecording:

@@ -142,7 +142,8 @@ def _find_printed_end(at: At, processes: Sequence[RankProcess], begin_ns: int) -
     report: LauncherReport | None = next((one for one in reports if one.is_first), next(iter(reports), None))
     process = pids[report.pid] if report is not None and report.pid is not None else processes[0]
     raised = [one for one in printed.tracebacks if one.time_ns >= begin_ns and not one.is_lost_peer]
-    own = [one for one in raised if one.rank == process.rank] or [one for one in raised if one.rank is None]
+    own = [one for one in raised if one.pid == process.pid or one.rank == process.rank]
+    own = own or [one for one in raised if one.rank is one.pid is None]
     traceback: Traceback | None = own[-1] if own and (report is None or report.exit_code > 0) else None
     return RankEnd(process, report, traceback) if report is not None or traceback is not None else None
 

@@ -113,10 +113,10 @@ class PrintedEnds:
         ``with_unmarked``: tracebacks without a rank are its own.
         """
         printed = [one for one in self.tracebacks if one.time_ns >= since_ns]
-        own = [one for one in printed if one.rank == process.rank]
+        own = [one for one in printed if one.pid == process.pid or one.rank == process.rank]
         own += [one for one in printed if one.rank is None and local_rank is not None and one.local_rank == local_rank]
         if not own and with_unmarked:
-            own = [one for one in printed if one.rank is None and one.local_rank is None]
+            own = [one for one in printed if not one.is_marked]
         return own[-1] if own else None
 
 
@@ -169,6 +169,10 @@ def find_ends(at: At, sources: Sequence[Source]) -> list[RankEnd]:
             is_named = report is not None and report.is_first and not report.is_unnamed
             if one.has_vanished and traceback is None and not is_named and not end.is_consequence:
                 unordered[one.process] = one
+    raised = [end for *_, end in failed if end.traceback is not None and not end.is_consequence]
+    if raised and is_ray_worker(at, raised[0].process):
+        # Ray ends all workers once one has raised, and may print that one's exception after their ends.
+        failed = [item for item in failed if item[-1] in raised]
     ends = [end for *_, end in sorted(failed, key=lambda item: item[:4])]
     if ends and ends[0].process in unordered:
         ends[0] = replace(ends[0], alongside=_find_alongside(unordered.pop(ends[0].process), unordered.values()))

@@ -14,6 +14,9 @@ _HEAD = "Traceback (most recent call last):"
 # Prefixes of lines: PyTorch's own, torchrun's with --tee, and those of srun --label.
 _RANK = re.compile(r"\[rank(\d+)\]:|^\s*(\d+): ")
 _LOCAL_RANK = re.compile(r"\[default(\d+)\]:")
+# Ray names a worker's process: before each of its lines, and where it raises a worker's exception again in the driver.
+_RAY_WORKER = re.compile(r"\(\S.* pid=(\d+)(?:, ip=[^)]*)?\)")
+_RAY_CALL = re.compile(r"ray\.exceptions\.RayTaskError\S*: ray::.*?\(pid=(\d+)")
 _FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)$')
 _ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
 # Lines of other processes that may come between those of an unmarked traceback.
@@ -57,6 +60,12 @@ class Traceback:
     frames: tuple[TracebackFrame, ...]  # the outermost first
     rank: int | None  # None where its lines do not say
     local_rank: int | None
+    pid: int | None = None  # likewise
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether its lines say which process it is of."""
+        return any(one is not None for one in (self.rank, self.local_rank, self.pid))
 
     @property
     def is_lost_peer(self) -> bool:
@@ -99,6 +108,7 @@ class _Reading:
     """A traceback whose end has not been read."""
 
     first: int  # number of its first line
+    pid: int | None  # of its process, where its lines name it
     frames: list[TracebackFrame] = field(default_factory=list)
 
 
@@ -112,7 +122,8 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
     for number, (time_ns, text) in enumerate(lines):
         at = text.find(_HEAD)
         if at >= 0:
-            readings[text[:at].removesuffix("Original ")] = _Reading(number)
+            head = text[:at].removesuffix("Original ")
+            readings[head] = _Reading(number, _read_pid(_RAY_WORKER.search(head)))
             continue
         prefix = max((one for one in readings if text.startswith(one)), key=len, default=None)
         if prefix is None:
@@ -120,6 +131,8 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
         reading, rest = readings[prefix], text[len(prefix) :]
         if (frame := _FRAME.match(rest)) is not None:
             reading.frames.append(TracebackFrame(frame[1], int(frame[2]), frame[3]))
+        elif (call := _RAY_CALL.match(rest)) is not None:  # the worker's frames follow
+            reading.pid, reading.frames = _read_pid(call), []
         elif rest[:1].strip() and (error := _ERROR.match(rest)) is not None and reading.frames:
             del readings[prefix]
             if (kind := error[1].rpartition(".")[2]) not in _LAUNCHERS_OWN:
@@ -131,6 +144,11 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
                     tuple(reading.frames),
                     int(rank[1] or rank[2]) if rank is not None else None,
                     int(local[1]) if local is not None else None,
+                    reading.pid,
                 )
         elif number - reading.first > _MOST_LINES:
             del readings[prefix]
+
+
+def _read_pid(match: re.Match[str] | None) -> int | None:
+    return int(match[1]) if match is not None else None
