@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.findings.support.evidence import Group, Process, Samples
+from zerotop.analysis.findings.support.evidence import Group, Process, Rows, Samples
 from zerotop.analysis.findings.support.rank_process import AdvancingRecording
 from zerotop.analysis.findings.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
 from zerotop.analysis.processes.cores import parse_cores
@@ -26,6 +26,8 @@ from zerotop_probe.recording.events import Affinity
 SAMPLED_NS = 1_500_000_000
 # A slow rank computes this many times as long as the second: clean ones differ by up to 1.25 if others take cores.
 SLOW_TIMES = 1.3
+# Parts of steps whose median is what a thread usually does: how long they are (ns) at least, and how many.
+_PART_NS, _FEWEST_PARTS, _MOST_PARTS = 700_000_000, 3, 9
 
 
 class ThreadUse(NamedTuple):
@@ -58,6 +60,27 @@ def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns
         (_interpolate(end, name, until_ns) - _interpolate(begin, name, begin_ns)) * scale for name in ("cpu_ns", "wait_ns")
     )
     return ThreadUse(computed, waited)
+
+
+def measure_usual_use(process: Process, steps: Rows, known_ns: int) -> ThreadUse | None:
+    """Return the usual use of a process's first thread in one iteration: the median over parts of these steps.
+
+    None if they take too short for that, or if it was not sampled all that time.
+    """
+    begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
+    parts = min(_MOST_PARTS, len(steps), (end_ns - begin_ns) // _PART_NS)
+    records = process.at.records("threads", process.host, "tid", process.source.pid)
+    samples = records.read_window(begin_ns - SAMPLED_NS, min(end_ns + SAMPLED_NS, known_ns))
+    is_covered = len(samples) > parts and samples.times[0] <= begin_ns and samples.times[-1] >= end_ns - SAMPLED_NS
+    if parts < _FEWEST_PARTS or not is_covered:
+        return None
+    first = np.linspace(0, len(steps), parts + 1).astype(int)[:-1]
+    edges_ns = np.append(steps["begin_unix_ns"][first], min(end_ns, samples.times[-1]))
+    counts = np.diff(np.append(steps["step"][first], steps["step"][-1] + 1))
+    # Small differences of large numbers, which floats would round.
+    rises = (samples.rows[name] - samples.rows[name][0] for name in ("cpu_ns", "wait_ns"))
+    used = (np.diff(np.interp(edges_ns - begin_ns, samples.times - begin_ns, rise)) for rise in rises)
+    return ThreadUse(*(float(np.median(one / counts)) / 1e9 for one in used))
 
 
 def _read_near(process: Process, time_ns: int, last_ns: int) -> Samples:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.findings.support.evidence import Samples
-from zerotop.analysis.findings.support.host_load import CoreLoad, measure_load
+from zerotop.analysis.findings.support.evidence import Process, Rows, Samples
+from zerotop.analysis.findings.support.host_load import CoreLoad, measure_load, measure_usual_use
 from zerotop.analysis.findings.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.findings.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text, format_count
@@ -32,6 +32,12 @@ _LAST_THREAD_TIMES = 1.5
 _SAMPLED_NS = 1_700_000_000
 # Too few cores make work longer by at most this factor. Work that takes less than these seconds counts as that long.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
+
+# A thread that computes so many times as long in each iteration, by this share of it, has more to do: on a core that is
+# shared with others, or slower, it computed up to 1.2 times as long.
+_COMPUTING_TIMES, _COMPUTING_SHARE = 1.4, 0.1
+# Of a change: the least that waits for a core, and the most that computing makes up where it is only these.
+_WAITED_SHARE, _COMPUTED_SHARE = 0.75, 0.25
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
@@ -75,8 +81,28 @@ def find_shortage(change: StepChange) -> float:
     return max((load.wanted / max(load.ranks, 1e-6) for load in short), default=1.0)
 
 
+def computes_longer(change: StepChange) -> bool:
+    """Whether the lead's first thread computes longer in each iteration, which others on its core cannot cause."""
+    before, after = (measure_usual_use(change.process, rows, change.latest_ns) for rows in (change.before, change.after))
+    if before is None or after is None:
+        return False
+    added_s = after.computed - before.computed
+    return added_s >= _COMPUTING_SHARE * change.before_s and after.computed >= _COMPUTING_TIMES * before.computed
+
+
+def waits_longer(process: Process, before: Rows, after: Rows, added_s: float, known_ns: int) -> bool:
+    """Whether iterations became longer (by ``added_s``) as the first thread waits for a core, and computes no longer."""
+    uses = [measure_usual_use(process, rows, known_ns) for rows in (before, after) if len(rows)]
+    if len(uses) < 2 or uses[0] is None or uses[1] is None:
+        return False
+    waited, computed = uses[1].waited - uses[0].waited, uses[1].computed - uses[0].computed
+    return waited >= _WAITED_SHARE * added_s > 0 and computed <= _COMPUTED_SHARE * added_s
+
+
 def is_by_others(change: StepChange) -> bool:
     """Whether other processes on the cores may be the reason, because the phases that compute vary then."""
+    if computes_longer(change):
+        return False
     before, after = change.before_s, change.after_s
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN

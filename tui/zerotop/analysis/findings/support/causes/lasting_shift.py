@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes.host_causes import find_shortage
+from zerotop.analysis.findings.support.causes.host_causes import computes_longer, find_shortage
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
@@ -53,6 +53,9 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
     is_short = find_shortage(shift.change) > 1
     if shift.cause is not None and shift.cause.is_host:
         return shift if is_short else None
+    if is_short and computes_longer(shift.change):
+        begin = find_onset(steps, int(steps["step"][(split - 1) * BLOCK]), int(steps["step"][(split + 1) * BLOCK]))
+        return _explain_split(group, steps, begin, known_ns)
     is_own = not is_short and (_is_by_gpu(shift) or bool(find_carrier(shift)))
     return shift if shift.has_recorded_cause(None) or is_own else None
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from zerotop.analysis.findings.support.causes.causes import find_cause
-from zerotop.analysis.findings.support.causes.host_causes import find_shortage, is_by_others
+from zerotop.analysis.findings.support.causes.host_causes import find_shortage, is_by_others, waits_longer
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Rows
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host, measure_gpu_use, offloads
@@ -220,10 +220,12 @@ class PaceShift:
         lead = self.change.process
         if lead.is_on_gpu and self._is_by_shortage:
             return False
+        first = int(np.searchsorted(steps["step"], self.step))
+        if self.cause is None and waits_longer(lead, steps[:first], steps[first:], self.added_s, known_ns):
+            return False
         is_passing = lead.is_on_gpu and self.cause is not None and self.cause.is_host
         if self.found_in or (self.has_recorded_cause(earlier) and not is_passing):
             return True
-        first = int(np.searchsorted(steps["step"], self.step))
         before, after = (part["iteration_s"] for part in (steps[:first], steps[first:]))
         floor = self.before_s * (_FLOOR_ON_HOST if offloads(lead) or not lead.is_on_gpu else _FLOOR)
         processes, begin_ns = self.change.group.processes, int(self.change.after["begin_unix_ns"][0])
