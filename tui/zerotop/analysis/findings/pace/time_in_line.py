@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from operator import ne
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +41,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
 )
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
-from zerotop.recording.reader import Source
-from zerotop_probe.recording.events import SampledStack, Stacks
+from zerotop_probe.recording.events import Stacks
 
 _ALWAYS = FindingKind(
     name="time_between_phases",
@@ -113,32 +113,24 @@ _SLOWLY = _Thresholds(np.mean, _LEAST_BETWEEN_S, _LOST_S, _LOST_SHARE, _LEAST_ST
 _USUALLY = _Thresholds(np.median, _USUAL_LEAST_S, _USUAL_LOST_S, _USUAL_LOST_SHARE, _USUAL_STEPS_SHARE)
 
 
-class _State:
-    samples = 0  # between the phases of the lead
-    due_samples = _FEWEST_SAMPLES
+class _SampleTotal:
+    """The seconds or the number of samples. It is examined once it is large enough, and each time it grew by a share."""
 
     def __init__(self) -> None:
-        self.lines: dict[tuple[Source, str, str, int], _Sampled] = {}
-        self.told: set[tuple[str, int]] = set()
+        self.first: Stacks | None = None
+        self._total, self._due = 0.0, 0.0
 
+    def add(self, event: Stacks, amount: float) -> Stacks:
+        """Add samples of an event, and return the first event that had any."""
+        self.first = self.first or event
+        self._total += amount
+        return self.first
 
-class _Sampled:
-    """Samples of a line that has not been reported."""
-
-    def __init__(self, begin_ns: int, step: int) -> None:
-        self.begin_ns, self.step = begin_ns, step  # of the first one
-        self.seconds, self.due_s = 0.0, _SAMPLED_S
-        self.count, self.due_count = 0, _FEWEST_USUAL
-
-    def is_due(self, stack: SampledStack, why: str, last_step: int) -> bool:
-        """Count a stack, and tell whether there are enough of them, or enough more than before, to look at the steps."""
-        self.seconds += stack.seconds or 0.0
-        self.count += stack.count or 0
-        is_enough = self.seconds >= self.due_s if why == SLOW else self.count >= self.due_count
-        if not is_enough or last_step - self.step < _SAMPLED_STEPS:
+    def is_due(self, least: float, more: float) -> bool:
+        """Whether there are enough samples, and so much more of them than when it was last true."""
+        if self._total < max(least, self._due):
             return False
-        self.due_s = self.seconds + math.ceil(_MORE_SECONDS * self.seconds)
-        self.due_count = self.count + math.ceil(_MORE_SECONDS * self.count)
+        self._due = self._total + math.ceil(more * self._total)
         return True
 
 
@@ -148,17 +140,16 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     If only one rank spends time there from the first steps on, it is a straggler.
     """
-    group, state = window.subject, window.keep(_State)
+    group, samples = window.subject, window.keep(_SampleTotal)
     for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
         if not window.count_reports(_ALWAYS) and not group.has_stages:
-            state.samples += _count_samples(event)
-            if state.samples >= state.due_samples:
-                state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
+            samples.add(event, _count_samples(event))
+            if samples.is_due(_FEWEST_SAMPLES, _MORE_SAMPLES):
                 yield from _check_whole_training(group, event)
     for process in group.processes:
         for why in (SLOW, SHARE):
             for event in _read_new(window, process, why, of=_LATER):
-                yield from _check_change(group, process, state, event)
+                yield from _check_change(window, process, event)
 
 
 def _read_new(window: SearchWindow[Group], process: Process, why: str, *, of: FindingKind) -> list[Stacks]:
@@ -201,31 +192,33 @@ def _spends_time(process: Process, known_ns: int) -> bool:
     )
 
 
-def _check_change(group: Group, process: Process, state: _State, event: Stacks) -> Iterator[Finding]:
+def _check_change(window: SearchWindow[Group], process: Process, event: Stacks) -> Iterator[Finding]:
+    group, is_slow = window.subject, event.why == SLOW
     for stack, own in select_stacks(event, BETWEEN):
         if own is None or is_training(own.callees, BETWEEN):
             continue
         key = own.file, own.line
-        new = _Sampled(event.begin_ns + process.source.offset_ns, event.step or 0)
-        sampled = state.lines.setdefault((process.source, event.why, *key), new)
-        is_due = sampled.is_due(stack, event.why, event.last_step or event.step or 0)
-        if not is_due or key in state.told:
+        samples = window.keep(_SampleTotal, (process.source, event.why, *key))
+        first = samples.add(event, (stack.seconds if is_slow else stack.count) or 0)
+        if (event.last_step or event.step or 0) - (first.step or 0) < _SAMPLED_STEPS:
             continue
-        line = find_line(Delay(process, BETWEEN, sampled.begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
+        if not samples.is_due(_SAMPLED_S if is_slow else _FEWEST_USUAL, _MORE_SECONDS):
+            continue
+        begin_ns = first.begin_ns + process.source.offset_ns
+        line = find_line(Delay(process, BETWEEN, begin_ns - 1, event.unix_ns, event.unix_ns), why=event.why)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
-            finding = _measure_loss(group, process, sampled, line, event)
-            if finding is not None:
-                state.told.add(key)
-                if not is_named(group, line, event.unix_ns):
-                    yield finding
+            finding = _measure_loss(group, process, (begin_ns, first.step or 0), line, event)
+            if finding is not None and window.is_news(key, ne, key) and not is_named(group, line, event.unix_ns):
+                yield finding
 
 
-def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, event: Stacks) -> Finding | None:
-    """Return a finding about the time lost at a line since its first sample, if it is notable."""
+def _measure_loss(group: Group, process: Process, first: tuple[int, int], line: StackLine, event: Stacks) -> Finding | None:
+    """Return a finding about the time lost at a line since its first sample (time, step), if it is notable."""
     known_ns, is_usual = event.unix_ns, event.why == SHARE
-    if not is_cause(line, Delay(process, BETWEEN, sampled.begin_ns, known_ns, known_ns)):
+    begin_ns, step = first
+    if not is_cause(line, Delay(process, BETWEEN, begin_ns, known_ns, known_ns)):
         return None
-    step = _find_begin(process, sampled.step, known_ns) if is_usual else sampled.step
+    step = _find_begin(process, step, known_ns) if is_usual else step
     before, after = _split_steps(process, step, known_ns)
     if min(len(before), len(after)) < _FEWEST_STEPS:
         return None

@@ -7,8 +7,8 @@ second do not show in these.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -51,14 +51,14 @@ class Stretch(NamedTuple):
     utilization: float  # median of the GPUs', without the first ticks, whose average covers the time before too
 
 
-@dataclass
-class _State:
-    """The last stretches of a node, and the one in progress: each of them may last any time."""
+class _Tick(NamedTuple):
+    """A sample of a node's ranks, and of its GPUs."""
 
-    last_ns: int = 0
-    ticks: list[tuple[int, float, float]] = field(default_factory=list)  # of the current stretch
-    stretches: list[Stretch] = field(default_factory=list)  # the last finished ones
-    utilization: float = float("nan")
+    unix_ns: int
+    cores: float
+    utilization: float  # mean of the GPUs in use; NaN if unknown
+    is_busy: bool
+    ranks: list[int]
 
 
 @in_job(kinds=None)
@@ -70,47 +70,51 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding | None]:
 
 
 def _check_host(window: SearchWindow[Evidence], host: str, until_ns: int | None) -> Finding | None:
-    recording, state = window.recording, window.keep(_State, host)
-    processes, gpus = (window.records(recording.at.records(table, host)) for table in ("processes", "gpus"))
+    processes, gpus = (window.records(window.recording.at.records(table, host)) for table in ("processes", "gpus"))
     if until_ns is not None and len(processes):
         processes = processes.select(processes.times < until_ns)
     processes = processes.select(processes.rows["rank"] >= 0) if len(processes) else processes
-    if not len(processes):
-        return None
-    times, index, count = np.unique(processes.times, return_inverse=True, return_counts=True)
-    cores = np.bincount(index, np.nan_to_num(processes.rows["cores_used"]))
-    for time_ns, used, ranks, utilization in zip(
-        times.tolist(), cores.tolist(), count.tolist(), _measure_utilization(gpus, times, state).tolist(), strict=True
-    ):
-        is_busy = used >= UNPROBED_CORES * ranks
-        if state.ticks and is_busy != (state.ticks[-1][1] >= UNPROBED_CORES * ranks):
-            _close_stretch(state, is_busy=not is_busy)
-            cycle = _find_cycle(state.stretches)
-            if cycle is not None:
-                return _build_finding(recording, host, cycle, time_ns, processes.rows["rank"][processes.times == time_ns])
-        state.ticks.append((time_ns, used, utilization))
+    # Only the stretch in progress, which may last any time, and the last ones before it are kept.
+    current: list[_Tick] = window.keep(list, host)
+    current += _read_ticks(processes, _measure_utilization(window, gpus, processes.times, host)) if len(processes) else []
+    parts = [list(part) for _, part in groupby(current, key=lambda tick: tick.is_busy)]
+    current[:] = parts[-1] if parts else []
+    before: list[Stretch] = window.keep(list, (host, Stretch))
+    for part, following in pairwise(parts):
+        before.append(_build_stretch(part, before[-1].end_ns if before else part[0].unix_ns))
+        del before[: -2 * SPIKE_STEPS]
+        cycle = _find_cycle(before)
+        if cycle is not None:
+            return _build_finding(window.recording, host, cycle, following[0].unix_ns, following[0].ranks)
     return None
 
 
-def _measure_utilization(gpus: Samples, times: Ints, state: _State) -> Floats:
+def _read_ticks(processes: Samples, utilization: Floats) -> Iterator[_Tick]:
+    """Yield the samples of a node's ranks. ``utilization``: of the GPUs, at the time of each record."""
+    starts = np.flatnonzero(np.diff(processes.times, prepend=-1))
+    for rows, time_ns, percent in zip(
+        np.split(processes.rows, starts[1:]), processes.times[starts].tolist(), utilization[starts].tolist(), strict=True
+    ):
+        cores = float(np.nansum(rows["cores_used"]))
+        yield _Tick(time_ns, cores, percent, cores >= UNPROBED_CORES * len(rows), rows["rank"].tolist())
+
+
+def _measure_utilization(window: SearchWindow[Evidence], gpus: Samples, times: Ints, host: str) -> Floats:
     """Return the mean utilization of the GPUs in use at each time, from the last sample before it."""
     if len(gpus):
         gpus = gpus.select(gpus.rows["used_bytes"] >= UNPROBED_MEMORY_BYTES)
-    if not len(gpus):
-        return np.full(len(times), state.utilization)
     ticks, index, count = np.unique(gpus.times, return_inverse=True, return_counts=True)
-    means = np.append(np.bincount(index, gpus.rows["utilization_percent"]) / count, state.utilization)
-    state.utilization = float(means[-2])
+    fresh = np.bincount(index, gpus.rows["utilization_percent"]) / count if len(gpus) else np.empty(0)
+    last: list[float] = window.keep(list, (host, Samples))  # from an earlier look
+    means = np.append(fresh, last or [np.nan])
+    last[:] = [float(means[len(fresh) - 1])]
     return np.asarray(means[np.searchsorted(ticks, times, "right") - 1])
 
 
-def _close_stretch(state: _State, *, is_busy: bool) -> None:
-    times, cores, utilization = (list(column) for column in zip(*state.ticks, strict=True))
-    late = utilization[UNPROBED_TICKS:] or [float("nan")]
-    begin_ns = state.last_ns or times[0]
-    state.stretches.append(Stretch(begin_ns, times[-1], is_busy, float(np.median(cores)), float(np.median(late))))
-    del state.stretches[: -2 * SPIKE_STEPS]
-    state.last_ns, state.ticks = times[-1], []
+def _build_stretch(ticks: list[_Tick], begin_ns: int) -> Stretch:
+    late = [tick.utilization for tick in ticks[UNPROBED_TICKS:]] or [float("nan")]
+    cores = float(np.median([tick.cores for tick in ticks]))
+    return Stretch(begin_ns, ticks[-1].unix_ns, ticks[0].is_busy, cores, float(np.median(late)))
 
 
 def _find_cycle(stretches: list[Stretch]) -> list[Stretch] | None:
@@ -141,7 +145,7 @@ def _compute_gap_share(cycle: list[Stretch]) -> float:
     return gap / (gap + _measure_seconds(cycle[1::2]))
 
 
-def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_ns: int, ranks: Ints) -> Finding:
+def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_ns: int, ranks: list[int]) -> Finding:
     gap, work = _measure_seconds(cycle[::2]), _measure_seconds(cycle[1::2])
     share = _compute_gap_share(cycle)
     evidence = {
@@ -154,4 +158,4 @@ def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_n
         "host_cores": find_cores(recording.at, host),
     }
     when = cycle[0].begin_ns, cycle[-1].end_ns
-    return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks.tolist()), cost=share)
+    return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks), cost=share)

@@ -68,20 +68,14 @@ _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 _SAME_NS = 2 * 10**9
 
 
-class _State:
-    """The standstill that was told, and its last finding."""
-
-    start: Start | None = None
-    finding: Finding | None = None
-
-
 @in_job(kinds=None)
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report if all ranks stand still before the first step, unless one of them does work that merely takes long.
 
     It is told again while it lasts, and when the first step has ended.
     """
-    recording, state = window.recording, window.keep(_State)
+    recording = window.recording
+    told: list[tuple[Start, Finding]] = window.keep(list)  # the standstill that was told, as it was seen each time
     ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
     first_ns = min(ends, default=recording.cursor_ns + 1)
     window.is_closed = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
@@ -90,27 +84,26 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     for time_ns in window.items(times):
         start = find_standstill(recording.at.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
-            start = _continue(state, start)
-            yield from _tell(state, start, _build_finding(recording, start, time_ns))
+            start = _continue(told, start)
+            yield from _tell(told, start, _build_finding(recording, start, time_ns))
         awaited = find_awaited(recording.at.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
-            awaited = _continue(state, awaited)
-            yield from _tell(state, awaited, _build_awaited(awaited, time_ns, use))
-    if ends and state.start is not None and state.finding is not None:
-        yield _build_over(recording, state.start, state.finding, first_ns)
+            awaited = _continue(told, awaited)
+            yield from _tell(told, awaited, _build_awaited(awaited, time_ns, use))
+    if ends and told:
+        yield _build_over(recording, *told[-1], first_ns)
 
 
-def _continue(state: _State, start: Start) -> Start:
+def _continue(told: list[tuple[Start, Finding]], start: Start) -> Start:
     """Return a standstill with the begin of the one that was told, if it is the same."""
-    if state.start is None or abs(start.since_ns - state.start.since_ns) > _SAME_NS:
-        return start
-    return start._replace(since_ns=state.start.since_ns)
+    since_ns = told[-1][0].since_ns if told else start.since_ns
+    return start._replace(since_ns=since_ns) if abs(start.since_ns - since_ns) <= _SAME_NS else start
 
 
-def _tell(state: _State, start: Start, finding: Finding) -> Iterator[Finding]:
+def _tell(told: list[tuple[Start, Finding]], start: Start, finding: Finding) -> Iterator[Finding]:
     """Yield the finding if it is the first, or about the same standstill as the one before."""
-    if state.finding is None or finding.event == state.finding.event:
-        state.start, state.finding = start, finding
+    if not told or finding.event == told[-1][1].event:
+        told.append((start, finding))
         yield finding
 
 
