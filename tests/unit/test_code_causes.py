@@ -1,4 +1,4 @@
-"""A slowdown after which compiled code is no longer called, on a real recording with stacks written into it."""
+"""A slowdown since which other code runs, on a real recording with stacks written into it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,37 @@ Stack = list[tuple[str, int, str, bool]]
 def test_code_that_is_no_longer_compiled(
     tmp_path: Path, before: list[tuple[Stack, int]], since: list[tuple[Stack, int]], found: bool
 ) -> None:
+    shift = add_samples(tmp_path, before, since)
+    assert ("train.py:49 ran code of torch.compile in 9 samples before" in shift.details) == found
+    assert (shift.fix == "train.py:49") == found
+
+
+def run_model(line: int) -> Stack:
+    return [MODULE, ("train.py", line, "sample", True), TRAIN]
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "found"),
+    [
+        ([(run_model(28), 9)], [(run_model(26), 8)], True),
+        ([(run_model(28), 9), (BACKWARD, 9)], [(run_model(26), 8), (BACKWARD, 8)], True),
+        ([(run_model(28), 9)], [(run_model(26), 8), (BACKWARD, 9)], False),  # it takes less than half of the time
+        ([(run_model(28), 9), (run_model(26), 1)], [(run_model(26), 8)], False),  # it ran before
+        ([(run_model(28), 9)], [(run_model(26), 8), (run_model(28), 1)], False),  # the old line still runs
+        ([(run_model(28), 9)], [(run_model(26), 7)], False),  # the old line may have been missed
+        ([(run_model(28)[1:], 9)], [(run_model(26)[1:], 8)], False),  # lines of a function take turns
+    ],
+)
+def test_a_line_that_runs_in_place_of_another_one(
+    tmp_path: Path, before: list[tuple[Stack, int]], since: list[tuple[Stack, int]], found: bool
+) -> None:
+    shift = add_samples(tmp_path, before, since)
+    assert ("; at the same time train.py:26 began to run in place of line 28." in shift.details) == found
+    assert (shift.fix == "train.py:26") == found
+
+
+def add_samples(tmp_path: Path, before: list[tuple[Stack, int]], since: list[tuple[Stack, int]]) -> Finding:
+    """Write samples before and since the slowdown of a recording, and return the finding about it."""
     folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     (known,) = find_shifts(Recording.open(folder))
     (source,) = Recording.open(folder).sources["spans"]
@@ -61,9 +92,7 @@ def test_code_that_is_no_longer_compiled(
             }
             check_event(event)
             file.write(json.dumps(event) + "\n")
-    shift = find_shifts(Recording.open(folder))[-1]
-    assert ("train.py:49 ran code of torch.compile in 9 samples before" in shift.details) == found
-    assert (shift.fix == "train.py:49") == found
+    return find_shifts(Recording.open(folder))[-1]
 
 
 def find_shifts(recording: Recording) -> list[Finding]:

@@ -1,4 +1,9 @@
-"""A function that ran code of torch.compile before a change, and PyTorch's modules one by one since."""
+"""Code that runs since a change in place of other code, from samples of stacks before and since.
+
+A function that ran code of torch.compile, and runs PyTorch's modules one by one since.
+
+A line that runs a model in place of another line of the same function.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,11 @@ _MODULE = "torch/nn/modules/module.py"
 # samples would miss it once in 250 times.
 _FEWEST_BEFORE, _FEWEST_SINCE = 5, 8
 _CONFIDENCE = 0.9
+# Samples of a line before, and of the one in its place since, and their share of those of their function that run modules.
+_FEWEST_OF_LINE, _LINE_SHARE = 8, 0.8
+# The share of all samples since that are of the new line: it takes so much of the time.
+_TIME_SHARE = 0.5
+_REPLACED_ADVICE = "See what {location} does in place of line {old:.0f}: it runs in each iteration, and takes longer."
 _ADVICE = (
     "Call the compiled function or model again at {location}; if it is called, it may have been compiled too often:"
     " TORCH_LOGS=recompiles makes it print why."
@@ -27,20 +37,26 @@ _Function = tuple[str, str]
 """File and name."""
 
 
-def check_compiled(change: StepChange) -> Cause | None:
-    """Return the cause that a function no longer runs compiled code; None before enough samples show that."""
+def check_code(change: StepChange) -> Cause | None:
+    """Return the cause that other code runs since a slowdown; None before enough samples show that."""
     process, offset_ns = change.process, change.process.source.offset_ns
     changed_ns = int(change.after["begin_unix_ns"][0]) - offset_ns
     known = [one for one in process.events_of(Stacks) if one.why != SILENT and one.unix_ns <= change.latest_ns]
     before = [one for one in known if one.end_ns <= changed_ns]
+    since = [one for one in known if one.begin_ns >= changed_ns]
+    if change.added_s <= 0 or not before or not since:
+        return None
+    return _find_uncompiled(before, since) or _find_replaced(before, since)
+
+
+def _find_uncompiled(before: Sequence[Stacks], since: Sequence[Stacks]) -> Cause | None:
     compiled, lines = Counter[_Function](), dict[_Function, int]()
     for function, line, count in _list_compiled(before):
         compiled[function] += count
         lines[function] = line
-    if change.added_s <= 0 or not compiled:
+    if not compiled:
         return None
     eager_before = _count_eager(before)
-    since = [one for one in known if one.begin_ns >= changed_ns]
     still, eager = {function for function, _, _ in _list_compiled(since)}, _count_eager(since)
     for function, count in compiled.most_common():
         is_compiled = count >= max(_FEWEST_BEFORE, eager_before[function])
@@ -48,8 +64,37 @@ def check_compiled(change: StepChange) -> Cause | None:
             location = f"{function[0]}:{lines[function]}"
             text = "{location} ran code of torch.compile in {compiled:.0f} samples before, and runs modules one by one since"
             values = {"location": location, "compiled": count}
-            return Cause(Text(text, values), Text(_ADVICE, values), location, _CONFIDENCE)
+            return Cause(Text(text, values), Text(_ADVICE, values), location, _CONFIDENCE, is_code=True)
     return None
+
+
+def _find_replaced(before: Sequence[Stacks], since: Sequence[Stacks]) -> Cause | None:
+    old, new = _count_lines(before), _count_lines(since)
+    total = sum(count for _, count in _list_stacks(since))
+    for function in [one for one in new if one in old]:
+        (old_line, old_count), (new_line, new_count) = old[function].most_common(1)[0], new[function].most_common(1)[0]
+        enough = [
+            count >= max(_FEWEST_OF_LINE, _LINE_SHARE * lines.total())
+            for count, lines in ((old_count, old[function]), (new_count, new[function]))
+        ]
+        is_replaced = new_line not in old[function] and old_line not in new[function]
+        if is_replaced and all(enough) and new_count >= _TIME_SHARE * total:
+            location = f"{function[0]}:{new_line}"
+            values = {"location": location, "old": old_line}
+            text = Text("{location} began to run in place of line {old:.0f}", values)
+            return Cause(text, Text(_REPLACED_ADVICE, values), location, _CONFIDENCE, is_code=True)
+    return None
+
+
+def _count_lines(sampled: Iterable[Stacks]) -> dict[_Function, Counter[int]]:
+    """Return how often each line of each own function was sampled while it ran modules."""
+    counts: dict[_Function, Counter[int]] = {}
+    for frames, count in _list_stacks(sampled):
+        inner = max((depth for depth, one in enumerate(frames) if one.file == _MODULE), default=len(frames))
+        for one in frames[inner:]:
+            if one.own:
+                counts.setdefault((one.file, one.function), Counter())[one.line] += count
+    return counts
 
 
 def _list_compiled(sampled: Iterable[Stacks]) -> Iterator[tuple[_Function, int, int]]:
