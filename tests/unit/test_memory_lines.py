@@ -348,11 +348,11 @@ def test_a_look_takes_two_steps_and_is_recorded(leaking_rank: Leaking) -> None:
 
 def test_a_look_in_which_nothing_stays_is_repeated_for_longer(leaking_rank: Leaking) -> None:
     leaking_rank.keeps = False
-    for looks in (1, 2):
+    for _ in range(2):
         leaking_rank.take_steps_until(True)
         leaking_rank.take_steps_until(False)
-        wait_for(lambda looks=looks: len(leaking_rank.read_events) == looks, 60)
-        wait_for(lambda: not leaking_rank.finder._thread.is_alive(), 60)
+        assert leaking_rank.finder._thread is not None
+        leaking_rank.finder._thread.join(60)
     assert [(look["steps"], look["staying_bytes"]) for look in leaking_rank.read_events] == [(2, 0), (6, 0)]
 
 
