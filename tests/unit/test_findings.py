@@ -47,7 +47,7 @@ def test_the_story_s_double_spike(all_findings: Findings) -> None:
     spike = find_one(all_findings["story"], "double_spike")
     assert spike.ranks == (0, 1, 2, 3)
     assert spike.evidence["gap_s"] == pytest.approx(1.80, abs=0.02)
-    assert spike.evidence["share"] == pytest.approx(0.67, abs=0.02)
+    assert spike.evidence["share"] == pytest.approx(0.64, abs=0.01)  # step() takes 67 %, and kernels run in 3 % of it
     assert spike.evidence["cores_each"] * 4 == pytest.approx(63, abs=2)
     # OMP_NUM_THREADS was not set: each rank ran about 60 threads and got a quarter of the cores.
     assert spike.evidence["threads_each"] == pytest.approx(60, abs=3)

@@ -136,6 +136,16 @@ def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Pa
     assert [one.step for one in find_named(folder, "double_spike")] == [1, 40]
 
 
+def test_a_gpu_that_works_during_the_update_is_not_idle(tmp_path: Path) -> None:
+    """The update takes 208 ms of 398."""
+    folder = recordings.unpack_to_folder("gpu-offload-110", tmp_path)
+    (before,) = find_named(folder, "double_spike")
+    change_table(folder, "gpus", lambda rows: rows["utilization_percent"].fill(80))
+    (spike,) = find_named(folder, "double_spike")
+    assert before.evidence["share"] > spike.evidence["share"] == spike.cost == pytest.approx(0.2)
+    assert spike.headline.startswith("GPUs idle 20 % of each")
+
+
 def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
     folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
 

@@ -56,7 +56,7 @@ async def test_all_questions_have_answers_and_none_changes_anything(recording_ro
         assert len((await ask(client, "list_recordings", most=1))["recordings"]) == 1
         found = (await ask(client, "findings", recording="story"))["findings"]
         spike = next(one for one in found if one["name"] == "double_spike")
-        assert spike["headline"].startswith("GPUs idle 67 %")
+        assert spike["headline"].startswith("GPUs idle 64 %")
         assert spike["lost_s"] > 1
         ledger = await ask(client, "memory_ledger", recording="story", step=11)
         assert len(ledger["gpus"]) == 4

@@ -42,7 +42,10 @@ class Steps:
         self.looks: list[tuple[str, int]] = []
         self.creep_steps = 0
 
-    def take_steps(self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500) -> None:
+    def take_steps(
+        self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500, kept_every: int = 1
+    ) -> None:
+        """``kept_every``: a look at fewer steps than that finds nothing that stays."""
         for _ in range(count):
             self.allocations += each
             memory = StepMemory(held(self.step), peak(self.step), self.allocations)
@@ -51,7 +54,7 @@ class Steps:
                 self.looks.append((why, self.step))
                 count = self.watch.begin_look(why, self.time_ns)
                 self.creep_steps = count if why == CREEP else self.creep_steps
-                self.watch.end_look(2 * each, 20_000_000)
+                self.watch.end_look(2 * each, 20_000_000, is_missed=why == CREEP and count <= kept_every)
             self.step += 1
             self.time_ns += S // 2
 
@@ -106,6 +109,21 @@ def test_a_creep_in_every_tenth_step_is_looked_at_for_as_many(every: int) -> Non
     steps.take_steps(8 * every, lambda step: (100 + 32 * (step // every)) * MIB, hold_level(1000))
     assert [why for why, _ in steps.looks].count(CREEP) == 1
     assert steps.creep_steps == min(every, 12) + 1
+
+
+@pytest.mark.parametrize(("kept_every", "looked_at"), [(1, [2]), (5, [2, 6]), (25, [2, 6, 26]), (100, [2, 6, 26])])
+def test_a_look_that_misses_what_is_kept_is_repeated_for_longer(kept_every: int, looked_at: list[int]) -> None:
+    """Of counted steps only some are read, so that memory rises from each reading to the next."""
+    steps = Steps()
+    lengths: list[int] = []
+    steps.take_steps(20, hold_level(100), hold_level(1000), each=100)
+    for _ in range(200):
+        steps.step += 2
+        steps.allocations += 200
+        seen = len(steps.looks)
+        steps.take_steps(1, lambda step: (100 + 32 * step) * MIB, hold_level(1000), each=100, kept_every=kept_every)
+        lengths += [steps.creep_steps] * (len(steps.looks) - seen)
+    assert lengths == looked_at
 
 
 def test_a_creep_below_what_comes_and_goes_is_looked_at() -> None:
@@ -288,10 +306,13 @@ class Leaking:
         history = MemoryHistory(self.memory)
         self.finder = LineFinder(0, self.memory, history, self.recorder.write_event, CostMeter())
         self.step = 0
+        self.keeps = True
 
     def take_step(self) -> None:
         self.memory.history.now_us = time.time_ns() // 1000
         self.memory.history.add_allocation(self.step, 32 * MIB, (SCRIPT, 10, "keep"))
+        if not self.keeps:
+            self.memory.history.add_free(self.step, 32 * MIB)
         self.finder.end_step(self.step, StepMemory(self.step * 32 * MIB, 0, self.step))
         self.step += 1
 
@@ -323,6 +344,16 @@ def test_a_look_takes_two_steps_and_is_recorded(leaking_rank: Leaking) -> None:
     (look,) = leaking_rank.read_events
     assert (look["why"], look["first_step"], look["steps"], look["complete"]) == (CREEP, begun, 2, True)
     assert [group[:2] for group in list_groups(look)] == [(1, 32 * MIB)]
+
+
+def test_a_look_in_which_nothing_stays_is_repeated_for_longer(leaking_rank: Leaking) -> None:
+    leaking_rank.keeps = False
+    for _ in range(2):
+        leaking_rank.take_steps_until(True)
+        leaking_rank.take_steps_until(False)
+        assert leaking_rank.finder._thread is not None
+        leaking_rank.finder._thread.join(60)
+    assert [(look["steps"], look["staying_bytes"]) for look in leaking_rank.read_events] == [(2, 0), (6, 0)]
 
 
 @pytest.mark.parametrize("trouble", ["is_on", "is_capturing"])

@@ -277,6 +277,40 @@ def test_a_constant_share(tmp_path: Path, stack: Any, severities: list[Severity]
     assert all(re.match(r"In steps 1 to \d+, 16\d ms of it are outside data, forward,", one.details) for one in findings)
 
 
+LOG = [([("train.py", line, "log_gradients", True), LOOP], "item") for line in (60, 61, 62)]
+LOSS = [([("train.py", 70, "log_loss", True), LOOP], "item")]
+IN_MODEL = (
+    [
+        ("torch/nn/modules/module.py", 1780, "Module._call_impl", False),
+        ("train.py", 58, "log_gradients", True),
+        LOOP,
+    ],
+    "torch._C._nn.linear",
+)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "use", "found"),
+    [
+        (LOG, 40, True),
+        (LOG, 92, False),  # what they wait for keeps the GPU busy
+        (LOG[:1], 40, False),  # it may wait for the training's work
+        ([LOG[0], *LOSS], 40, False),  # each may wait for other work
+        ([*LOG, IN_MODEL], 40, False),  # in between it launches a model
+    ],
+)
+def test_waits_in_a_row_are_the_functions_own(tmp_path: Path, stacks: Any, use: int, found: bool) -> None:
+    """The first one may wait for work that was queued before, the others only for what the function launches."""
+    folder = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path)
+    change_table(folder, "gpus", lambda rows: rows["utilization_percent"].fill(use))
+    for stack in stacks:
+        recording = add_pauses(folder, stack, why="share", samples=20, count=20)
+    findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
+    assert [one.severity for one in findings] == [Severity.WARNING] * found
+    assert all("train.py:6" in one.headline and "idle in 60 % of the time" in one.details for one in findings)
+    assert all(one.cost == pytest.approx(0.85 * 2 / 3, abs=0.1) for one in findings)
+
+
 IN_FORWARD = (
     [("train.py", 50, "Model.forward", True), ("torch/nn/modules/module.py", 1780, "Module._call_impl", False), LOOP],
     "sorted",

@@ -405,3 +405,15 @@ def test_holders_are_searched_sooner_where_memory_doubles(monkeypatch: pytest.Mo
         if watch.find_held({1: mebibytes << 20}) is not None:
             searched.append(seconds)
     assert searched == [0.0, 6.0, 8.0, 14.0, 19.0]
+
+
+def test_holders_are_searched_at_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_watch, "describe_held", lambda blocks, frame: [])
+    watch = TrainingWatch(CostMeter(), SettingLines(CostMeter()))
+    watch.begin_recording(lambda *_, **__: None, names_lines=True)
+    assert watch.find_held({1: 1000 << 20}) == []
+    searched = []
+    watch.count_tensors = lambda when, step: searched.append(watch.find_held({1: 1500 << 20}))
+    watch.count_tensors("again", 7)
+    watch.count_at_failure(8)
+    assert searched == [None, []]

@@ -221,7 +221,8 @@ class TrainingWatch:
         self._spent_ns += self._count_ns
 
     def count_at_failure(self, step: int) -> None:
-        """Count the tensors while an allocation fails, in whatever thread that is."""
+        """Count the tensors while an allocation fails, in whatever thread that is; what holds memory then is searched."""
+        self._held_ns = now() - self._held_pause_ns
         self.count_tensors(FAILURE, step)
 
     def find_held(self, unclaimed: dict[int, int]) -> list[dict[str, Any]] | None:

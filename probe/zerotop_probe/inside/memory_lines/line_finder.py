@@ -142,20 +142,22 @@ class LineFinder:
     def _run_look(self, look: _Look, wait_s: float) -> None:
         """Wait for the end of a look and record it; the body of its thread."""
         has_ended = look.has_ended.wait(wait_s)
+        is_missed = False
         try:
             if not has_ended and look.why == EVALUATION:
                 self._end_look(look)
             elif not has_ended and self._claim(look):
                 self._history.stop(False)
             if look.history:
-                self._record(look)
+                facts = self._record(look)
+                is_missed = look.why == CREEP and not facts["staying_bytes"] and len(look.history) < _MOST_ENTRIES
         except Exception as error:
             self._guard.switch_off(error)
         spent_ns = time.thread_time_ns()  # by a thread that did nothing else
         self._meter.thread_ns[NAME] = self._meter.thread_ns.get(NAME, 0) + spent_ns
-        self._watch.end_look(len(look.history), look.cost_ns + spent_ns)
+        self._watch.end_look(len(look.history), look.cost_ns + spent_ns, is_missed=is_missed)
 
-    def _record(self, look: _Look) -> None:
+    def _record(self, look: _Look) -> dict[str, Any]:
         history, paths = look.history, PathNames.for_this_process()
         if look.why == CREEP:
             facts = describe_staying(history, look.boundary_us, paths)
@@ -174,6 +176,7 @@ class LineFinder:
             seconds=look.cost_ns / 1e9,
             **facts,
         )
+        return facts
 
     def finish(self) -> None:
         """Give up the look in progress, or wait a moment for one that is being recorded: the recording ends."""

@@ -13,6 +13,9 @@ from zerotop_probe.recording.event_values import CREEP, EVALUATION, PEAK
 # Memory creeps if it has risen this many times without falling, and by this many bytes. Some loops keep something in every
 # tenth step: a look takes as many steps as lie between two rises, at most these, and one more.
 _CREEP_RISES, _MOST_LEVEL = 6, 12
+# A look in which nothing stays is repeated with so many times the steps, so often: a script may keep something in each
+# fiftieth step, of which the readings of counted steps see only that memory rises.
+_LONGER, _MOST_REPEATED = 5, 2
 # Where it falls, too, because batches differ: the least of this many readings rises each time.
 _LOW_READINGS = 8
 _CREEP_BYTES = 16 << 20
@@ -58,6 +61,7 @@ class MemoryWatch:
         self._evaluation_peak = 0  # of the last evaluation
         self._evaluation_allocations = 0
         self._looked_ns: dict[str, int] = {}
+        self._missed = 0  # looks at a creep in which nothing stayed
         self._peak_pause_ns = _PEAK_PAUSE_NS // 2
 
     def judge_step(self, step: int, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
@@ -117,9 +121,9 @@ class MemoryWatch:
         """Return the steps of a look: whether a block stays shows in the step after the one that has allocated it."""
         if why == PEAK:
             return 1
-        if self._rises < _CREEP_RISES:
-            return 2
-        return 1 + min(_MOST_LEVEL, self._readings // (self._rises - 1))
+        level = min(_MOST_LEVEL, self._readings // (self._rises - 1)) if self._rises >= _CREEP_RISES else 1
+        longest = max(level, _MOST_ALLOCATIONS // max(1, self._step_allocations))
+        return 1 + min(longest, level * int(_LONGER**self._missed))
 
     def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:
         return why not in self._looked_ns or time_ns - self._looked_ns[why] >= pause_ns
@@ -141,8 +145,14 @@ class MemoryWatch:
         self._peak_pause_ns *= 2
         return self._count_look_steps(why)
 
-    def end_look(self, entries: int, cost_ns: int) -> None:
-        """Note the cost of a look and the number of entries that it found: allocations and frees."""
+    def end_look(self, entries: int, cost_ns: int, *, is_missed: bool = False) -> None:
+        """Note the cost of a look and the number of entries that it found: allocations and frees.
+
+        ``is_missed``: whether memory creeps, and nothing stayed in these steps.
+        """
+        if is_missed and self._missed < _MOST_REPEATED:
+            self._missed += 1
+            self._looked_ns.pop(CREEP, None)
         self._spent_ns += cost_ns
         if entries:
             self._allocation_ns = max(_LEAST_ALLOCATION_NS, (cost_ns - _LOOK_NS) / (entries / 2))

@@ -50,6 +50,8 @@ _FEWER_THREADS = _KIND.with_changes(
 # The gap is reported again when it has become longer or shorter by this factor: on a host that others use too it varies by
 # a third, and a shift of iterations is a finding of its own.
 SPIKE_REPEAT_FACTOR = 2.0
+# Samples of NVML that show a GPU's use.
+_FEWEST_SAMPLES = 3
 # A sample of the processes covers this time before it (ns).
 _TICK_NS = 100_000_000
 
@@ -85,7 +87,20 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     shares = middle / np.maximum(usual, 1e-9)
     for at in np.flatnonzero(similar & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
         if window.is_news(gap := float(middle[at]), _has_changed):
-            yield _build_finding(group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
+            rows = lead.phased_steps[indices[at : at + SPIKE_STEPS]]
+            yield _build_finding(group, rows, gap, min(float(shares[at]), _measure_idle(group, rows)))
+
+
+def _measure_idle(group: Group, rows: Rows) -> float:
+    """Return the share of some steps in which no kernel ran on the GPUs; 1 where that is unknown.
+
+    A GPU may still work when the optimizer's phase begins, and casts and copies at both of its ends.
+    """
+    window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    each = [process.gpu_samples.read_window(*window) for process in group.processes if process.gpu_key is not None]
+    used = np.concatenate([samples.rows["utilization_percent"] for samples in each if len(samples)] or [np.empty(0)])
+    used = used[~np.isnan(used)]
+    return 1 - float(used.mean()) / 100 if len(used) >= _FEWEST_SAMPLES else 1.0
 
 
 def _has_changed(last: float, gap: float) -> bool:

@@ -39,7 +39,7 @@ from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.stats.wander import BLOCK, stands_out
 from zerotop.recording.samples import Floats, Rows
-from zerotop_probe.recording.events import TrainingChanged
+from zerotop_probe.recording.events import Stacks, TrainingChanged
 
 _KIND = FindingKind(
     name="iteration_shift",
@@ -128,8 +128,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
             changes.by_cause.append(KnownChange(shift.step, found.known_ns))
             is_shown = is_near(shift.change, changes.search.known, found.known_ns)
             yield from _report(window, changes, _place_in_iterations(shift, found) if is_shown else shift, found)
-    for event in window.items(lead.events_of(TrainingChanged)):
-        yield from _explain_again(changes, event.unix_ns)
+    told = [event.unix_ns for kind in (TrainingChanged, Stacks) for event in window.items(lead.events_of(kind), kind)]
+    for known_ns in sorted(told):
+        yield from _explain_again(changes, known_ns)
     yield from _end_far(lead, changes)
     yield from _follow_open(lead, changes, lead.at.cursor_ns)
 

@@ -35,6 +35,7 @@ from zerotop.analysis.findings.support.lines.stack_lines import (
     Delay,
     StackLine,
     find_line,
+    find_repeated_waits,
     is_training,
     select_events_in,
     select_stacks,
@@ -55,6 +56,12 @@ _ALWAYS = FindingKind(
 )
 # Code of the job's own, from its first steps on, may be how the job is meant to be: rollouts, or a sampler of graphs.
 _OWN = _ALWAYS.with_changes(severity=Severity.INFO)
+_WAITS = _ALWAYS.with_changes(
+    details=(
+        f"{_ALWAYS.details} Its function waits at several lines in a row, and only the first waits for earlier work: the GPU"
+        " is idle in {idle:percent} of the time."
+    )
+)
 _LATER = FindingKind(
     name="time_lost_in_line",
     severity=Severity.WARNING,
@@ -73,6 +80,8 @@ _FIRST = slice(1, 21)
 _FEWEST_SAMPLES = 10
 # A GPU that is busy in more of the time does not wait for the host.
 _BUSY_SHARE = 0.9
+# The share of each iteration in which a function waits for the GPU again and again.
+_REPEATED_SHARE = 0.05
 # Later: samples that show a line: the seconds that they stand for, and the steps from the first to the last of them.
 _SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
 # The line's share of the samples between the phases since then.
@@ -171,14 +180,22 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
     begin_ns = int(rows["begin_unix_ns"][0])
     delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
     line = find_line(delay, why=SHARE)
-    if line is None or is_training(line.callees) or not is_cause(line, delay):
-        return
-    if measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns) >= _BUSY_SHARE or is_named(group, line, known_ns):
+    if line is None or is_training(line.callees):
         return
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
-    evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
-    values = {"cost": between / iteration, "last_step": int(rows["step"][-1]), **line_values(line)}
+    use = measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns)
     kind = _OWN if line.known_call is None else _ALWAYS
+    evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
+    cost = between / iteration
+    if not is_cause(line, delay):
+        repeated = find_repeated_waits(delay, why=SHARE)
+        if repeated is None or not min(1 - use, repeated.share * cost) >= _REPEATED_SHARE:
+            return
+        line, kind, cost = repeated, _WAITS, min(1 - use, repeated.share * cost)
+        evidence["idle"] = 1 - use
+    if use >= _BUSY_SHARE or is_named(group, line, known_ns):
+        return
+    values = {"cost": cost, "last_step": int(rows["step"][-1]), **line_values(line)}
     yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
 
 

@@ -35,16 +35,17 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
     details=(
-        "Its own work between the phases takes that much longer[, {most} of it at {line}], and the other ranks wait for it"
-        " where they synchronize. An iteration takes {iteration_s:seconds}.[ NCCL says that the other ranks are in"
-        " {collective} for {nccl_wait_s:seconds} of it longer than this one.]"
+        "In steps {first_step} to {last_step} its own work between the phases takes that much longer"
+        "[, {most} of it at {line}], and the other ranks wait for it where they synchronize. An iteration takes"
+        " {iteration_s:seconds}.[ NCCL says that the other ranks are in {collective} for {nccl_wait_s:seconds} of it longer"
+        " than this one.]"
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
 )
 _DATA = _KIND.with_changes(
     details=_KIND.details.replace(
-        "Its own work between the phases takes that much longer", "It waits that much longer for data"
+        "its own work between the phases takes that much longer", "it waits that much longer for data"
     ),
     advice="Give each rank the same amount of data, of similar length, and workers that load it ahead.",
     fix="{worker_setting}",
@@ -139,6 +140,8 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         share=late / usual,
         collective=wait.collective if wait is not None else None,
         pid=process.source.pid,
+        first_step=int(rows["step"][0]),
+        last_step=int(rows["step"][-1]),
         **line_values(found.line),
     )
 

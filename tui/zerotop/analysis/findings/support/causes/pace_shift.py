@@ -115,7 +115,8 @@ class PaceShift:
         is_elsewhere = self._host_carrier in ("other_s", "data_s", "")
         if self.device_parts:
             return is_elsewhere and _explains(worked, self.added_s) and _explains(unseen, self.added_s)
-        return self.cause is None and self._host_carrier in ("other_s", "data_s") and self._is_gpu_busier
+        may_be_gpu = self.cause is None or self.cause.is_code
+        return may_be_gpu and self._host_carrier in ("other_s", "data_s") and self._is_gpu_busier
 
     @cached_property
     def gpu_uses(self) -> tuple[float, float]:

@@ -50,6 +50,7 @@ class Cause(NamedTuple):
     callee: str = ""  # the function that this line must call
     line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
     is_host: bool = False  # whether ranks lacked cores, perhaps for a while only
+    is_code: bool = False  # whether other code runs since, for which the GPU may have more work
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
 from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
@@ -76,13 +77,13 @@ _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that add
 
 
 def check_training(change: StepChange) -> Cause | None:
-    """Return the cause that the training itself was changed, with the line that did it."""
+    """Return the cause that the training itself was changed, with the line that did it, or other code runs since."""
     off_ns = round(_STEPS_OFF * 1e9 * change.after_s)
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     found = change.process.find_changes(earliest_ns, latest_ns, change.latest_ns)
     fitting = [one for one in found if one.effect * change.added_s >= 0]
     if not fitting:
-        return None
+        return check_code(change)
     is_told = fitting[0].effect != 0 or fitting[0].line is not None
     return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
 

@@ -22,6 +22,7 @@ from zerotop.recording.events.event_files import select_events
 from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
 from zerotop_probe.recording.events import SampledFrame, SampledStack, Stacks
+from zerotop_probe.recording.tables import PHASES
 
 BETWEEN, UNSEEN, DATA = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE, "data"
 """The places of stacks that are in no phase, of those in counted steps, and of those that wait for data."""
@@ -186,6 +187,43 @@ def _find_new(delay: Delay, levels: tuple[tuple[float, float], tuple[float, floa
         if found is not None:
             return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
     return None
+
+
+def find_repeated_waits(delay: Delay, *, why: str = "") -> StackLine | None:
+    """Return the line at which a function waits most for the GPU, if it waits at further lines, and runs no model.
+
+    The first of its waits may last until earlier work is finished. The GPU is idle then, and the others are for what the
+    function itself has launched. The line's seconds and share are those of the others at least: all but the longest.
+    """
+    total = 0.0
+    seconds: dict[tuple[str, str], dict[int, float]] = {}
+    callees: dict[_Line, tuple[str, ...]] = {}
+    running: set[tuple[str, str]] = set()  # functions that run phases
+    for event in _select_events(delay, delay.known_ns):
+        if why and event.why != why:
+            continue
+        running |= _list_running(event)
+        for stack, found in select_stacks(event, delay.where):
+            total += stack.seconds or 0.0
+            known = find_known_call(found.callees) if found is not None else None
+            if found is not None and known is not None and known.waits_for_gpu:
+                each = seconds.setdefault((found.file, found.function), {})
+                each[found.line] = each.get(found.line, 0.0) + (stack.seconds or 0.0)
+                callees.setdefault(found[:3], found.callees)
+    shares = {key: each for key, each in seconds.items() if len(each) > 1 and key not in running}
+    if not shares:
+        return None
+    file, function = max(shares, key=lambda key: sum(shares[key].values()))
+    lines = shares[file, function]
+    line = max(lines, key=lambda number: lines[number])
+    others = sum(lines.values()) - lines[line]
+    return StackLine(file, line, function, callees[file, line, function], others, others / total, is_gpu_idle=True)
+
+
+def _list_running(event: Stacks) -> set[tuple[str, str]]:
+    """Return the own functions through which the stacks of an event that are in a phase run: file and name."""
+    inside = (one for one in event.stacks if event.where in PHASES or _runs_through(event.frames, one, _PHASE_FILES))
+    return {(file, function) for stack in inside for file, _, function in list_own(event.frames, stack)}
 
 
 def find_entries(process: Process, event: Stacks) -> frozenset[tuple[str, int]]:
