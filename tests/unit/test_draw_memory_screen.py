@@ -73,7 +73,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["parameters"] == ["2.00", "2.00", "2.00", "0.00"]
     assert rows["gradients"] == ["0.00", "0.00", "2.00", "freed"]
     assert rows["allocated"] == ["14.75", "19.50"]
-    assert rows["still alive"] == ["0.12", "4.88"]  # after the step
+    assert rows["activations, still alive"] == ["0.12", "4.88"]  # after the step
     assert rows["total"] == ["80.00", "80.00"]
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
