@@ -48,8 +48,6 @@ def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Ra
     used = format_cores_used(view, width if is_wide else 0) if width >= 60 and (is_wide or not part) else ""
     spans: Row = ((f" {used}", "title-value"),) if used else ()
     title: Row = (*panel_title("Ranks", False), *draw_last_step(view), (part, "title-warn"))
-    if not is_wide:
-        return draw_rule((*title, *spans), width, glyphs, placed)
     return align_ends(draw_rule(title, width - row_width(spans), glyphs, placed), spans, width, glyphs)
 
 
