@@ -113,7 +113,7 @@ def test_host_memory(tmp_path: Path) -> None:
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(PlantedRecording(tmp_path), 3)
     assert "No GPU found" in rows_text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "No rank has trained up to this time" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "No host memory of a rank was sampled up to this time" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
     assert "x traces the next step" in rows_text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 

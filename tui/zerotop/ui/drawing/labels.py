@@ -69,9 +69,10 @@ def describe_no_output(job: Job) -> str:
     return "No output" if job.state.is_over else "No output yet"
 
 
-def describe_no_ranks(job: Job) -> str:
-    """Return the text of a list of ranks without any."""
-    return "No rank was recorded" if job.state.is_over else "Waiting for ranks"
+def describe_no_ranks(view: LiveView) -> str:
+    """Return the text of a list of ranks without any: their processes were not sampled."""
+    is_over = view.job.state.is_over or view.is_last_step
+    return "No samples of the ranks' processes were recorded" if is_over else "Waiting for ranks"
 
 
 def rank_name(rank: int, *, short: bool = False) -> str:

@@ -37,7 +37,7 @@ def draw_ranks(
     rows = [_draw_title(view, first, height - 1, placed, width, glyphs)]
     rows.extend(placed.draw_row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
-        rows.append(fit_row(((f"  {describe_no_ranks(view.job)}", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {describe_no_ranks(view)}", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
