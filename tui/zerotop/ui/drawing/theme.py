@@ -169,8 +169,7 @@ LIGHT = Theme(
 )
 
 # Colours where a terminal with fewer has none near ours: names of Rich's colour systems -> variables.
-# Dark colours become saturated ones of 256, and of 16 some become black and others grey; light ones become white there, and
-# blue and yellow words are hard to read.
+# Dark colours become saturated ones of 256, and black or grey of 16, where blue and yellow words are hard to read.
 _TINTS = ("tint-data", "tint-forward", "tint-backward", "tint-step", "tint-transfer", "tint-communication", "tint-other")
 _FEWER_COLOURS = {
     (DARK_NAME, "256"): {
