@@ -227,6 +227,15 @@ async def test_the_border_of_the_feed_names_keys_in_whole_words(columns: int) ->
         await wait_until(pilot, lambda: "escape close ─" in seen.text())
 
 
+async def test_the_border_of_the_feed_offers_to_copy_only_a_fix_that_is_there() -> None:
+    seen = Watch("story", 75.0, findings=(replace(SKIPS, fix=""), replace(REAL, fix="bf16=True")))
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("a", "end")
+        await wait_until(pilot, lambda: "y copy the fix   escape close" in seen.text())
+        await pilot.press("home")
+        await wait_until(pilot, lambda: "by cost   escape close" in seen.text())
+
+
 async def test_an_empty_feed_says_so() -> None:
     seen = Watch("story", 75.0, findings=())
     async with seen.app.run_test(size=(80, 24)) as pilot:

@@ -91,12 +91,12 @@ def test_gpu_memory() -> None:
     view = view_at("story", 64.0)
     rows = read_texts(draw_memory(view, 56, 10, BLOCKS))
     assert rows[:2] == [
-        "GPU memory GiB +2 ───── ■allocated ■reserved ■used total",
+        "GPU memory GiB ──────── ■allocated ■reserved ■used total",
         "GPU 0 ▇▇▇▕▕▇▇▇▇▇▇▇▇▇▇▇▇       16.0      38.2  40.9 140.4",
     ]
     assert rows[5] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                   155.1 of 503.8"
     assert read_texts(draw_memory(view, 39, 3, ASCII)) == [
-        "GPU GiB +3 - #allocated =reserved -used",
+        "GPU GiB ---- #allocated =reserved -used",
         "0 #=|.......       16.0      38.2  40.9",
         ".. 3 more, 37.0 to 40.4 GiB used       ",
     ]
@@ -224,7 +224,7 @@ def test_waiting_for_other_pipeline_stages_has_a_bar() -> None:
 
 def test_cpu() -> None:
     assert read_texts(draw_cpu(view_at("story", 64.0), 72, 4, BLOCKS)) == [
-        "CPU 24.8 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
+        "CPU 24.8 of 64 cores ────── last 4 s cores runnable threads ─ RSS pinned",
         "rank 0 ■ grads→cpu    0.1 s ▇▁▁▇▇▇▃▁   6.1     21.0     210  38.1    0.0",
         "rank 1 ■ grads→cpu    0.1 s ▇▁▁▇▇▇▂▁   6.4     21.2     207  38.0    0.0",
         "… 2 more ranks, 5.9 to 6.4 cores each                                   ",
@@ -241,7 +241,7 @@ def test_before_a_second_sample_no_figure_of_the_processors_is_known(many_ranks:
     )
     rows = [*read_texts(draw_cpu(unknown, 76, 5, BLOCKS)), *read_texts(draw_gpu(unknown, 76, 5, BLOCKS))]
     assert not any("nan" in row for row in rows)
-    assert rows[0].startswith("CPU – of 1024 cores +1 ─")
+    assert rows[0].startswith("CPU – of 1024 cores ──")
     assert rows[4].strip() == "… 61 more ranks, – cores each"
     assert read_texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks 1-2 of 64  now ─")
 

@@ -19,7 +19,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.tabs import TABS
-from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES
+from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES, adapt_theme
 from zerotop.ui.widgets.swatch import find_style
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
@@ -46,8 +46,25 @@ def compute_contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 @pytest.mark.parametrize("palette", [PHASES, PARTS, LOADS, SERIES], ids=["phases", "memory", "cores", "series"])
 def test_palettes_stay_different_in_16_colours(theme: Theme, palette: tuple[str, ...]) -> None:
-    shown = [Color.parse(theme.variables[name]).downgrade(ColorSystem.STANDARD).number for name in palette]
+    variables = adapt_theme(theme, "standard").variables
+    shown = [Color.parse(variables[name]).downgrade(ColorSystem.STANDARD).number for name in palette]
     assert len(set(shown)) == len(palette), dict(zip(palette, shown, strict=True))
+
+
+@pytest.mark.parametrize("system", [ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_phases_are_seen_where_there_are_fewer_colours(theme: Theme, system: ColorSystem) -> None:
+    variables = adapt_theme(theme, {ColorSystem.EIGHT_BIT: "256", ColorSystem.STANDARD: "standard"}[system]).variables
+    ground = Color.parse(theme.background or "").downgrade(system).get_truecolor()
+    for phase in PHASES:
+        assert Color.parse(variables[phase]).downgrade(system).get_truecolor() != ground, phase
+
+
+def test_grounds_of_phases_stay_grey_in_256_colours() -> None:
+    for name, colour in adapt_theme(DARK, "256").variables.items():
+        if name.startswith("tint-") or name == "free":
+            shown = Color.parse(colour).downgrade(ColorSystem.EIGHT_BIT).get_truecolor()
+            assert max(shown) - min(shown) < 20, name
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)

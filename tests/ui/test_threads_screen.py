@@ -224,7 +224,10 @@ async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
     app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_threads(app, pilot, 1.0)
-        assert any("Waiting for ranks" in line or "No rank was recorded" in line for line in read_rows(app))
+        assert any(
+            "Waiting for ranks" in line or "No samples of the ranks' processes were recorded" in line
+            for line in read_rows(app)
+        )
         await pilot.press("up", "down", "enter", "pagedown", "y")
     fields = {"rank": 0, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 3}
     write_table(

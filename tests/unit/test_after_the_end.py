@@ -21,7 +21,7 @@ def list_texts(view: LiveView, state: JobState, *, has_steps: bool) -> list[str]
     view = replace(view, job=replace(view.job, state=state, prints_here=True), ranks=())
     folding = SimpleNamespace(is_busy=False, waveforms=SimpleNamespace(has_steps=lambda cursor_ns: has_steps))
     missing = _describe_missing(cast(Any, folding), cast(Any, SimpleNamespace(view=view)))
-    return [describe_no_ranks(view.job), describe_no_output(view.job), *(text for text, _ in missing)]
+    return [describe_no_ranks(view), describe_no_output(view.job), *(text for text, _ in missing)]
 
 
 @pytest.mark.parametrize("has_steps", [False, True])

@@ -73,7 +73,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["parameters"] == ["2.00", "2.00", "2.00", "0.00"]
     assert rows["gradients"] == ["0.00", "0.00", "2.00", "freed"]
     assert rows["allocated"] == ["14.75", "19.50"]
-    assert rows["still alive"] == ["0.12", "4.88"]  # after the step
+    assert rows["activations, still alive"] == ["0.12", "4.88"]  # after the step
     assert rows["total"] == ["80.00", "80.00"]
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
@@ -113,7 +113,7 @@ def test_host_memory(tmp_path: Path) -> None:
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(PlantedRecording(tmp_path), 3)
     assert "No GPU found" in rows_text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "No rank has trained up to this time" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "No host memory of a rank was sampled up to this time" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
     assert "x traces the next step" in rows_text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 

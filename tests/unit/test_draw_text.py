@@ -112,4 +112,4 @@ def test_a_table_says_which_columns_it_left_out() -> None:
 
     assert draw_title(40, 8) == "GPU ────── now total ─ job ─────────────"
     assert draw_title(24, 18) == "GPU +total, job ──── now"
-    assert draw_title(16, 10) == "GPU +2 ───── now"
+    assert draw_title(16, 10) == "GPU ──────── now"

@@ -267,6 +267,15 @@ def test_device_times_are_those_of_the_phase() -> None:
     assert np.isnan(rows["other"].device_s)
 
 
+def test_shares_of_phases_add_up_where_medians_do_not() -> None:
+    recording = open_recording("unseen-drift")
+    fold = WaveformCache(recording).fold_at(recording.last_written_ns)
+    assert fold is not None
+    outer = [row for row in fold.phases if not row.depth]
+    assert sum(row.median_s for row in outer) != pytest.approx(fold.iteration_s, rel=0.01)
+    assert sum(row.share for row in outer) == pytest.approx(1.0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "name", ["cpu-clean", "cpu-dead", "cpu-stall", "gpu-long", "x4-z3", "z2-oom", "z2-fp16", "z3-offload-all"]
 )

@@ -37,7 +37,7 @@ LABELS = {
     APART: "beyond the device's size",
     FREED: "freed since counted",
 }
-_KEPT, _INITIAL = "still alive", "other tensors"
+_KEPT, _INITIAL = "activations, still alive", "other tensors"
 ALLOCATED = (*CATEGORIES, HELD, GROWN, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
@@ -55,7 +55,7 @@ class LedgerRow:
     is_outdated: bool = False  # of a category: memory has changed since it was counted
 
     def describe(self, units: ByteUnits = BINARY) -> str:
-        """Return the row's name for readers: ``still alive, +24.0 MiB/step``."""
+        """Return the row's name for readers: ``activations, +24.0 MiB/step``."""
         name = _INITIAL if self.is_initial else _KEPT if self.is_kept else LABELS[self.key]
         if not self.growth_bytes:
             return name if self.since_step is None else f"grown since step {self.since_step}"

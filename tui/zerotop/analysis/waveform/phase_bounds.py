@@ -27,7 +27,7 @@ class PhaseRow:
     span_count: int  # in an iteration: one for each micro-step
     median_s: float
     p90_s: float
-    share: float  # of the iteration
+    share: float  # of the time of all folded iterations, so that shares add up where medians do not
     device_s: float  # median time on the device
     intervals: tuple[tuple[float, float], ...]  # (begin, end) of each span in the folded iteration
 
@@ -43,6 +43,8 @@ def build_phase_rows(
         above = [*above[: stretch.depth], stretch.phase]
         kinds.setdefault(tuple(above), []).append(index)
     order = sorted(kinds, key=lambda kind: [kinds.get(kind[: depth + 1], [0])[0] for depth in range(len(kind))])
+    lengths = [part.bounds[:, -1] - part.bounds[:, 0] for part in parts]
+    whole_s = float(sum(length.sum() for length in lengths))
     rows = []
     for kind in order:
         spans = kinds[kind]
@@ -50,12 +52,12 @@ def build_phase_rows(
         on_device = np.concatenate([times[:, spans].sum(axis=1) for times in device])
         intervals = tuple((stretches[span].begin_s, stretches[span].end_s) for span in spans)
         depth = stretches[spans[0]].depth
-        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, iteration_s, intervals))
+        rows.append(_build_row(find_phase_name(kind[-1]), depth, len(spans), seconds, on_device, whole_s, intervals))
     outer = [index for index, stretch in enumerate(stretches) if stretch.depth == 0]
-    rest = [part.bounds[:, -1] - part.bounds[:, 0] - part.span_durations[:, outer].sum(axis=1) for part in parts]
+    rest = [length - part.span_durations[:, outer].sum(axis=1) for length, part in zip(lengths, parts, strict=True)]
     seconds = np.maximum(np.concatenate(rest), 0.0)
     gaps = _find_gaps([stretches[span] for span in outer], iteration_s)
-    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, gaps))
+    return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), whole_s, gaps))
 
 
 def _build_row(
@@ -64,11 +66,11 @@ def _build_row(
     span_count: int,
     seconds: Floats,
     on_device: Floats,
-    iteration_s: float,
+    whole_s: float,
     intervals: tuple[tuple[float, float], ...],
 ) -> PhaseRow:
     median, known = float(np.median(seconds)), on_device[np.isfinite(on_device)]
-    share = median / iteration_s if iteration_s > 0 else 0.0
+    share = float(seconds.sum()) / whole_s if whole_s > 0 else 0.0
     device = float(np.median(known)) if len(known) else float("nan")
     return PhaseRow(phase, depth, span_count, median, float(np.quantile(seconds, 0.9)), share, device, intervals)
 

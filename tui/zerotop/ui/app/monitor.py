@@ -32,7 +32,7 @@ from zerotop.ui.dialogs.quit_dialog import LeaveDialog
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.glyphs import Glyphs, choose_glyphs
 from zerotop.ui.drawing.text import sanitize
-from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
+from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME, adapt_theme
 
 FRAME_S = 0.22  # between two polls: a new record is on screen within this and one frame
 HEARTBEAT_S = 0.5  # a frame at least this often, so that clocks advance
@@ -176,6 +176,10 @@ class Monitor(App[Leaving]):
 
     def on_mount(self) -> None:
         self._terminal = None if self.is_headless else find_terminal()
+        if not self.is_headless and self.console.color_system != "truecolor":
+            for theme in (DARK, LIGHT):
+                self.register_theme(adapt_theme(theme, self.console.color_system))
+            self.refresh_css(animate=False)
         self.draw_first_frame()
         self.set_interval(FRAME_S, self.run_tick, name="collector")
         self.set_interval(FIRST_S, self._scheduler.poll_rested, repeat=FIRST_POLLS)

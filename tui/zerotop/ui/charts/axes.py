@@ -77,7 +77,8 @@ def draw_axis(marks: Iterable[TickLabel], width: int, glyphs: Glyphs) -> Row:
 def draw_time_axis(begin_s: float, end_s: float, width: int, glyphs: Glyphs) -> Row:
     """Draw the axis of a chart whose columns are equal parts of the time from ``begin_s`` to ``end_s``.
 
-    Ticks are durations (``0:42``, ``12.5 s``) at round times, from a millisecond to days apart.
+    Ticks are durations (``0:42``, ``12.5 s``) at round times, from a millisecond to days apart. An axis that ends within the
+    first second is in milliseconds, as durations in texts are.
     """
     return draw_axis(choose_time_ticks(begin_s, end_s, width), width, glyphs)
 
@@ -90,7 +91,8 @@ def choose_time_ticks(begin_s: float, end_s: float, width: int) -> list[TickLabe
     distance = choose_tick_interval(length, width)
     first, last = math.ceil(begin_s / distance - 1e-9), math.floor(end_s / distance + 1e-9)
     times = [number * distance for number in range(first, min(last, first + width) + 1)]
-    return [(int((time - begin_s) / length * width + 1e-6), format_tick(time, distance)) for time in times]
+    texts = [f"{time * 1e3:.0f} ms" if abs(begin_s) < 1 > end_s else format_tick(time, distance) for time in times]
+    return [(int((time - begin_s) / length * width + 1e-6), text) for time, text in zip(times, texts, strict=True)]
 
 
 def choose_tick_interval(length_s: float, width: int) -> float:

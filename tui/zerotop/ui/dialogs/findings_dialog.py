@@ -22,10 +22,11 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
 _NO_FINDINGS = "No findings yet. They appear here as they are detected."
-# The keys that the border names, in the longest form that fits. {order} is the other order.
+# The keys that the border names, in the longest form that fits. {order} is the other order; y is named if there is a fix.
+_COPY, _COPY_SHORT = "   y copy the fix", "  y copy"
 _KEYS = (
-    "enter go there   / search   o {order}   y copy the fix   escape close",
-    "enter go  / search  o {order}  y copy  escape close",
+    f"enter go there   / search   o {{order}}{_COPY}   escape close",
+    f"enter go  / search  o {{order}}{_COPY_SHORT}  escape close",
     "/ search  o {order}  escape close",
     "escape close",
 )
@@ -101,11 +102,13 @@ class FindingsDialog(Dialog[Finding]):
             box = self.query_one("#box")
             box.border_title = f"{self.heading} {'by severity and cost' if self.is_by_cost else 'in order of time'}"
             texts = [keys.format(order="by time" if self.is_by_cost else "by cost") for keys in _KEYS]
+            if not self._find_fix():
+                texts = [text.replace(_COPY, "").replace(_COPY_SHORT, "") for text in texts]
             # Each side of its title has a corner, a line and a space.
             box.border_subtitle = next((text for text in texts if len(text) <= box.outer_size.width - 6), "")
 
     def on_option_list_option_highlighted(self) -> None:
-        self._show_detail()
+        self._show_all()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(self.shown_findings[event.option_index].finding)
@@ -135,14 +138,13 @@ class FindingsDialog(Dialog[Finding]):
         listed.clear_options()
         listed.add_options([Option(self._format_line(linked)) for linked in self.shown_findings])
         listed.highlighted = index if self.shown_findings else None
-        self._show_detail()
+        self._show_all()
 
     def action_order(self) -> None:
         """Show the first finding of the other order."""
         if self.all_findings:
             self.is_by_cost = not self.is_by_cost
             self._list_findings(0)
-            self._show_border()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -159,11 +161,14 @@ class FindingsDialog(Dialog[Finding]):
         self.query_one(OptionList).focus()
 
     def action_copy_fix(self) -> None:
-        index = self.query_one(OptionList).highlighted if self.shown_findings else None
-        fix = self.shown_findings[index].finding.fix if index is not None else ""
-        if fix:
+        if fix := self._find_fix():
             self.app.copy_to_clipboard(fix)
         self.notify(f"Copied, if this terminal lets programs copy: {fix}" if fix else "This finding has nothing to copy.")
+
+    def _find_fix(self) -> str:
+        """Return the fix of the highlighted finding, or an empty string."""
+        index = self.query_one(OptionList).highlighted if self.shown_findings else None
+        return self.shown_findings[index].finding.fix if index is not None else ""
 
     def _format_line(self, linked: LinkedFinding) -> Text:
         """Return a line with time, step and as much of the headline as fits, indented below its cause."""

@@ -69,9 +69,10 @@ def describe_no_output(job: Job) -> str:
     return "No output" if job.state.is_over else "No output yet"
 
 
-def describe_no_ranks(job: Job) -> str:
-    """Return the text of a list of ranks without any."""
-    return "No rank was recorded" if job.state.is_over else "Waiting for ranks"
+def describe_no_ranks(view: LiveView) -> str:
+    """Return the text of a list of ranks without any: their processes were not sampled."""
+    is_over = view.job.state.is_over or view.is_last_step
+    return "No samples of the ranks' processes were recorded" if is_over else "Waiting for ranks"
 
 
 def rank_name(rank: int, *, short: bool = False) -> str:
@@ -142,7 +143,7 @@ def find_phases(iterations: Iterations, place: int) -> dict[str, float]:
 def format_cores_used(view: LiveView, width: int) -> str:
     """Return ``15.9 of 64 cores``, those that the ranks use of the hosts'; empty before the first sample.
 
-    Where other processes use some too: ``2.0 of 64 cores, host 16.7``, in a narrow panel ``2.0 host 16.7``.
+    Where other processes use some too: ``2.0 of 64 cores, host 16.7``, in a narrow panel ``2.0, host 16.7``.
     """
     used, total = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
     ranks = sum(rank.cores_used for rank in view.ranks if rank.alive)
@@ -154,7 +155,7 @@ def format_cores_used(view: LiveView, width: int) -> str:
     text = f"{format_range([ranks], 1)} of {total}{' cores' if width >= 50 else ''}"
     if not used - ranks >= max(_MIN_OTHER_CORES, _MIN_OTHER_SHARE * total):
         return text
-    return f"{format_range([ranks], 1)} {word} {host}" if width < 80 else f"{text}, {word} {host}"
+    return f"{format_range([ranks], 1)}, {word} {host}" if width < 80 else f"{text}, {word} {host}"
 
 
 def draw_last_step(view: LiveView) -> Row:

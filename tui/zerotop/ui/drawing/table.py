@@ -80,11 +80,12 @@ def _sum_widths(columns: Sequence[Column[Item]]) -> int:
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
     """Draw a panel's first row: a line with the title, and the headings above their columns.
 
-    ``+total, job`` names columns that were left out, or ``+2 columns`` counts them, in the first gap that is wide enough.
+    ``+total, job`` names columns that were left out, or ``+2 columns`` counts them, in the first gap that is wide enough;
+    where none is, nothing is said.
     """
     headings = _draw_headings(title, width, placed)
     left_out = placed.left_out if placed else ()
-    texts = (f"+{', '.join(left_out)}", f"+{format_count(len(left_out), 'column')}", f"+{len(left_out)}")
+    texts = (f"+{', '.join(left_out)}", f"+{format_count(len(left_out), 'column')}")
     for text in texts if left_out else ():
         bounds = [*(begin for begin, _ in headings[1:]), width]
         for index, ((begin, row), bound) in enumerate(zip(headings, bounds, strict=True)):

@@ -8,6 +8,8 @@ ordered by lightness). Words are never in these colours, but beside a swatch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.color import Color
 from rich.style import Style
 from textual.theme import Theme
@@ -42,6 +44,7 @@ DARK = Theme(
         "phase-checkpoint": "#d4d3da",
         "phase-init": "#2d3db1",
         "phase-other": "#5f6679",
+        "phase-unknown": "#3d4658",
         "memory-allocated": "#cb80fd",
         "memory-reserved": "#8c41af",
         "memory-other": "#5797b2",
@@ -117,6 +120,7 @@ LIGHT = Theme(
         "phase-checkpoint": "#475366",
         "phase-init": "#1b1a67",
         "phase-other": "#a8b3bf",
+        "phase-unknown": "#c8d0dc",
         "memory-allocated": "#7a2eb8",
         "memory-reserved": "#d48ded",
         "memory-other": "#4278a1",
@@ -163,6 +167,34 @@ LIGHT = Theme(
         "border": "#b9c1cd",
     },
 )
+
+# Colours where a terminal with fewer has none near ours: names of Rich's colour systems -> variables.
+# Dark colours become saturated ones of 256, and black or grey of 16, where blue and yellow words are hard to read.
+_TINTS = ("tint-data", "tint-forward", "tint-backward", "tint-step", "tint-transfer", "tint-communication", "tint-other")
+_FEWER_COLOURS = {
+    (DARK_NAME, "256"): {
+        "free": "#262626",
+        "phase-unknown": "#363636",
+        "tint-data": "#3a3a3a",
+        "tint-forward": "#303030",
+        "tint-backward": "#262626",
+        "tint-step": "#444444",
+        "tint-transfer": "#3a3a3a",
+        "tint-communication": "#303030",
+    },
+    (DARK_NAME, "standard"): {
+        "primary": "#55ffff",
+        "phase-unknown": "#aa00aa",
+        **dict.fromkeys(_TINTS, "#000000"),
+    },
+    (LIGHT_NAME, "standard"): {"primary": "#0000aa", "warning": "#aa00aa", "phase-unknown": "#ff55ff"},
+}
+
+
+def adapt_theme(theme: Theme, color_system: str | None) -> Theme:
+    """Return a theme for a terminal with this colour system: ``truecolor``, ``256`` or ``standard``, which are 16."""
+    return replace(theme, variables={**theme.variables, **_FEWER_COLOURS.get((theme.name, color_system or ""), {})})
+
 
 # Names of styles in drawn rows; each is the component class ``drawn--NAME`` in app.tcss.
 _STYLE_NAMES = """

@@ -59,7 +59,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         text = f"{glyphs.ellipsis} {format_count(len(hidden), 'more rank')}, {used} cores each"
         rows.append(fit_row(((text, "muted"),), width, glyphs))
     if not view.ranks:
-        rows.append(fit_row(((f"  {describe_no_ranks(view.job)}", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {describe_no_ranks(view)}", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from zerotop.analysis.findings import Severity
 from zerotop.analysis.formatting import format_count, format_percent
-from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
@@ -54,7 +54,7 @@ def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int,
     """Draw at most ``most_rows`` rows, if the findings are not more."""
     form = _choose_form(summary, view, width)
     rows = [_draw_finding(cost, form, summary.training_s, view, width, glyphs) for cost in summary.findings]
-    if not summary.findings:
+    if not summary.findings and not view.job.exit_code and view.job.state is not JobState.LOST:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (
         summary.pace,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.memory.host_ledger import HostLedger
-from zerotop.analysis.memory.ledger_rows import FREE, GpuLedger
+from zerotop.analysis.memory.ledger_rows import FREE, GROWN, HELD, GpuLedger
 from zerotop.analysis.memory.tensor_inventory import (
     FROZEN_PARAMETERS,
     GRADIENT_BUCKETS,
@@ -204,6 +204,8 @@ _PART_NAMES = {
     QUANTIZED_PARAMETERS: "quantized",
     UNSHARDED_PARAMETERS: "gathered by FSDP",
     GRADIENT_BUCKETS: "DDP buckets",
+    HELD: "kept by script",
+    GROWN: "grown",
     "memory-parameters": "parameters",
     "memory-gradients": "gradients",
     "memory-master": "master weights",

@@ -92,7 +92,7 @@ def count_ledger_rows(view: MemoryView, *, host: bool) -> int:
 
 _NO_GPU_TEXT = ("No GPU found: this machine has no NVIDIA driver, or the job uses no GPU. H shows host memory instead.",)
 _NO_RANK_TEXT = (
-    "No rank has trained up to this time: memory can be attributed from then on.",
+    "No host memory of a rank was sampled up to this time.",
     "If a rank never reports, the probe is missing there: python -E, -I and -S keep it out.",
 )
 

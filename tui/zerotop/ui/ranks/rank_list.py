@@ -37,7 +37,7 @@ def draw_ranks(
     rows = [_draw_title(view, first, height - 1, placed, width, glyphs)]
     rows.extend(placed.draw_row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
-        rows.append(fit_row(((f"  {describe_no_ranks(view.job)}", "muted"),), width, glyphs))
+        rows.append(fit_row(((f"  {describe_no_ranks(view)}", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
@@ -48,8 +48,6 @@ def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Ra
     used = format_cores_used(view, width if is_wide else 0) if width >= 60 and (is_wide or not part) else ""
     spans: Row = ((f" {used}", "title-value"),) if used else ()
     title: Row = (*panel_title("Ranks", False), *draw_last_step(view), (part, "title-warn"))
-    if not is_wide:
-        return draw_rule((*title, *spans), width, glyphs, placed)
     return align_ends(draw_rule(title, width - row_width(spans), glyphs, placed), spans, width, glyphs)
 
 

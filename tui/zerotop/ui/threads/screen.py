@@ -158,7 +158,7 @@ class ThreadList(Scrollable, PointedPanel):
         rank = find_shown_rank(frame)
         if rank is None:
             is_over = frame.view.job.state.is_over
-            text = f"  {describe_no_ranks(frame.view.job)}{'.' if is_over else ': their threads appear here.'}"
+            text = f"  {describe_no_ranks(frame.view)}{'.' if is_over else ': their threads appear here.'}"
             return [fit_row(((text, "muted"),), width, self.glyphs), *[fit_row((), width, self.glyphs)] * (height - 1)]
         if (rank.host, rank.pid) != self._process_key:
             self._process_key, self._top_row = (rank.host, rank.pid), 0

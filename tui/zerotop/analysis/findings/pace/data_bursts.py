@@ -19,7 +19,9 @@ from zerotop.recording.steps.step_dtype import has_phases, sum_training_s
 from zerotop_probe.recording.events import Stacks
 
 _BURSTS = KIND.with_changes(
-    headline="{share:percent} of the time is a wait for data: {pause_s:seconds} every {period:.0f} steps",
+    headline=(
+        "From step {step} on, {share:percent} of the time is a wait for data: {pause_s:seconds} every {period:.0f} steps"
+    ),
     details="{pauses:count pause} since step {step}[ on {concerned:ranks}][, at {line}][; {workers}]. Other iterations take"
     " {iteration_s:seconds}.",
 )

@@ -16,7 +16,7 @@ from zerotop.recording.samples import Rows
 _KIND = FindingKind(
     name="evaluations_often",
     confidence=0.9,
-    headline="Evaluations take {share:percent} of the time: one each {period:.0f} steps[: {place}]",
+    headline="From step {step} on, evaluations take {share:percent} of the time: one each {period:.0f} steps[: {place}]",
     details=(
         "{evaluations:count evaluation} since step {step} took {total_s:seconds}[, mostly at {line}][; before, there was one"
         " each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
