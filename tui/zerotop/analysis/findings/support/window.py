@@ -13,16 +13,18 @@ from typing import Any, Generic, TypeVar
 
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.rank_process import AdvancingRecording
 from zerotop.recording.moments.records import Records
 from zerotop.recording.reader import Source
 from zerotop.recording.samples import Rows, Samples
 
-S = TypeVar("S", Process, Group, Evidence)
+S = TypeVar("S", Process, Group, Evidence, AdvancingRecording)
 T = TypeVar("T")
 M = TypeVar("M")
 Found = Iterable[Finding | None]
 # Findings of one kind that are all reported.
 _MOST_REPORTS = 20
+_NEEDS_EVENTS = "needs_events_alone"
 
 
 class SearchWindow(Generic[S]):
@@ -144,8 +146,11 @@ class SearchWindow(Generic[S]):
 class _Declaration(Generic[S]):
     """A decorator of detectors. ``kinds``: they report so many kinds, each once, or None: all findings that are news."""
 
-    def __init__(self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]]) -> None:
+    def __init__(
+        self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]], *, needs_events_alone: bool = False
+    ) -> None:
         self._list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]] = list_subjects
+        self._needs_events = needs_events_alone
 
     def __call__(self, kinds: int | None = 1) -> Callable[[Callable[[SearchWindow[S]], Found]], Callable[[Evidence], Found]]:
         def decorate(detect: Callable[[SearchWindow[S]], Found]) -> Callable[[Evidence], Found]:
@@ -158,6 +163,7 @@ class _Declaration(Generic[S]):
                         yield from window.select_news(detect(window))
 
             update_wrapper(search, detect)
+            vars(search)[_NEEDS_EVENTS] = self._needs_events
             return search
 
         return decorate
@@ -171,3 +177,10 @@ in_each_node = _Declaration[Group](lambda recording: [(group, host) for group in
 """Have a detector look at the ranks of each attempt on each node."""
 in_job = _Declaration[Evidence](lambda recording: [(recording, "")])
 """Have a detector look at the whole job."""
+in_events = _Declaration[AdvancingRecording](lambda recording: [(recording.news, "")], needs_events_alone=True)
+"""Have a detector look at the whole job's events, and at records only up to those: it looks as soon as they are read."""
+
+
+def needs_events_alone(detect: Callable[[Evidence], Found]) -> bool:
+    """Whether a detector looks at events as soon as they are read."""
+    return getattr(detect, _NEEDS_EVENTS, False)
