@@ -104,6 +104,16 @@ def test_a_server_that_is_back_is_told(tmp_path: Path) -> None:
     assert finding.headline == "The server is back after 21 s"
 
 
+def test_a_node_is_told_after_many_others(tmp_path: Path) -> None:
+    write_ranks(tmp_path)
+    for second in range(30):
+        write_reports(tmp_path, (16.0 + second, events.NodeLost, 6.2), lost="node2")
+    write_reports(tmp_path, (60.0, events.NodeLost, 6.2), lost="node1")
+    recording = read_recording(tmp_path)
+    found = [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
+    assert found[-1].headline == "Node node1 has sent nothing for 6.20 s: ranks 0 and 1"
+
+
 @pytest.mark.parametrize("is_reopened", [False, True])
 def test_a_screen_is_told_during_a_long_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reopened: bool) -> None:
     """With hundreds of ranks a search takes seconds, and the next one waits for a quarter of a minute."""

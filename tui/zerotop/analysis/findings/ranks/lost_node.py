@@ -52,7 +52,7 @@ class _Last(NamedTuple):
     line_ns: int = 0
 
 
-@in_events(kinds=None)
+@in_events(kinds=None, by_ranks=True)
 def detect(window: SearchWindow[AdvancingRecording]) -> Iterator[Finding]:
     """Report a node when it fell silent, and when it is back."""
     recording = window.subject
