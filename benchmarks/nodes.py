@@ -47,6 +47,7 @@ from zerotop_probe.recording.tables import GPUS
 _WARM_S, _WARM_NODE_S = 10.0, 0.3
 # How much later nodes may take part on a busy machine.
 _LATE_S = 60.0
+_CATCH_UP_S = 10.0
 # On another screen, and at the end.
 _END_S = 20.0
 _LOSE_S = 60.0
@@ -102,7 +103,7 @@ def _measure(
         watch = threading.Thread(target=_watch, args=(screen, seen, is_over), daemon=True)
         watch.start()
     _wait_for_nodes(target, hosts, begin, warm_s)
-    time.sleep(max(0.0, warm_s - (time.monotonic() - begin)))
+    time.sleep(max(_CATCH_UP_S, warm_s - (time.monotonic() - begin)))
     cpu = {name: sum(map(_read_cpu_s, pids)) for name, pids in watched.items()}
     sent, begin = _read_server_bytes(server), time.monotonic()
     rows = _look_at_ages(folder, hosts, options.seconds)
