@@ -605,18 +605,6 @@ def test_clocks_are_aligned_to_within_a_millisecond(tmp_path: Path, is_live: boo
         assert abs(times[host] - true_ns) < 1_000_000
 
 
-def test_a_busy_collector_is_not_asked_for_the_time_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Busy(WrongAnswers):
-        async def request(self, message: bytes, timeout_s: float) -> bytes:
-            await asyncio.sleep(0.01)
-            return await super().request(message, timeout_s)
-
-    monkeypatch.setattr(forwarder, "_ALIGN_S", 0.1)
-    link = Busy(make_collector(tmp_path))
-    assert forward(make_source(tmp_path), link)[0]
-    assert forwarder._ROUND_TRIPS < link.count < forwarder._MOST_ROUND_TRIPS / 2
-
-
 def read_true_time(folder: Path, host: str) -> int:
     """Return when a node's job started: it has our own monotonic clock."""
     line = json.loads((folder / f"events-node-{host}-7.jsonl").read_text().splitlines()[1])
