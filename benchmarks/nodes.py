@@ -5,10 +5,14 @@ The recording of a made-up node (tests/support/growing_recording.py) at a real j
 in a process, sends them through a real nats-server to one collector. "Player" and
 "forwarder" are work that nodes do in reality.
 
-    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60] [--screen] [--direct]
+    python benchmarks/nodes.py [--nodes 8] [--ranks 8] [--hertz 20] [--seconds 60] [--screen] [--lose 0]
+        [--direct] [--template FILE]
+
+``--lose N``: N times a node loses its power while Live is watched; the times are those until it is named on the screen.
 
 ``--direct``: all nodes are played into the recording that is watched, without forwarders, server and collector, for the
-screen's own part of the age where this machine is too small for all of them.
+screen's own part of the age where this machine is too small for all of them. ``--template``: keep the made-up recording
+in a file, or take it from there.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,8 +45,12 @@ from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import GPUS
 
 _WARM_S, _WARM_NODE_S = 10.0, 0.3
+# How much later nodes may take part on a busy machine.
+_LATE_S = 60.0
+_CATCH_UP_S = 10.0
 # On another screen, and at the end.
 _END_S = 20.0
+_LOSE_S = 60.0
 _LOOK_S = 0.02
 _SETTLE_S = 3.0
 # Forwarders in a process: 64 processes would only be busy with starting here.
@@ -55,11 +64,16 @@ def main() -> None:
     parser.add_argument("--hertz", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--screen", action="store_true", help="watch on a terminal, too")
+    parser.add_argument("--lose", type=int, default=0, help="so many nodes, one after the other; with --screen")
     parser.add_argument("--direct", action="store_true", help="without sending anything")
+    parser.add_argument("--template", type=Path)
     options = parser.parse_args()
     warm_s = _WARM_S + options.nodes * _WARM_NODE_S
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name), monitored=True) as server:
-        template = record_template(Path(name), options.ranks, options.hertz, warm_s + options.seconds + 2 * _END_S)
+        seconds = warm_s + options.seconds + 2 * _END_S + options.lose * _LOSE_S
+        template = options.template or Path(name, "template.pickle")
+        if not template.exists():
+            record_template(Path(name), template, options.ranks, options.hertz, seconds)
         running: list[subprocess.Popen[bytes]] = []
         try:
             _measure(options, Path(name), template, server, running, warm_s)
@@ -80,17 +94,16 @@ def _measure(
     target = folder / played_nodes.COLLECTED
     hosts = [f"node{number:03}" for number in range(options.nodes)]
     watched = _start_programs(options, folder, template, server, running)
-    begin, screen, seen = time.monotonic(), None, list[tuple[int, int]]()
+    begin, screen, seen, is_over = time.monotonic(), None, list[tuple[int, int]](), threading.Event()
     if options.screen:
         while not (target / "session.json").exists():
             time.sleep(0.1)
         screen = Terminal(build_attach_command(target), 200, 50)
         watched["screen"] = [screen.pid]
-        threading.Thread(target=_watch, args=(screen, seen), daemon=True).start()
-    time.sleep(max(0.0, warm_s - (time.monotonic() - begin)))
-    missing = [host for host in hosts if not list(target.glob(f"{GPUS.name}-node-{host}-*"))]
-    if missing:
-        raise SystemExit(f"{len(missing)} nodes do not take part after {warm_s:.0f} s: this machine is too busy")
+        watch = threading.Thread(target=_watch, args=(screen, seen, is_over), daemon=True)
+        watch.start()
+    _wait_for_nodes(target, hosts, begin, warm_s)
+    time.sleep(max(_CATCH_UP_S, warm_s - (time.monotonic() - begin)))
     cpu = {name: sum(map(_read_cpu_s, pids)) for name, pids in watched.items()}
     sent, begin = _read_server_bytes(server), time.monotonic()
     rows = _look_at_ages(folder, hosts, options.seconds)
@@ -109,6 +122,11 @@ def _measure(
         drawn = [one for one in list(seen) if one[1] > (begin + _SETTLE_S) * 1e9]
         late_ms = measure_lateness_ms(drawn, read_fact_times(target)) if drawn else ()
         rows["age on the screen"] = [late / 1e3 for late in late_ms]
+        if options.lose:
+            screen.type_keys(str(SCREENS.index("live") + 1).encode())
+            is_over.set()
+            watch.join()
+            rows["a lost node is on the screen after"] = _lose_nodes(options, watched["forwarder"], screen)
         screen.close()
     print(f"{options.nodes} nodes x {options.ranks} ranks, {options.hertz} Hz, {seconds:.0f} s")
     for title, values in rows.items():
@@ -117,6 +135,14 @@ def _measure(
             continue
         print(f"{title}: median {np.median(values):.2f} s, 99 % {np.percentile(values, 99):.2f} s, most {max(values):.2f} s")
     print("\n".join(costs))
+
+
+def _wait_for_nodes(target: Path, hosts: list[str], begin: float, warm_s: float) -> None:
+    while missing := [host for host in hosts if not list(target.glob(f"{GPUS.name}-node-{host}-*"))]:
+        if time.monotonic() - begin > warm_s + _LATE_S:
+            raise SystemExit(f"{len(missing)} nodes do not take part after {warm_s + _LATE_S:.0f} s")
+        time.sleep(0.1)
+    print(f"all nodes take part after {time.monotonic() - begin:.1f} s")
 
 
 def _start_programs(
@@ -165,11 +191,22 @@ def _look_at_ages(folder: Path, hosts: list[str], seconds: float) -> dict[str, l
     return {"age on the collector": ages} | ({"of it behind the node's file": behind} if behind else {})
 
 
-def _watch(screen: Terminal, seen: list[tuple[int, int]]) -> None:
-    """Note what is drawn, until the terminal is closed."""
+def _watch(screen: Terminal, seen: list[tuple[int, int]], is_over: threading.Event) -> None:
+    """Note what is drawn, until the terminal is closed or somebody else reads it."""
     with contextlib.suppress(OSError):
-        while True:
+        while not is_over.is_set():
             seen += screen.collect_facts(1.0)
+
+
+def _lose_nodes(options: argparse.Namespace, forwarders: list[int], screen: Terminal) -> list[float]:
+    """Take the last node of each process of forwarders away; return the seconds until the screen names it."""
+    ends = [min(first + _TOGETHER, options.nodes) for first in range(0, options.nodes, _TOGETHER)]
+    times = []
+    for end, process in list(zip(ends, forwarders, strict=True))[: options.lose]:
+        screen.collect_facts(_SETTLE_S)
+        os.kill(process, signal.SIGUSR1)
+        times.append(screen.measure_key(b"", f"node{end - 1:03} has sent nothing".encode(), _LOSE_S))
+    return times
 
 
 def _read_cpu_s(pid: int) -> float:

@@ -3,6 +3,8 @@
     python played_nodes.py play TEMPLATE FOLDER NODES [together]
     ZEROTOP_TOKEN=... python played_nodes.py send FOLDER URL FIRST LAST     # the forwarders of some of them, in one process
 
+SIGUSR1 takes the last of these forwarders away, as if its node had lost its power.
+
 ``TEMPLATE`` was made by ``record_template``. Each node gets a folder ``nodeNNN``, host name, ranks and processes of its
 own, and its times are those of the playing; ``together`` all of them write into ``collected``, as a collector does. The
 first node alone has the job's output.
@@ -15,6 +17,7 @@ import json
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -38,8 +41,8 @@ PERIOD_S = 0.1
 _TIMES = {"time_ns", "begin_ns", "end_ns"}
 
 
-def record_template(folder: Path, ranks: int, hertz: int, seconds: float) -> Path:
-    """Record a made-up node for some seconds; return the file of what it wrote in each period."""
+def record_template(folder: Path, made: Path, ranks: int, hertz: int, seconds: float) -> None:
+    """Record a made-up node for some seconds; write what it wrote in each period to a file."""
     source = folder / "template"
     command = [sys.executable, growing_recording.__file__, str(source), "--ranks", str(ranks), "--hertz", str(hertz)]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -61,9 +64,7 @@ def record_template(folder: Path, ranks: int, hertz: int, seconds: float) -> Pat
     writer.kill()
     writer.wait()
     writer.stdout.close()
-    made = folder / "template.pickle"
     made.write_bytes(pickle.dumps(ticks))
-    return made
 
 
 def _order_files(path: Path) -> tuple[bool, str, int]:
@@ -185,14 +186,16 @@ class _EndlessJob:
 
 
 async def send(folder: Path, url: str, hosts: list[str]) -> None:
-    """Forward these nodes' recordings until killed."""
+    """Forward these nodes' recordings until killed; that of the last one until SIGUSR1."""
     key = JobKey(JOB, os.environ[TOKEN_VARIABLE])
 
     async def connect() -> Link:
         return await connect_nats(url, key)
 
     senders = [Forwarder(str(folder / host), host, key, connect, job=_EndlessJob(), tell=print) for host in hosts]
-    await asyncio.gather(*(sender.run() for sender in senders))
+    tasks = [asyncio.create_task(sender.run()) for sender in senders]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tasks[-1].cancel)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> None:

@@ -307,6 +307,35 @@ def connect(url: str) -> str:
     return said
 
 
+def test_a_busy_collector_keeps_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's answer to a ping comes after all that the nodes have sent before it."""
+    monkeypatch.setattr(link, "_PING_S", 0.3)
+    key = JobKey("llama", TOKEN)
+
+    async def handle(message: bytes) -> bytes:
+        time.sleep(0.1)
+        return message[:4]
+
+    async def ask(url: str) -> list[bytes]:
+        node = await connect_nats(url, key)
+        try:
+            return await asyncio.gather(*(node.request(b"%4d" % number + bytes(500_000), 30.0) for number in range(25)))
+        finally:
+            await node.close()
+
+    async def collect(url: str) -> list[bytes]:
+        collector = await connect_nats(url, key)
+        answering = asyncio.create_task(collector.answer_requests(handle))
+        asking = asyncio.create_task(asyncio.to_thread(asyncio.run, ask(url)))
+        await asyncio.wait({answering, asking}, return_when=asyncio.FIRST_COMPLETED)
+        assert not answering.done(), "the connection was lost"
+        await collector.close()
+        return await asking
+
+    with NatsServer(tmp_path) as server:
+        assert asyncio.run(collect(server.url)) == [b"%4d" % number for number in range(25)]
+
+
 def test_a_certificate_is_checked_against_the_sites_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = make_certificate(tmp_path, "authority")
     with NatsServer(tmp_path, tls=make_certificate(tmp_path, "server", authority=authority)) as server:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.node_orders import NODES_FILE, count_stops, order_stop
+from zerotop.commands.nodes import collector as collecting
 from zerotop.commands.nodes import forwarder, joining, messages
 from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -486,8 +487,8 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
 class Asking:
     """Requests of a node, one by one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.collector = make_collector(folder)
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda _: None) -> None:
+        self.collector = make_collector(folder, tell)
         self.info = directory.read_recording_info(str(make_source(folder)))
 
     def say_hello(self, session: str) -> str:
@@ -508,6 +509,35 @@ def test_a_late_copy_of_a_message_changes_nothing(tmp_path: Path) -> None:
     assert node.write("1", 2, [SPANS, 0, 0, 0, -1], b"") == "ok"
     assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "ok"
     assert read_files(tmp_path / "collected") == {}
+
+
+def test_nodes_that_wait_for_a_lost_answer_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is under way when the collector's connection breaks is sent again only after ANSWER_S."""
+    for name, seconds in {"LOST_S": 0.2, "_POLL_S": 0.02, "_RETRY_S": 0.02, "ANSWER_S": 0.6}.items():
+        monkeypatch.setattr(collecting, name, seconds)
+    told: list[tuple[float, str]] = []
+    asking = Asking(tmp_path, lambda text: told.append((time.monotonic(), text)))
+
+    class Breaking(WrongAnswers):
+        async def answer_requests(self, handle: Callable[[bytes], Any]) -> None:
+            self.count += 1
+            await asyncio.sleep(0.05 if self.count == 1 else 10.0)
+            raise LinkError("cut")
+
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            raise LinkError("no collector")
+
+    link = Breaking(asking.collector)
+
+    async def connect() -> Link:
+        return link
+
+    begin = time.monotonic()
+    asking.say_hello("first")
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(asking.collector.run(connect), 1.5))
+    (lost,) = [passed for passed, text in told if "silent" in text]
+    assert lost - begin > 0.8
 
 
 def test_an_earlier_session_writes_nothing(tmp_path: Path) -> None:

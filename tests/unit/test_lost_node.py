@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings import detect_findings
-from zerotop.analysis.findings.support.finding import Severity
+from zerotop.analysis.findings.support.finding import Finding, Severity
+from zerotop.analysis.views import finding_search
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BEGINS, BOUNDARY, PHASE_CODE, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -16,6 +20,21 @@ HOSTS = ("node1", "node1", "node2", "node2")
 
 
 def detect(folder: Path, *reports: tuple[float, type[events.Event], float], lost: str | None = "node2") -> list[Any]:
+    write_ranks(folder)
+    write_reports(folder, *reports, lost=lost)
+    recording = read_recording(folder)
+    return [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
+
+
+def write_reports(folder: Path, *reports: tuple[float, type[events.Event], float], lost: str | None = "node2") -> None:
+    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+    writer = EventWriter(str(folder), make_identity(-1, host="watcher")._replace(role="control"), clock=clock)
+    for second, kind, silent_s in reports:
+        writer.write(int(second * S), kind, host=lost, seconds=silent_s)
+    writer.close()
+
+
+def write_ranks(folder: Path) -> None:
     for rank, host in enumerate(HOSTS):
         who = make_identity(rank, host=host)
         steps = range(10 if rank != 3 else 9)
@@ -35,13 +54,6 @@ def detect(folder: Path, *reports: tuple[float, type[events.Event], float], lost
         ]
         write_table(folder, SPANS, who, *spans).close()
         write_table(folder, BEGINS, who, *begins).close()
-    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
-    writer = EventWriter(str(folder), make_identity(-1, host="watcher")._replace(role="control"), clock=clock)
-    for second, kind, silent_s in reports:
-        writer.write(int(second * S), kind, host=lost, seconds=silent_s)
-    writer.close()
-    recording = read_recording(folder)
-    return [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
 
 
 def test_it_is_told_with_its_ranks_and_their_last_phase(tmp_path: Path) -> None:
@@ -90,3 +102,32 @@ def test_a_lost_server_is_no_lost_node(tmp_path: Path) -> None:
 def test_a_server_that_is_back_is_told(tmp_path: Path) -> None:
     (finding,) = detect(tmp_path, (16.0, events.NodeLost, 7.0), (30.0, events.NodeReturned, 21.0), lost=None)
     assert finding.headline == "The server is back after 21 s"
+
+
+def test_a_node_is_told_after_many_others(tmp_path: Path) -> None:
+    write_ranks(tmp_path)
+    for second in range(30):
+        write_reports(tmp_path, (16.0 + second, events.NodeLost, 6.2), lost="node2")
+    write_reports(tmp_path, (60.0, events.NodeLost, 6.2), lost="node1")
+    recording = read_recording(tmp_path)
+    found = [one for one in detect_findings(recording, recording.last_written_ns) if one.name == "lost_node"]
+    assert found[-1].headline == "Node node1 has sent nothing for 6.20 s: ranks 0 and 1"
+
+
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_screen_is_told_during_a_long_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_reopened: bool) -> None:
+    """With hundreds of ranks a search takes seconds, and the next one waits for a quarter of a minute."""
+    monkeypatch.setattr(finding_search, "_SLICE_S", 0.0)
+    write_ranks(tmp_path)
+    earlier = Finding("seen", BEGIN_NS, BEGIN_NS, BEGIN_NS, None, (), Severity.WARNING, 1.0, "earlier")
+    source = RecordingSource(read_recording(tmp_path), findings=(earlier,) * is_reopened)
+    assert source.search_findings().is_behind
+    write_reports(tmp_path, (16.0, events.NodeLost, 6.2))
+    source.refresh()
+    *others, finding = source.findings_at(None)
+    assert others == [earlier] * is_reopened
+    assert finding.headline == "Node node2 has sent nothing for 6.20 s: ranks 2 and 3"
+    monkeypatch.undo()
+    while source.search_findings().is_behind:
+        pass
+    assert [one for one in source.findings_at(None) if one.name == "lost_node"] == [finding], "told once"

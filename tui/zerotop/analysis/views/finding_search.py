@@ -72,8 +72,16 @@ class Findings:
         self._earlier = ()
         return SearchResult(has_new, False, pause_s)
 
+    def search_news(self) -> None:
+        """Look at events that were read since the last search, for findings that need nothing else."""
+        if self._detection is not None:
+            self._detection.search_news(self._recording.last_written_ns)
+
     def findings_at(self, cursor_ns: int) -> tuple[Finding, ...]:
         """Return the findings known at the cursor (unix nanoseconds), in the order in which they became known."""
-        if self._earlier:
-            return tuple(finding for finding in self._earlier if finding.known_ns <= cursor_ns)
-        return () if self._detection is None else self._detection.findings_at(cursor_ns)
+        found = () if self._detection is None else self._detection.findings_at(cursor_ns)
+        if not self._earlier:
+            return found
+        last_ns = self._earlier[-1].known_ns
+        earlier = tuple(finding for finding in self._earlier if finding.known_ns <= cursor_ns)
+        return earlier + tuple(finding for finding in found if finding.known_ns > last_ns)

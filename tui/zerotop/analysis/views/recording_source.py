@@ -168,6 +168,7 @@ class RecordingSource:
         if not fresh:
             self._is_end_view &= not self.is_live  # the end of one that is live has moved on
             return False
+        self._findings.search_news()
         exits = read_exits(self.recording.at())
         if finished or not (was_live and self.is_live) or exits is not self._exits:
             self._exits = exits

@@ -19,6 +19,7 @@ from zerotop.commands.common.node_orders import NODES_FILE, count_stops
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
+from zerotop.commands.nodes.forwarder import ANSWER_S
 from zerotop.commands.nodes.link import Connect, Link, LinkError, LinkRefused
 from zerotop.commands.nodes.messages import BadMessage, JobKey
 from zerotop.recording.atomic_write import write_text_file
@@ -77,6 +78,7 @@ class Collector:
         self._events: EventWriter | None = None
         self._told: set[str] = set()
         self._connected_s: float | None = None
+        self._linked_s = 0.0  # when the connection was made
         self._heard_s: float | None = None  # when the server was last there, once it was
         self._is_server_lost = False
         self._stops = count_stops(Path(folder))
@@ -114,7 +116,7 @@ class Collector:
                 try:
                     link = await connect()
                     await self._check_alone(link)
-                    self._connected_s = time.monotonic()
+                    self._connected_s = self._linked_s = time.monotonic()
                     self._watch_server(self._connected_s)
                     answering = asyncio.create_task(link.answer_requests(self.handle))
                     done, _ = await asyncio.wait({watch, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,7 +268,10 @@ class Collector:
             self._watch_server(now_s)
             self._stops = count_stops(Path(self._folder))
             for node in self._nodes.values():
-                silent_s = now_s - max(node.heard_s, self._connected_s or now_s)
+                since_s = max(node.heard_s, self._connected_s or now_s)
+                if node.heard_s < self._linked_s:  # it may wait for an answer that was lost with our last connection
+                    since_s = max(since_s, self._linked_s + ANSWER_S)
+                silent_s = now_s - since_s
                 if silent_s > LOST_S and not node.is_lost and not node.has_ended:
                     node.is_lost = True
                     self._write_event(events.NodeLost, node.host, now_s - node.heard_s)

@@ -27,10 +27,12 @@ PERIOD_S = 0.3
 """From one look at the recording's files to the next."""
 BEAT_S = 1.0
 """The longest time without a message."""
-_ANSWER_S = 10.0
+ANSWER_S = 10.0
+"""How long to wait for an answer; longer only for lists."""
 _LIST_S = 60.0  # the collector hashes its files
 _RETRY_S = 0.5
-# Round trips to align the clock: more of them while the shortest leaves a larger error.
+# Round trips to align the clock: more of them while the shortest leaves a larger error. Their time has no limit: where the
+# collector is slow, few of them leave an error of tens of milliseconds for the whole recording.
 _ROUND_TRIPS, _MOST_ROUND_TRIPS = 8, 64
 _GOOD_ERROR_NS = 300_000
 # How often to look whether the job has ended.
@@ -144,7 +146,7 @@ class Forwarder:
         try:
             self._alignment = self._alignment or await self._align_clock(link)
             hello["alignment"] = self._alignment
-            await self._ask(link, hello, timeout_s=_LIST_S)
+            await self._ask(link, hello)
             while True:
                 after = listed[-1][0] if listed else ""
                 answer = await self._ask(link, {"kind": messages.LIST, "after": after}, timeout_s=_LIST_S)
@@ -179,7 +181,7 @@ class Forwarder:
             await comparing
 
     async def _ask(
-        self, link: Link, header: dict[str, Any], data: bytes = b"", *, timeout_s: float = _ANSWER_S
+        self, link: Link, header: dict[str, Any], data: bytes = b"", *, timeout_s: float = ANSWER_S
     ) -> dict[str, Any]:
         """Return the collector's answer. Raises LinkError if there is none, or if it refuses."""
         ask = {"host": self._host, "session": self._session, **header}

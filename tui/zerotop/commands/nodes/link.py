@@ -223,8 +223,11 @@ class _NatsLink:
             await self._client.flush()
         except (errors.Error, asyncio.TimeoutError, OSError) as error:
             raise LinkError(f"{self._place} cannot be used ({_describe(error)})") from error
+        read_bytes = 0
         while not self._client.is_closed:  # its callbacks wait until the server has agreed to end the encryption
             await asyncio.sleep(_LOOK_S)
+            if self._client.stats["in_bytes"] > read_bytes:  # the answer to a ping comes after many MB from all nodes
+                read_bytes, self._client._pings_outstanding = self._client.stats["in_bytes"], 0
         raise LinkError(f"the connection to {self._place} was lost")
 
     async def close(self) -> None:

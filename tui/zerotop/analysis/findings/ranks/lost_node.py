@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, find_own
-from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_job
+from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_events
+from zerotop.analysis.findings.support.rank_process import AdvancingRecording
 from zerotop.analysis.processes.phases import find_current
 from zerotop.recording.events.event_index import get_event_time
+from zerotop.recording.moments.at import RankAt
 from zerotop_probe.recording.events import NodeLost, NodeReturned, Stacks, TrainingStack
 
 _KIND = FindingKind(
@@ -50,21 +52,20 @@ class _Last(NamedTuple):
     line_ns: int = 0
 
 
-@in_job(kinds=None)
-def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
+@in_events(kinds=None, by_ranks=True)
+def detect(window: SearchWindow[AdvancingRecording]) -> Iterator[Finding]:
     """Report a node when it fell silent, and when it is back."""
-    recording = window.recording
+    recording = window.subject
     reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
     silences: dict[str | None, tuple[int, _Last]] = window.keep(dict)  # their begin, by node
     for event in window.items(sorted(reports, key=get_event_time)):
         host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
-        group = recording.groups[-1:]
-        processes = group[0].processes_on(host) if group and host is not None else []
+        processes = [one for one in recording.at.at(event.unix_ns).ranks.values() if one.host == host]
         ranks = [process.rank for process in processes]
         if is_back and host in silences:  # one finding tells both
             begin_ns, last = silences.pop(host)
         else:
-            begin_ns, last = event.unix_ns - int(seconds * 1e9), _find_last(processes, event.unix_ns)
+            begin_ns, last = event.unix_ns - int(seconds * 1e9), _find_last(processes)
             silences[host] = begin_ns, last
         line_s = max(0, begin_ns - last.line_ns) / 1e9 if last.line else None
         values: dict[str, Any] = {"step": last.step, "phase": last.phase, "last_step": last.step, "host": host}
@@ -72,26 +73,26 @@ def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
         yield _KINDS[host is None, is_back].at(None, begin_ns, event.unix_ns, {"silent_s": seconds}, ranks=ranks, **values)
 
 
-def _find_last(processes: list[Process], known_ns: int) -> _Last:
+def _find_last(processes: list[RankAt]) -> _Last:
     """Return phase, step and line of the rank that came least far, as far as its records go."""
-    found: list[tuple[int, str, int, Process]] = []
+    found: list[tuple[int, str, int, RankAt]] = []
     for process in processes:
-        begins = process.recording.recording.find_sibling("begins", process.source)
+        begins, spans = (process.at.find_table(name, process.process) for name in ("begins", "spans"))
         if begins is not None and begins.last_ns:
-            phase, _, step = find_current(begins, process.source, min(begins.last_ns, known_ns))
+            phase, _, step = find_current(begins, spans, min(begins.last_ns, process.at.cursor_ns))
             if phase and step is not None:
                 found.append((step, phase, process.rank, process))
     if not found:
         return _Last()
     step, phase, _, process = min(found)
-    return _Last(phase, step, *_find_line(process, known_ns))
+    return _Last(phase, step, *_find_line(process))
 
 
-def _find_line(process: Process, known_ns: int) -> tuple[str | None, int]:
+def _find_line(process: RankAt) -> tuple[str | None, int]:
     """Return the line of the job's own code that was sampled last in a rank's training thread, and when (unix time)."""
     sampled: list[Stacks | TrainingStack] = [*process.events_of(Stacks), *process.events_of(TrainingStack)]
     for event in sorted(sampled, key=get_event_time, reverse=True):
-        for stack in event.stacks if event.unix_ns <= known_ns else ():
+        for stack in event.stacks:
             own = find_own(event.frames, stack) if stack.thread is None else None
             if own is not None:
                 return CodeLine(own.file, own.line, own.function, own.callees).text, event.unix_ns

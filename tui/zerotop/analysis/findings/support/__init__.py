@@ -2,7 +2,14 @@
 
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt, in_each_node, in_each_rank, in_job
+from zerotop.analysis.findings.support.window import (
+    SearchWindow,
+    in_each_attempt,
+    in_each_node,
+    in_each_rank,
+    in_events,
+    in_job,
+)
 
 __all__ = [
     "Evidence",
@@ -15,5 +22,6 @@ __all__ = [
     "in_each_attempt",
     "in_each_node",
     "in_each_rank",
+    "in_events",
     "in_job",
 ]

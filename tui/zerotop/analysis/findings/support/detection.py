@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from zerotop.analysis.findings.support.evidence import Evidence
 from zerotop.analysis.findings.support.finding import Finding
 from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, settle_attempts
+from zerotop.analysis.findings.support.window import needs_events_alone
 from zerotop.recording.reader import Recording
 
 Detector = Callable[[Evidence], Iterable[Finding | None]]
@@ -26,7 +27,9 @@ class Detection:
     def __init__(self, recording: Recording, detectors: Iterable[Detector]) -> None:
         self._recording = recording
         self._evidence = Evidence(recording)
-        self._detectors = list(detectors)
+        detectors = list(detectors)
+        self._news_detectors = [detect for detect in detectors if needs_events_alone(detect)]
+        self._detectors = [detect for detect in detectors if not needs_events_alone(detect)]
         self._findings: dict[_FindingKey, Finding] = {}
         self._waiting: list[Detector] = []  # those that have not looked at the piece in progress,
         self._found: list[Finding] = []  # and what the others have found in it
@@ -57,19 +60,33 @@ class Detection:
             self._until_ns = self._evidence.find_next_cursor(size, end_ns)
             self._evidence.advance_cursor(self._until_ns)
             self._waiting = self._detectors[::-1]
+            self._found = self._look_at_news(self._until_ns)
         while self._waiting and time.monotonic() - begin_s < seconds:
             detect = self._waiting.pop()
             self._found += [finding for finding in detect(self._evidence) if finding is not None]
         self.is_behind = bool(self._waiting) or self._until_ns < end_ns
-        return not self._waiting and self._count_found()
+        if self._waiting:
+            return False
+        found, self._found = self._found, []
+        return self._count_found(found)
 
-    def _count_found(self) -> bool:
-        """Add what was found in a piece; return whether any of it is new."""
+    def search_news(self, end_ns: int) -> bool:
+        """Have detectors that need events alone look at those up to ``end_ns``; return whether there is a new finding.
+
+        They do not wait for the others, whose search of many ranks takes long.
+        """
+        return self._count_found(self._look_at_news(end_ns))
+
+    def _look_at_news(self, end_ns: int) -> list[Finding]:
+        self._evidence.news.advance_cursor(end_ns)
+        return [one for detect in self._news_detectors for one in detect(self._evidence) if one is not None]
+
+    def _count_found(self, found: Iterable[Finding]) -> bool:
+        """Add what was found; return whether any of it is new."""
         before = len(self._findings)
-        for finding in self._found:
+        for finding in found:
             key = (finding.name, finding.known_ns, finding.begin_ns, finding.step, finding.ranks)
             self._findings[key] = finding
-        self._found = []
         if len(self._findings) == before:
             return False
         self._attempt_begins = tuple(group.lead.source.created_ns for group in self._evidence.groups)

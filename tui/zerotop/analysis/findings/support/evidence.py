@@ -86,6 +86,8 @@ class Evidence(AdvancingRecording):
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
+        self.news = AdvancingRecording(recording)
+        """The recording for detectors that need events alone: they look at those that were read last at once."""
         self.groups: list[Group] = []
         """The attempts of the job: a rank that appears again was restarted."""
         self._step_table = StepTable(recording)
@@ -99,7 +101,7 @@ class Evidence(AdvancingRecording):
 
     def advance_cursor(self, cursor_ns: int) -> None:
         """Move the cursor forward."""
-        self.at = self.recording.at(max(cursor_ns, self.cursor_ns))
+        super().advance_cursor(cursor_ns)
         self._step_table.update(self.cursor_ns)
         if self._step_table.process_count == len(self._processes):
             return

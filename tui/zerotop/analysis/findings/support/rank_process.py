@@ -53,6 +53,10 @@ class AdvancingRecording(Searched):
         """The cursor in unix nanoseconds."""
         return self.at.cursor_ns
 
+    def advance_cursor(self, cursor_ns: int) -> None:
+        """Move the cursor forward."""
+        self.at = self.recording.at(max(cursor_ns, self.cursor_ns))
+
     def events_of(self, kind: type[E]) -> Sequence[E]:
         """Return all events of this kind, in order of time."""
         return self.at.events_of(kind)

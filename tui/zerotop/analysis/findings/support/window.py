@@ -13,27 +13,29 @@ from typing import Any, Generic, TypeVar
 
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
+from zerotop.analysis.findings.support.rank_process import AdvancingRecording
 from zerotop.recording.moments.records import Records
 from zerotop.recording.reader import Source
 from zerotop.recording.samples import Rows, Samples
 
-S = TypeVar("S", Process, Group, Evidence)
+S = TypeVar("S", Process, Group, Evidence, AdvancingRecording)
 T = TypeVar("T")
 M = TypeVar("M")
 Found = Iterable[Finding | None]
 # Findings of one kind that are all reported.
 _MOST_REPORTS = 20
+_NEEDS_EVENTS = "needs_events_alone"
 
 
 class SearchWindow(Generic[S]):
     """The records, steps and results of one subject in which a detector looks."""
 
-    def __init__(self, recording: Evidence, subject: S, host: str, kinds: int | None) -> None:
+    def __init__(self, recording: Evidence, subject: S, host: str, kinds: int | None, *, by_ranks: bool) -> None:
         self.recording, self.host = recording, host
         self.subject: S = subject
         self.is_closed = False
         """Whether the detector needs no more of it."""
-        self._kinds = kinds
+        self._kinds, self._by_ranks = kinds, by_ranks
         self._counts: dict[Hashable, dict[Source, int]] = {}  # records that were shown
         self._lengths: Counter[Hashable] = Counter()  # steps that were shown
         self._items: Counter[Hashable] = Counter()
@@ -45,7 +47,7 @@ class SearchWindow(Generic[S]):
         self._waiting: dict[Hashable, list[Any]] = {}
         self._findings: set[Hashable] = set()
         self._events: set[Hashable] = set()  # that findings were yielded about
-        self._reports: Counter[tuple[str, Severity]] = Counter()
+        self._reports: Counter[tuple[str, Severity, tuple[int, ...]]] = Counter()
 
     def records(self, records: Records, look_back_ns: int = 0, look_back: int = 0) -> Samples:
         """Return new records, and those of a time, or so many, before the first of them; none if there are no new ones."""
@@ -112,7 +114,7 @@ class SearchWindow(Generic[S]):
 
     def count_reports(self, kind: FindingKind) -> int:
         """Return about how many events it had findings of a kind."""
-        return sum(count for (name, _), count in self._reports.items() if name == kind.name)
+        return sum(count for (name, *_), count in self._reports.items() if name == kind.name)
 
     def select_news(self, found: Found) -> Iterator[Finding]:
         """Yield findings that were not found before, and close the window when no more are wanted.
@@ -125,12 +127,13 @@ class SearchWindow(Generic[S]):
                 if key not in self._findings:
                     self._findings.add(key)
                     is_known = finding.event in self._events
-                    self._reports[alike := (finding.name, finding.severity)] += not is_known
+                    alike = finding.name, finding.severity, finding.ranks if self._by_ranks else ()
+                    self._reports[alike] += not is_known
                     if self._is_news(self._reports[alike], is_known=is_known):
                         self._events.add(finding.event)
                         self.subject.findings.append(finding)
                         yield finding
-                if len({name for name, _ in self._reports}) == self._kinds:
+                if len({name for name, *_ in self._reports}) == self._kinds:
                     self.is_closed = True
                     return
 
@@ -142,22 +145,31 @@ class SearchWindow(Generic[S]):
 
 
 class _Declaration(Generic[S]):
-    """A decorator of detectors. ``kinds``: they report so many kinds, each once, or None: all findings that are news."""
+    """A decorator of detectors. ``kinds``: they report so many kinds, each once, or None: all findings that are news.
 
-    def __init__(self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]]) -> None:
+    ``by_ranks``: findings about other ranks are news, however many there were.
+    """
+
+    def __init__(
+        self, list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]], *, needs_events_alone: bool = False
+    ) -> None:
         self._list_subjects: Callable[[Evidence], Iterable[tuple[S, str]]] = list_subjects
+        self._needs_events = needs_events_alone
 
-    def __call__(self, kinds: int | None = 1) -> Callable[[Callable[[SearchWindow[S]], Found]], Callable[[Evidence], Found]]:
+    def __call__(
+        self, kinds: int | None = 1, *, by_ranks: bool = False
+    ) -> Callable[[Callable[[SearchWindow[S]], Found]], Callable[[Evidence], Found]]:
         def decorate(detect: Callable[[SearchWindow[S]], Found]) -> Callable[[Evidence], Found]:
             def search(recording: Evidence) -> Found:
                 for subject, host in self._list_subjects(recording):
                     if (detect, host) not in subject.windows:
-                        subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds)
+                        subject.windows[detect, host] = SearchWindow(recording, subject, host, kinds, by_ranks=by_ranks)
                     window: SearchWindow[S] = subject.windows[detect, host]
                     if not window.is_closed:
                         yield from window.select_news(detect(window))
 
             update_wrapper(search, detect)
+            vars(search)[_NEEDS_EVENTS] = self._needs_events
             return search
 
         return decorate
@@ -171,3 +183,10 @@ in_each_node = _Declaration[Group](lambda recording: [(group, host) for group in
 """Have a detector look at the ranks of each attempt on each node."""
 in_job = _Declaration[Evidence](lambda recording: [(recording, "")])
 """Have a detector look at the whole job."""
+in_events = _Declaration[AdvancingRecording](lambda recording: [(recording.news, "")], needs_events_alone=True)
+"""Have a detector look at the whole job's events, and at records only up to those: it looks as soon as they are read."""
+
+
+def needs_events_alone(detect: Callable[[Evidence], Found]) -> bool:
+    """Whether a detector looks at events as soon as they are read."""
+    return getattr(detect, _NEEDS_EVENTS, False)
