@@ -51,6 +51,7 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
         (("run", "--fast", "true"), "zerotop run: error: unrecognized arguments: --fast"),
         (("--versoin",), "zerotop: error: unrecognized arguments: --versoin. Did you mean --version?"),
         (("replay", "x", "--sped=2"), "zerotop replay: error: unrecognized arguments: --sped=2. Did you mean --speed?"),
+        (("collect", "--port", "1"), "zerotop collect: error: unrecognized arguments: --port 1"),  # --parts is for zerotop
         (("run",), "zerotop run: error: missing COMMAND: zerotop run COMMAND ..."),
         (("recordings", "--yes"), "zerotop recordings: error: --older-than"),
         (("replya",), "zerotop: error: there is no command 'replya'. Did you mean: zerotop replay?"),
@@ -82,6 +83,12 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
         (("fit", "--micro-batch", "1:8", "--set", "a=1"), "zerotop fit --set ... -- COMMAND"),
         (("sweep", "--offload", "nvme_params", "--nvme-path", "gone"), "There is no folder gone to offload to: choose one"),
         (("attach", "999999999"), "Process 999999999 is not "),
+        (("detach", str(FOLDER)), " holds no recording: it has no session.json."),
+        (
+            ("detach", str(FOLDER / "cpu-clean.zerotop")),
+            "cpu-clean.zerotop is a packed recording, which belongs to no running job",
+        ),
+        (("detach", __file__), " is not a recording: it is neither "),
         (("estimate", "tiny", "--gpu-memory", "80"), "80 is not a size such as 500MB or 2GB; did you mean 80GB?"),
     ],
 )

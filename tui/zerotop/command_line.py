@@ -133,7 +133,8 @@ def _list_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argume
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Describe arguments that a command does not take, with the option that was probably meant."""
     wrong = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
-    meant = suggest_name(wrong, parser._option_string_actions) if wrong else ""
+    known = [name for action in parser._actions if action.help != argparse.SUPPRESS for name in action.option_strings]
+    meant = suggest_name(wrong, known) if wrong else ""
     return f"unrecognized arguments: {shlex.join(unknown)}{meant}"
 
 
