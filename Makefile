@@ -31,7 +31,7 @@ endef
 
 install: $(INSTALLED)
 
-# DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
+# DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers. Holds the viewer, too.
 $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c tui/launcher/*.c)
 	$(CHECK_PYTHON)
 	@{ $(PYTHON) -c '$(HEADER)'; } 2>/dev/null || { echo "$(PYTHON) has no C headers, which DeepSpeed's operators" \
@@ -41,7 +41,7 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zer
 	@echo "installing zerotop, torch and DeepSpeed into $(VENV): the first time this takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
-	@touch $@
+	@touch $@ $(VIEWER)
 
 # All but the training: watches jobs of other environments, replays, exports.
 $(VIEWER): pyproject.toml constraints.txt

@@ -48,6 +48,17 @@ def test_a_search_goes_on(tmp_path: Path) -> None:
     assert b"holds another sweep" in other.stderr
 
 
+def test_a_fit_without_a_recorded_step_says_so(tmp_path: Path) -> None:
+    options = ["--seq-length", "8:16:8", "--set", "longest=900", "-o", str(tmp_path / "fit"), "--headless"]
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
+    assert done.stdout.decode().endswith(
+        "\nNo optimizer step was recorded: all that is known is that the job ended without an error.\n"
+    )
+    broken = ["--", sys.executable, "-c", "raise SystemExit('{seq_length}')"]
+    failed = run_zerotop(tmp_path, "fit", "--seq-length", "8:16:8", "--retries", "0", *broken)
+    assert "not known" in failed.stdout.decode()  # it crashed: that says nothing of memory
+
+
 def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=44,50", "-o", str(tmp_path / "fit"), "--most-runs", "3"]
     done = run_zerotop(tmp_path, "fit", *options, *JOB)

@@ -76,7 +76,7 @@ def test_each_outcome_is_a_result(sweep_outcomes: tuple[Path, dict[str, Any]]) -
         "memory": ("out_of_memory", 1),
     }
     assert results["train"]["reason"] == ""
-    assert results["flaky"]["reason"].startswith("Its pace was not measured")  # it trains nothing
+    assert results["flaky"]["reason"].startswith("No optimizer step was recorded")  # it trains nothing
     assert results["broken"]["reason"].endswith("Its last line: no such thing")
     assert "out of GPU memory" in results["memory"]["reason"]
 

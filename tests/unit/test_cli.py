@@ -67,6 +67,11 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
     assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
 
 
+def test_options_that_the_help_does_not_show_are_not_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("collect", "--port", "1")) == 2  # --parts is for zerotop itself
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --port\n")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -75,7 +80,19 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
         (("replay", "gone/x"), "There is no recording at gone/x: no such file or folder."),
         (("replay", "--speed", "5000", "x"), "A speed is from 0.25 to 1000, not 5000"),
         (("sweep", "--model", "nosuch", "--seq-length", "8,16"), "There is no model 'nosuch': give a preset (tiny, "),
+        (("sweep", "--micro-batch", "1,2", "--", "x.py", "{micro_batch}"), ". Did you mean: python x.py {micro_batch}?"),
+        (("fit", "--micro-batch", "1:8", "x.py"), "arguments: x.py. The job's command goes after --"),
+        (("fit", "--seq-length", "-5:10"), "--seq-length: -5 is less than 1"),
+        (("fit", "--gpu-memory", "-1GB"), "-1GB is not a size such as 500MB or 2GB"),
+        (("fit", "--micro-batch", "1:8", "--set", "a=1"), "zerotop fit --set ... -- COMMAND"),
+        (("sweep", "--offload", "nvme_params", "--nvme-path", "gone"), "There is no folder gone to offload to: choose one"),
         (("attach", "999999999"), "Process 999999999 is not "),
+        (("detach", str(FOLDER)), " holds no recording: it has no session.json."),
+        (
+            ("detach", str(FOLDER / "cpu-clean.zerotop")),
+            "cpu-clean.zerotop is a packed recording, which belongs to no running job",
+        ),
+        (("detach", __file__), " is not a recording: it is neither "),
         (("estimate", "tiny", "--gpu-memory", "80"), "80 is not a size such as 500MB or 2GB; did you mean 80GB?"),
     ],
 )

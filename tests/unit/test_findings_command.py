@@ -77,7 +77,7 @@ def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixt
     for table in path.glob("*rank*"):
         table.unlink()
     assert cli.main(["findings", str(path)]) == 0
-    assert capsys.readouterr().out == "No findings in this recording.\n"
+    assert capsys.readouterr().out == "No findings: no finished step was recorded.\n"
 
 
 def test_a_missing_recording_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ from zerotop.commands.options.sweep_options import add_sweep_commands
 
 _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
 _TAKES_COMMAND = ("run", "sweep", "fit", "estimate")
+_NEGATIVE = re.compile(r"-\.?\d")  # Python 3.14 reads values this way: before it, -1GB and -5:10 were options
 
 _EPILOG = """
 With no COMMAND, opens the recordings list. RECORDING is a name from `zerotop recordings`, its start, or a path. Defaults
@@ -93,6 +95,7 @@ def _add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         **options,
     )
+    command._negative_number_matcher = _NEGATIVE
     command.set_defaults(fail=command.error)
     return command
 
@@ -109,7 +112,9 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     if options.name == "run" and options.first_words:
         command = [*options.first_words, *arguments[split:]]
     if unknown:
-        options.fail(_describe_unknown(_list_commands(parser)[options.name], unknown))
+        text = _describe_unknown(_list_commands(parser)[options.name], unknown)
+        is_job = options.name in _TAKES_COMMAND and any(not word.startswith("-") for word in unknown)
+        options.fail(f"{text}. The job's command goes after --, as in the examples of --help" if is_job else text)
     if options.name == "recordings" and not options.prune and _has_prune_option(options):
         options.fail("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run" and not command:
@@ -128,7 +133,8 @@ def _list_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argume
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Describe arguments that a command does not take, with the option that was probably meant."""
     wrong = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
-    meant = suggest_name(wrong, parser._option_string_actions) if wrong else ""
+    known = [name for action in parser._actions if action.help != argparse.SUPPRESS for name in action.option_strings]
+    meant = suggest_name(wrong, known) if wrong else ""
     return f"unrecognized arguments: {shlex.join(unknown)}{meant}"
 
 

@@ -9,10 +9,12 @@ from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.recording_lookup import find_recording, find_recording_or_job
 from zerotop.commands.job import remote_nodes
+from zerotop.recording.reader import Recording
 from zerotop_probe.outside.attaching import attaching
 from zerotop_probe.outside.attaching.jobs import FoundJob
 from zerotop_probe.outside.attaching.probe_entry import Entry
 from zerotop_probe.outside.job import job_control
+from zerotop_probe.recording import directory
 
 
 def detach(options: argparse.Namespace) -> int:
@@ -37,6 +39,8 @@ def detach(options: argparse.Namespace) -> int:
 
 
 def _describe_recording(path: Path, facts: job_control.JobFacts) -> str:
+    if facts.ended and not facts.attached:
+        return f"The job of {path} has ended: there is nothing to detach from"
     if facts.joined:
         return f"Recorded in {path}; to stop recording on other nodes, detach on the node that attached to them"
     return f"Recorded in {path}" if facts.attached else f"zerotop run continues to record from outside in {path}"
@@ -47,4 +51,7 @@ def _find_recording(text: str) -> Path:
     path = find_recording(target) if isinstance(target, FoundJob) else target
     if path is None:
         raise Problem(f"PID {text} is not being recorded; zerotop attach lists jobs and their recordings", USAGE)
+    if not (path / directory.SESSION_FILE).is_file():
+        Recording.open(path)  # raises RecordingError if it is none
+        raise Problem(f"{path} is a packed recording, which belongs to no running job")
     return path

@@ -39,7 +39,8 @@ def findings(options: argparse.Namespace) -> int:
                 text = describe_cost(cost, training_s, run.view) if cost is not None else ""
                 print(_format_finding(linked, recording.begin_ns, text))
         else:
-            print("No findings in this recording.")
+            has_steps = len(run.source.job_steps)
+            print("No findings in this recording." if has_steps else "No findings: no finished step was recorded.")
     return 0
 
 

@@ -28,7 +28,7 @@ from zerotop.commands.sweeping.progress_lines import describe_cost, describe_res
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.recording import sweeps
-from zerotop.recording.sweeps import Plan, Point, Sweep, write_sweep
+from zerotop.recording.sweeps import OK, Plan, Point, Sweep, write_sweep
 
 _SAME_MODEL = 0.01  # of the parameters, in which formulas and a recording of one model differ
 
@@ -151,14 +151,24 @@ def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
     lines += describe_fragmentation(results, searched)
+    lines += _explain_measurements(runner)
     print("", *map(escape_unprintable, lines), sep="\n")
     runs = f"{format_count(runner.runs, 'run')}{describe_cost(runner.sweep)}"
     print(f"{runs}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
 
 
+def _explain_measurements(runner: FitRunner) -> list[str]:
+    """Return what is missing in the measurements of runs that fit, each once."""
+    reasons = dict.fromkeys(
+        point.result.reason for point in runner.sweep.points if point.result and point.result.outcome == OK
+    )
+    return ["", *filter(None, reasons)] if any(reasons) else []
+
+
 def _format_largest(result: LargestResult) -> tuple[str, str]:
     predicted = f"{result.predicted:,.0f}" if result.predicted is not None else "-"
-    return (f"{result.largest:,}" if result.largest is not None else "none", predicted)
+    unknown = "not known" if result.problem else "none"
+    return (f"{result.largest:,}" if result.largest is not None else unknown, predicted)
 
 
 def _explain_certainty(result: LargestResult) -> str:

@@ -85,12 +85,12 @@ def become_job(command: Sequence[str]) -> None:
 def _describe_command_error(error: CommandError, command: Sequence[str] = ()) -> Problem:
     codes = {errno.ENOENT: _NOT_FOUND, errno.EINVAL: USAGE}
     text = str(error)
-    if error.errno == errno.ENOENT and command and (likely := _find_likely_command(command)):
+    if error.errno == errno.ENOENT and command and (likely := find_likely_command(command)):
         text += f". Did you mean: zerotop run -- {shlex.join(likely)}?"
     return Problem(text, codes.get(error.errno or 0, _NOT_EXECUTABLE))
 
 
-def _find_likely_command(command: Sequence[str]) -> list[str]:
+def find_likely_command(command: Sequence[str]) -> list[str]:
     """Return the command that was probably meant: a script needs its Python, and a launcher's name may be misspelt."""
     if command[0].endswith(".py"):
         return ["python", *command]

@@ -26,6 +26,7 @@ from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.recording import directory, events
 
 _NOT_MEASURED = "Its pace was not measured: too few steps were recorded after the warm-up."
+_NO_STEP = "No optimizer step was recorded: all that is known is that the job ended without an error."
 _POLL_S = 0.2
 _LOOK_INTERVAL_S = 2.0  # between looks for signs of life
 _USAGE = 2  # the exit code of a command line that is refused: another attempt would be refused too
@@ -177,5 +178,5 @@ def _build_result(folder: Path, path: Path, plan: Plan, exit_code: int, is_hung:
     if outcome == OUT_OF_MEMORY:
         measured |= measure_shortage(recording)
     if outcome == OK and measured["iterations_per_s"] is None:
-        reason = _NOT_MEASURED if not reason else f"{reason} {_NOT_MEASURED}"
+        reason = f"{reason} {_NO_STEP if measured['steps'] is None else _NOT_MEASURED}".strip()
     return Result(outcome, reason, str(path.relative_to(folder)), **measured)

@@ -26,7 +26,7 @@ def describe_result(result: Result) -> str:
     parts += [f"{value:,.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}" for value, unit in rates if value]
     parts += [f"{result.seconds:.0f} s"] if result.seconds is not None else []
     parts += [f"attempt {result.attempts}"] if result.attempts > 1 else []
-    return ", ".join(parts)
+    return f"{', '.join(parts)}. {result.reason}".removesuffix(". ")
 
 
 def format_table(sweep: Sweep) -> list[str]:

@@ -14,6 +14,7 @@ from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
 from zerotop.commands.common.deepspeed_file import read_deepspeed_config
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.model_config import find_longest_sequence, read_model_config
+from zerotop.commands.job.launching import find_likely_command
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.placeholders import check_placeholders
 from zerotop.recording.sweeps import Plan, Value, is_reserved
@@ -21,6 +22,7 @@ from zerotop_probe.outside.job.agent import CommandError, check_command
 
 _STAGES = ["0", "1", "2", "3"]
 DEFAULT_MODEL = "tiny"
+_NVME_FOLDER = "/local_nvme"  # of the ready configurations
 
 
 def build_plan(options: argparse.Namespace) -> Plan:
@@ -37,6 +39,7 @@ def build_plan(options: argparse.Namespace) -> Plan:
         )
     if options.command:
         _check_command(options.command, settings)
+    _check_nvme(options, settings)
     plan = Plan(
         settings=settings,
         command=tuple(options.command),
@@ -67,7 +70,18 @@ def _check_command(command: Sequence[str], settings: Mapping[str, Sequence[Value
     except ValueError as error:
         raise Problem(f"Not started: {error}", USAGE) from error
     except CommandError as error:
-        raise Problem(f"Not started: {error}") from error
+        likely = find_likely_command(command)
+        meant = f". Did you mean: {' '.join(likely)}?" if likely else ""
+        raise Problem(f"Not started: {error}{meant}") from error
+
+
+def _check_nvme(options: argparse.Namespace, settings: Mapping[str, Sequence[Value]]) -> None:
+    """Raise Problem if there is no folder to offload to; other machines may have their own."""
+    folder = options.nvme_path or ("" if options.config else _NVME_FOLDER)
+    is_offloaded = any("nvme" in str(mode) for mode in settings.get(names.OFFLOAD, ()))
+    if is_offloaded and not os.path.isdir(folder) and getattr(options, "executor", "local") == "local":
+        missing = f"There is no folder {folder}" if folder else "No folder is given"
+        raise Problem(f"{missing} to offload to: choose one on a fast local disk with --nvme-path DIR", USAGE)
 
 
 def has_settings(options: argparse.Namespace) -> bool:
@@ -113,7 +127,9 @@ def _read_settings(options: argparse.Namespace) -> dict[str, list[Value]]:
             raise Problem(f"--set {name} is given twice: write all its values as --set {name}=VALUE,VALUE", USAGE)
         settings[name] = _parse(f"--set {name}", values, names.parse_any)
     if options.set and not options.command:
-        raise Problem("--set needs a command of your own with its {placeholder}: zerotop sweep --set ... -- COMMAND", USAGE)
+        raise Problem(
+            f"--set needs a command of your own with its {{placeholder}}: zerotop {options.name} --set ... -- COMMAND", USAGE
+        )
     return settings
 
 
