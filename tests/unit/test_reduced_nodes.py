@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
 from zerotop.commands.nodes.messages import JobKey
 from zerotop.recording.reader import Recording
+from zerotop.ui.app.frame_builder import find_wanted_nodes
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 
@@ -220,3 +222,12 @@ def test_what_is_not_sent_yet_makes_no_finding(name: str, tmp_path: Path) -> Non
         if path.suffix == ".rec" and not messages.is_reduced_file(path.name):
             path.unlink()
     assert find() <= expected
+
+
+def test_the_screen_wants_nodes_of_the_chosen_rank_and_of_findings() -> None:
+    source = open_searched("x4-z3")
+    hosts = {table.host for table in source.recording.sources["spans"]}
+    found = source.findings_at(None)
+    assert find_wanted_nodes(source, found, None) == find_wanted_nodes(source, (), 2) == [*hosts]
+    assert find_wanted_nodes(source, (), None) == find_wanted_nodes(source, (), 99) == []
+    assert not find_wanted_nodes(source, (replace(found[0], known_ns=source.end_ns - 601_000_000_000),), None)
