@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8, help="on each node")
     parser.add_argument("--hertz", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--full-nodes", type=int, default=64, help="how many send full detail")
     parser.add_argument("--screen", action="store_true", help="watch on a terminal, too")
     parser.add_argument("--lose", type=int, default=0, help="so many nodes, one after the other; with --screen")
     parser.add_argument("--direct", action="store_true", help="without sending anything")
@@ -159,7 +160,8 @@ def _start_programs(
         running.append(subprocess.Popen([*play, "together"]))
         return {"player": [running[-1].pid]}
     environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
-    collected = ["--job", played_nodes.JOB, "--headless", "--recording", str(folder / played_nodes.COLLECTED)]
+    limit = ["--full-nodes", str(options.full_nodes)]
+    collected = ["--job", played_nodes.JOB, *limit, "--headless", "--recording", str(folder / played_nodes.COLLECTED)]
     collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
     player = subprocess.Popen(play)
     running += [collector, player]

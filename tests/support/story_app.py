@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from textual.pilot import Pilot
@@ -45,6 +45,9 @@ class FakeJob:
 
     def is_sampler_alive(self) -> bool:
         return self.sampler
+
+    def want_detail(self, hosts: Collection[str]) -> None:
+        pass
 
     def restart_sampler(self) -> None:
         if self.trouble:

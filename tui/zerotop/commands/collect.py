@@ -55,7 +55,7 @@ def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> 
     lock = prepare_folder(folder, key.job)
     place = hide_secrets(options.collector)
     limit = {} if options.max_size is None else {"max_bytes": options.max_size}
-    collector = Collector(folder, key, place=place, tell=write_messages, **limit)
+    collector = Collector(folder, key, place=place, tell=write_messages, full_nodes=options.full_nodes, **limit)
 
     async def connect() -> Link:
         return await connect_nats(options.collector, key)
@@ -88,6 +88,7 @@ def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> 
 def _start_collector(options: argparse.Namespace, folder: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """Start the collector in a process of its own, beside the screen; yield it with what it says. It ends when we do."""
     limit = [] if options.max_size is None else ["--max-size", str(options.max_size)]
+    limit += ["--full-nodes", str(options.full_nodes)]
     arguments = ["collect", "--headless", "--until-closed", "--recording", folder, *limit]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from zerotop.recording.atomic_write import write_text_file
@@ -15,6 +17,34 @@ NODES_FILE = "nodes.json"
 def has_nodes(folder: Path) -> bool:
     """Whether parts of other nodes came over the network into this recording."""
     return (folder / NODES_FILE).exists()
+
+
+_WANTED_FILE = "wanted-nodes.json"
+_WANTED_S = 600.0
+_MAX_BYTES = 1 << 20
+
+
+def want_nodes(folder: Path, hosts: Collection[str]) -> None:
+    """Ask nodes for full detail during the next ten minutes, where not all send it. Raise OSError."""
+    now_s = time.time()
+    wanted = _read_times(folder, now_s)
+    # Written once a minute at most.
+    if any(wanted.get(host, 0.0) < now_s + _WANTED_S - 60.0 for host in hosts):
+        write_text_file(folder / _WANTED_FILE, json.dumps(wanted | dict.fromkeys(hosts, now_s + _WANTED_S)))
+
+
+def read_wanted_nodes(folder: Path) -> Collection[str]:
+    """Return the nodes that are asked for full detail."""
+    return _read_times(folder, time.time())
+
+
+def _read_times(folder: Path, now_s: float) -> dict[str, float]:
+    try:
+        with (folder / _WANTED_FILE).open("rb") as file:
+            times = json.loads(file.read(_MAX_BYTES))
+        return {host: float(until_s) for host, until_s in times.items() if now_s < float(until_s) <= now_s + _WANTED_S}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def order_stop(folder: Path) -> None:

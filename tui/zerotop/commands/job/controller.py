@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_count
-from zerotop.commands.common.node_orders import has_nodes, order_stop
+from zerotop.commands.common.node_orders import has_nodes, order_stop, want_nodes
 from zerotop.commands.job import attach_probe
 from zerotop.commands.job.microscope_request import request_trace
 from zerotop.recording.reader import Recording
@@ -80,6 +81,12 @@ class JobController:
         if job_control.read_facts(self._recording).collected:
             raise job_control.JobUnreachable("ask on its node: zerotop microscope RECORDING")
         return request_trace(self._recording, steps=steps, stacks=stacks)
+
+    def want_detail(self, hosts: Collection[str]) -> None:
+        """Ask nodes that send their parts over the network for full detail."""
+        if has_nodes(self._path):
+            with contextlib.suppress(OSError):
+                want_nodes(self._path, hosts)
 
     def is_sampler_alive(self) -> bool:
         """Return False if the job runs without a sampler."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import NODES_FILE, count_stops
+from zerotop.commands.common.node_orders import NODES_FILE, count_stops, read_wanted_nodes
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -32,6 +32,8 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 LOST_S = 6.0
 """A node that is silent for this time is lost: it sends something every second."""
 MAX_NODES = 10_000
+FULL_NODES = 64
+"""So many nodes send full detail; of the others, as many that are wanted, and as many whose job has ended."""
 _POLL_S = 0.5
 _RETRY_S = 0.5
 _PING_S = 2.0
@@ -51,6 +53,7 @@ class _Node:
     heard_s: float = 0.0
     is_lost: bool = False
     has_ended: bool = False
+    is_over: bool = False  # its job has ended, and it sends the rest
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -66,11 +69,14 @@ class Collector:
         place: str = "",
         max_bytes: int = MAX_BYTES * 5 // 4,
         is_beside: bool = False,
+        full_nodes: int = FULL_NODES,
     ) -> None:
         """Take over a folder that ``prepare_folder`` has prepared. ``place``: the server's address, without secrets.
 
         ``is_beside``: it is the recording of this node, beside whose files those of the others are put, until cancelled.
+        ``full_nodes``: see FULL_NODES.
         """
+        self._full_nodes = full_nodes
         self._is_beside = is_beside
         self._place = place
         self._folder, self._key, self._tell, self._max_bytes = folder, key, tell, max_bytes
@@ -83,6 +89,9 @@ class Collector:
         self._is_server_lost = False
         self._stops = count_stops(Path(folder))
         self._known = _read_nodes(folder)
+        self.detailed: set[str] = set()
+        """The nodes that send full detail."""
+        self.choose_detailed()
 
     @property
     def has_all(self) -> bool:
@@ -179,13 +188,15 @@ class Collector:
             return {"kind": messages.UNKNOWN}
         async with node.lock:
             self._note_heard(node)
-            answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops}
+            node.is_over = header.get("over") is True
+            answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops, "detail": host in self.detailed}
             if kind == messages.LIST:
                 answer["files"] = await asyncio.to_thread(node.files.list_page, str(header.get("after")))
             elif kind == messages.WRITE:
                 self._write(node, header, data)
             elif kind == messages.BYE:
                 node.has_ended = True
+                self.choose_detailed()
             else:
                 raise BadMessage(
                     f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes"
@@ -246,6 +257,12 @@ class Collector:
             collected = {COLLECTED: [self._key.job, self._place], "zerotop": [FORMAT_MAJOR, FORMAT_MINOR]}
             write_text_file(Path(self._folder, SESSION_FILE), json.dumps(info | collected, indent=1) + "\n")
         self._known[host] = recording
+        if len(self._known) == self._full_nodes + 1:
+            self._tell(
+                f"Nodes after the first {self._full_nodes} send steps, phases, GPU memory and events only, and the rest"
+                " while they are chosen or have a finding, and at the end"
+            )
+        self.choose_detailed()
         write_text_file(Path(self._folder, NODES_FILE), json.dumps(self._known))
         self._tell(f"{sentence}.")
 
@@ -267,6 +284,7 @@ class Collector:
             looked_s = now_s
             self._watch_server(now_s)
             self._stops = count_stops(Path(self._folder))
+            self.choose_detailed()
             for node in self._nodes.values():
                 since_s = max(node.heard_s, self._connected_s or now_s)
                 if node.heard_s < self._linked_s:  # it may wait for an answer that was lost with our last connection
@@ -276,6 +294,19 @@ class Collector:
                     node.is_lost = True
                     self._write_event(events.NodeLost, node.host, now_s - node.heard_s)
                     self._tell(f"Node {node.host} has been silent for {now_s - node.heard_s:.0f} s.")
+
+    def choose_detailed(self) -> None:
+        """Choose the nodes that send full detail."""
+        first, later = list(self._known)[: self._full_nodes], list(self._known)[self._full_nodes :]
+        if not later:
+            self.detailed = set(first)
+            return
+        wanted = read_wanted_nodes(Path(self._folder))
+        over = [host for host in later if (node := self._nodes.get(host)) and node.is_over and not node.has_ended]
+        # Those that send their rest go on until they have sent it.
+        over.sort(key=lambda host: host not in self.detailed)
+        asked = [host for host in later if host in wanted][: self._full_nodes]
+        self.detailed = {*first, *asked, *over[: max(1, self._full_nodes)]}
 
     def _watch_server(self, now_s: float) -> None:
         if self._connected_s is None:

@@ -23,8 +23,8 @@ from zerotop.commands.nodes.sent_files import Batch, SentFiles
 from zerotop_probe.recording.directory import read_recording_info
 from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 
-PERIOD_S = 0.3
-"""From one look at the recording's files to the next."""
+PERIOD_S, REDUCED_PERIOD_S = 0.3, 1.0
+"""From one look at the recording's files to the next, with and without full detail."""
 BEAT_S = 1.0
 """The longest time without a message."""
 ANSWER_S = 10.0
@@ -69,6 +69,7 @@ class Forwarder:
         self._job, self._tell, self._patience_s = job, tell, patience_s
         self._stops: int | None = None  # orders to stop that we know of
         self._files = SentFiles(folder, host)
+        self._is_reduced = False  # the collector wants no full detail now
         self._session = ""
         self._number = 0
         self._alignment: Alignment | None = None
@@ -108,7 +109,7 @@ class Forwarder:
             self._look_for_end()
             is_over = self._over_s is not None
             count = await self._send_changes(link)
-            if is_over and not count:
+            if is_over and not count and not self._is_reduced:
                 if is_checked:
                     await self._ask(link, {"kind": messages.BYE})
                     return
@@ -117,14 +118,15 @@ class Forwarder:
                 is_checked = True
             elif time.monotonic() - self._sent_s > BEAT_S:
                 await self._ask(link, {"kind": messages.WRITE, "changes": []})
-            if not is_over:
-                await asyncio.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
+            if not is_over or self._is_reduced:
+                period_s = REDUCED_PERIOD_S if self._is_reduced else PERIOD_S
+                await asyncio.sleep(max(0.0, began_s + period_s - time.monotonic()))
 
     async def _send_changes(self, link: Link) -> int:
         """Send what is new; return the number of changes. What was not answered is sent again first."""
         count = 0
         if self._changes is None:
-            self._changes = self._files.find_changes()
+            self._changes = self._files.find_changes(reduced=self._is_reduced)
         while self._batch or (batch := next(self._changes, None)) is not None:
             if not self._batch:
                 assert batch is not None
@@ -184,7 +186,7 @@ class Forwarder:
         self, link: Link, header: dict[str, Any], data: bytes = b"", *, timeout_s: float = ANSWER_S
     ) -> dict[str, Any]:
         """Return the collector's answer. Raises LinkError if there is none, or if it refuses."""
-        ask = {"host": self._host, "session": self._session, **header}
+        ask = {"host": self._host, "session": self._session, "over": self._over_s is not None, **header}
         question = secrets.token_hex(8)
         raw = await link.request(self._key.seal(ask | {"question": question}, data), timeout_s)
         try:
@@ -201,6 +203,8 @@ class Forwarder:
         self._sent_s = time.monotonic()
         self._told.clear()
         self._obey(answer.get("stops"))
+        if header["kind"] == messages.WRITE:
+            self._is_reduced = answer.get("detail") is False
         return answer
 
     def _obey(self, stops: Any) -> None:

@@ -13,7 +13,7 @@ import re
 import secrets
 from typing import Any, NamedTuple
 
-from zerotop_probe.recording.tables import TABLES
+from zerotop_probe.recording.tables import BEGINS, FOLDED, GPU_PROCESSES, HOSTS, LOGGED, SPANS, TABLES
 
 TOKEN_VARIABLE = "ZEROTOP_TOKEN"
 MIN_TOKEN = 16
@@ -27,6 +27,7 @@ MAX_CHANGES = 1000
 HELLO, LIST, WRITE, BYE, PING = "hello", "list", "write", "bye", "ping"
 OK, UNKNOWN, REFUSED = "ok", "unknown", "refused"
 
+_REDUCED = ("events", *(table.name for table in (SPANS, BEGINS, FOLDED, GPU_PROCESSES, HOSTS, LOGGED)))
 _MAX_MESSAGE_BYTES = 1 << 20
 _MAX_SENTENCE = 300
 _SEAL_BYTES = 32
@@ -114,6 +115,11 @@ def is_file_name(name: str, host: str) -> bool:
     """Whether this is the name of a recording's file that a process of this node writes."""
     match = _FILE_NAME.fullmatch(name)
     return match is not None and match["host"] == host
+
+
+def is_reduced_file(name: str) -> bool:
+    """Whether nodes send this file also without full detail: steps, phases, tokens, losses, memory of the GPUs, events."""
+    return name.startswith(tuple(f"{start}-" for start in _REDUCED))
 
 
 def check_file_name(name: str, host: str) -> None:

@@ -14,6 +14,7 @@ from zerotop.commands.nodes.messages import (
     hash_bytes,
     hash_file,
     is_file_name,
+    is_reduced_file,
 )
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.plain_files import open_plain_file
@@ -60,8 +61,10 @@ class SentFiles:
                 else:
                     sent.inode = -1  # no file has it: replaced
 
-    def find_changes(self) -> Iterator[Batch]:
+    def find_changes(self, *, reduced: bool = False) -> Iterator[Batch]:
         """Yield the changes since the last call in messages' worth, files before deletions. Raise OSError.
+
+        ``reduced``: only those of the files that nodes without full detail send; the others wait, each at its offset.
 
         Segments of a table come one after the other, since readers take a table for the records that they have together.
         Each counts as sent when the next one is asked for: after an error, begin again.
@@ -72,7 +75,7 @@ class SentFiles:
         self._scans += 1
         batch: Batch = []
         room = MAX_DATA_BYTES
-        for name in sorted(names, key=places.__getitem__):
+        for name in sorted(filter(is_reduced_file, names) if reduced else names, key=places.__getitem__):
             if name in full and self._scans % _SCANS and name in self._sent and self._sent[name].is_full:
                 continue
             for change in self._read_changes(name):

@@ -136,6 +136,9 @@ def _add_collect(add_command: AddCommand) -> None:
         help="record in this folder [one named as the job in the state directory]",
     )
     collect.add_argument("--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]")
+    collect.add_argument(
+        "--full-nodes", type=parse_count, metavar="N", default=64, help="how many nodes send full detail all the time [64]"
+    )
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
     collect.add_argument("--beside", metavar="RECORDING", help=argparse.SUPPRESS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 from typing import Protocol
 
@@ -32,6 +33,9 @@ class Controller(Protocol):
         Raises:
             OSError: the request cannot be written; the text says why.
         """
+
+    def want_detail(self, hosts: Collection[str]) -> None:
+        """Ask nodes for full detail, where only some send it all the time."""
 
     def is_sampler_alive(self) -> bool:
         """False if the sampler of this node has died while the job still runs."""
