@@ -400,7 +400,7 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
         ),
         ("blind-rows", "iteration_shift", "same time steps have 24 rows instead of 12"),
         ("unseen-long", "iteration_shift", "a rank's batches have 2304 tokens instead of 1152"),
-        ("blind-saves", "checkpoint_pause", "From step 64 on, checkpoints take 43 % of the time: one after each step"),
+        ("blind-saves", "checkpoint_pause", "From step 64 on, checkpoints take 43 % of the time"),
         ("blind-slow-forward", "slow_forward", "Rank 0 computes slowly: its forward takes 50 ms, the others' 6.7 ms"),
     ],
 )

@@ -268,6 +268,14 @@ def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) 
     assert "bfloat16" not in finding.details
 
 
+@pytest.mark.parametrize("name", ["dtypes", "devices"])
+def test_more_parameters_of_the_same_kind_are_no_other_kind(tmp_path: Path, name: str) -> None:
+    planted = record_pace(tmp_path, 0.5, 1.0)
+    recording = write_change(planted, 27.1, {"name": name, "before": "9 cpu", "after": "18 cpu"})
+    (finding,) = find_named(recording, "iteration_shift")
+    assert "instead of" not in finding.details
+
+
 @pytest.mark.parametrize("replays", [0, 4096])
 def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> None:
     recording = record_pace(tmp_path, 0.1, 0.1, gpu_use=90)

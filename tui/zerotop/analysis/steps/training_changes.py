@@ -72,6 +72,8 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
         for change in event.changes:
             name, before, after, exact_ns = change.name, change.before, change.after, change.changed_ns
             is_left_out = name in _LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX)
+            # More parameters of the same dtypes, on the same devices, are a change of their number.
+            is_left_out |= name in ("dtypes", "devices") and _name_kinds(before) == _name_kinds(after)
             if is_left_out or not all(text.isprintable() for text in (name, before, after)):
                 continue
             exact_ns = made_ns if exact_ns is None and name in _OF_PARAMETERS else exact_ns

@@ -25,8 +25,8 @@ _KIND = FindingKind(
 )
 _OFTEN = _KIND.with_changes(
     severity=Severity.WARNING,
-    headline="From step {step} on, checkpoints take {share:percent} of the time: one after {every}[: {place}]",
-    details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
+    headline="From step {step} on, checkpoints take {share:percent} of the time[: {place}]",
+    details="{saves:count checkpoint} since step {step}, one after {every}, took {pause_s:seconds}[, saved at {line}].",
 )
 # Checkpoints are too frequent if this many in a row take this share of the time, or fewer far more of it.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10

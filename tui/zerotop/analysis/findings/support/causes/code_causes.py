@@ -23,6 +23,8 @@ _MODULE = "torch/nn/modules/module.py"
 # samples would miss it once in 250 times.
 _FEWEST_BEFORE, _FEWEST_SINCE = 5, 8
 _CONFIDENCE = 0.9
+# The last events with samples that are read on each side: a change is judged again and again while it lasts.
+_MOST_EVENTS = 24
 # Samples of a line before, and of the one in its place since, and their share of those of their function that run modules.
 _FEWEST_OF_LINE, _LINE_SHARE = 8, 0.8
 # The share of all samples since that are of the new line: it takes so much of the time.
@@ -42,8 +44,8 @@ def check_code(change: StepChange) -> Cause | None:
     process, offset_ns = change.process, change.process.source.offset_ns
     changed_ns = int(change.after["begin_unix_ns"][0]) - offset_ns
     known = [one for one in process.events_of(Stacks) if one.why != SILENT and one.unix_ns <= change.latest_ns]
-    before = [one for one in known if one.end_ns <= changed_ns]
-    since = [one for one in known if one.begin_ns >= changed_ns]
+    before = [one for one in known if one.end_ns <= changed_ns][-_MOST_EVENTS:]
+    since = [one for one in known if one.begin_ns >= changed_ns][-_MOST_EVENTS:]
     if change.added_s <= 0 or not before or not since:
         return None
     return _find_uncompiled(before, since) or _find_replaced(before, since)

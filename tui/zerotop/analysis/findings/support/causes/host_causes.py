@@ -101,13 +101,12 @@ def waits_longer(process: Process, before: Rows, after: Rows, added_s: float, kn
 
 def is_by_others(change: StepChange) -> bool:
     """Whether other processes on the cores may be the reason, because the phases that compute vary then."""
-    if computes_longer(change):
-        return False
     before, after = change.before_s, change.after_s
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
     loads = [load for load in measure_change_loads(change) if load is not None]
-    return not is_own and may_be_noise(before, after, loads, float(change.before["iteration_s"].max()))
+    is_noise = not is_own and may_be_noise(before, after, loads, float(change.before["iteration_s"].max()))
+    return is_noise and not computes_longer(change)
 
 
 def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], longest_s: float = 0.0) -> bool:

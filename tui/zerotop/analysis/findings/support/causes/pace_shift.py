@@ -49,6 +49,8 @@ _SEEN_SHARE = 0.1
 _LEAST_PART = 0.02
 # A smaller change that lasts so long (seconds), in at least as many blocks of steps, is told as well.
 _LASTING_S, _LASTING_HOST_S, _LASTING_BLOCKS = 15.0, 60.0, 6
+# The nearest steps before a change, and the last ones after it, in which the use of the training thread is compared.
+_WATCHED_STEPS = 400
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,12 +220,17 @@ class PaceShift:
         ``steps``: the lead's steps since ``earlier``, the last change that was real, up to now. ``is_lasting``: also where
         the change is not much larger but stays.
         """
+        if not self._is_beyond_wandering(steps, known_ns, earlier, is_lasting=is_lasting):
+            return False
+        first = int(np.searchsorted(steps["step"], self.step))
+        before, after = steps[:first][-_WATCHED_STEPS:], steps[first:][-_WATCHED_STEPS:]
+        return self.cause is not None or not waits_longer(self.change.process, before, after, self.added_s, known_ns)
+
+    def _is_beyond_wandering(self, steps: Rows, known_ns: int, earlier: PaceShift | None, *, is_lasting: bool) -> bool:
         lead = self.change.process
         if lead.is_on_gpu and self._is_by_shortage:
             return False
         first = int(np.searchsorted(steps["step"], self.step))
-        if self.cause is None and waits_longer(lead, steps[:first], steps[first:], self.added_s, known_ns):
-            return False
         is_passing = lead.is_on_gpu and self.cause is not None and self.cause.is_host
         if self.found_in or (self.has_recorded_cause(earlier) and not is_passing):
             return True
