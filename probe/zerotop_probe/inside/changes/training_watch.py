@@ -40,8 +40,6 @@ _COUNT_PART = 0.3
 # Time between two looks without a reason, and after a shift of the time without a change, which doubles each time (ns).
 _RARE_NS, _PAUSE_NS, _LONGEST_PAUSE_NS = 15_000_000_000, 1_000_000_000, 8_000_000_000
 _MOST_CHANGES = 100
-# The second look: models that a job makes after its first step belong to its begin, not to a later shift.
-_SETTLED_STEP = 5
 # Looks after a call that changes the training, whatever the budget.
 _MOST_GRANTED = 5
 # Bytes in no category whose holders are searched, and the time between two searches, which doubles each time, and where the
@@ -132,7 +130,6 @@ class TrainingWatch:
             self._counted_bytes = self._counted_bytes if self._wants_count else held
         if (
             self._settings is None
-            or self._looked_step < _SETTLED_STEP <= step
             or self._lines.has_noted
             or (self._has_shifted and time_ns - self._looked_ns >= self._pause_ns)
         ):
@@ -187,8 +184,7 @@ class TrainingWatch:
         self._look_ns = self._spend(begin_ns)
         changes = list_changes(before, settings) if before is not None else []
         if not changes or not self._changes_left:
-            if since_step >= _SETTLED_STEP:
-                self._pause_ns = min(_LONGEST_PAUSE_NS, 2 * self._pause_ns)
+            self._pause_ns = min(_LONGEST_PAUSE_NS, 2 * self._pause_ns)
             return
         self._changes_left -= 1
         self._pause_ns = _PAUSE_NS

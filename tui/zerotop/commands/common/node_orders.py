@@ -12,6 +12,8 @@ from zerotop.recording.atomic_write import write_text_file
 _FILE = "orders.json"
 NODES_FILE = "nodes.json"
 """Which recording each node of the collected one has: {host: hash}."""
+FULL_NODES = 64
+"""So many nodes send full detail; of the others, as many that are wanted, and as many whose job has ended."""
 
 
 def has_nodes(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.common.node_orders import NODES_FILE, count_stops, read_wanted_nodes
+from zerotop.commands.common.node_orders import FULL_NODES, NODES_FILE, count_stops, read_wanted_nodes
 from zerotop.commands.nodes import messages
 from zerotop.commands.nodes.clocks import Alignment, write_alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
@@ -32,8 +32,6 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 LOST_S = 6.0
 """A node that is silent for this time is lost: it sends something every second."""
 MAX_NODES = 10_000
-FULL_NODES = 64
-"""So many nodes send full detail; of the others, as many that are wanted, and as many whose job has ended."""
 _POLL_S = 0.5
 _RETRY_S = 0.5
 _PING_S = 2.0

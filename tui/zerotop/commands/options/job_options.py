@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from zerotop.commands.common.node_orders import FULL_NODES
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
 from zerotop.commands.options.option_types import parse_address, parse_count, parse_max_size, parse_percent
 
@@ -137,7 +138,11 @@ def _add_collect(add_command: AddCommand) -> None:
     )
     collect.add_argument("--max-size", type=parse_max_size, metavar="SIZE", help="largest size of each node's part [2.5GB]")
     collect.add_argument(
-        "--full-nodes", type=parse_count, metavar="N", default=64, help="how many nodes send full detail all the time [64]"
+        "--full-nodes",
+        type=parse_count,
+        metavar="N",
+        default=FULL_NODES,
+        help=f"how many nodes send full detail all the time [{FULL_NODES}]",
     )
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
