@@ -54,8 +54,9 @@ def collect(options: argparse.Namespace) -> int:
 def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> int:
     lock = prepare_folder(folder, key.job)
     place = hide_secrets(options.collector)
-    limit = {} if options.max_size is None else {"max_bytes": options.max_size}
-    collector = Collector(folder, key, place=place, tell=write_messages, full_nodes=options.full_nodes, **limit)
+    given = {"max_bytes": options.max_size, "full_nodes": options.full_nodes}
+    limits = {name: value for name, value in given.items() if value is not None}
+    collector = Collector(folder, key, place=place, tell=write_messages, **limits)
 
     async def connect() -> Link:
         return await connect_nats(options.collector, key)
@@ -88,7 +89,7 @@ def _collect_headless(options: argparse.Namespace, key: JobKey, folder: str) -> 
 def _start_collector(options: argparse.Namespace, folder: str) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
     """Start the collector in a process of its own, beside the screen; yield it with what it says. It ends when we do."""
     limit = [] if options.max_size is None else ["--max-size", str(options.max_size)]
-    limit += ["--full-nodes", str(options.full_nodes)]
+    limit += [] if options.full_nodes is None else ["--full-nodes", str(options.full_nodes)]
     arguments = ["collect", "--headless", "--until-closed", "--recording", folder, *limit]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(

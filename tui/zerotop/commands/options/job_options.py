@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 
-from zerotop.commands.common.node_orders import FULL_NODES
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_price
 from zerotop.commands.options.option_types import parse_address, parse_count, parse_max_size, parse_percent
 
@@ -141,8 +140,7 @@ def _add_collect(add_command: AddCommand) -> None:
         "--full-nodes",
         type=parse_count,
         metavar="N",
-        default=FULL_NODES,
-        help=f"how many nodes send full detail all the time [{FULL_NODES}]",
+        help="how many nodes send full detail all the time",
     )
     collect.add_argument("--headless", action="store_true", help="without the screen; until all nodes have ended")
     collect.add_argument("--until-closed", action="store_true", help=argparse.SUPPRESS)
