@@ -78,7 +78,7 @@ def _wait(device: float, host: float) -> float:
 
 
 def _join(one: float, other: float) -> float:
-    """Return the length of a phase of two parts, each of which decides some of it."""
+    """Return how long a phase takes whose two parts overlap: a little longer than the longer one."""
     return float((one**_SHARPNESS + other**_SHARPNESS) ** (1 / _SHARPNESS))
 
 

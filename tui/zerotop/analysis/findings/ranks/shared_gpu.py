@@ -24,7 +24,7 @@ from zerotop_probe.recording.events import GpuProcess
 _GIVEN_BACK_SHARE, _GIVEN_BACK_BYTES = 0.3, 256 << 20
 # It is fully awake while it holds at least this share of the most that it has held.
 _FULL_SHARE = 0.9
-# It wakes once it holds this share of its memory more than asleep.
+# A process is awake again once it holds so much more than while it slept, as a share of its memory.
 _MORE_SHARE = 0.1
 # What a process holds asleep is known after this time (ns): it gives memory back in parts.
 SETTLED_NS = 3_000_000_000

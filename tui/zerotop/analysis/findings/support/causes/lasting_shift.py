@@ -61,7 +61,7 @@ def find_lasting(group: Group, steps: Rows) -> PaceShift | None:
 
 
 def _find_with_memory(group: Group, steps: Rows, known_ns: int) -> PaceShift | None:
-    """Return the change of pace at the step since which all steps need more memory, whatever the pace did before."""
+    """Return the change of pace at the step from which on all steps need more memory; None if there is none."""
     rows = group.lead.phased_steps_until(known_ns)
     rows = rows[(rows["step"] >= steps["step"][0]) & (rows["allocated_peak_bytes"] > 0)]
     if len(rows) < 2:

@@ -196,7 +196,7 @@ class MemoryReadings:
             rows[base] = np.maximum.accumulate(np.where(grows, last[base] if first else 0, indices))
 
     def list_long(self, first: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield the base of each stretch that changes from ``first`` on make long enough to report, and these changes."""
+        """Yield each stretch that is long enough to report since change ``first``: its base, and its changes since then."""
         rows = self._changes.rows
         new, indices = rows[first:], np.arange(first, len(rows))
         if not (new["base"] < indices).any():  # as where nothing leaks
