@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -47,12 +48,12 @@ class _Pause(NamedTuple):
     step: int
 
 
-class _Often:
-    """The first of frequent checkpoints, once they were told, and with how many since then they are told next."""
+class _Often(NamedTuple):
+    """Frequent checkpoints: indices of the first one, and of the last one that was counted."""
 
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.due = FEW_SAVES
+    first: int
+    last: int
+    pause: _Pause
 
 
 @in_each_attempt(kinds=None)
@@ -69,7 +70,8 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
     lead = window.subject.lead
     saves = lead.read_rare_phases("checkpoint_save")
     begins, ends = lead.compute_begins(saves), saves.times
-    for index in range(len(saves))[window.steps(saves.rows)]:
+    new = window.steps(saves.rows)
+    for index in range(len(saves))[new]:
         before = lead.steps_until(int(begins[index]))
         if not len(before):
             continue
@@ -78,21 +80,30 @@ def _find_pauses(window: SearchWindow[Group]) -> Iterator[_Pause]:
             evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
             delay = _make_delay(lead, begins[index], ends[index])
             yield _Pause(delay, _KIND, evidence, int(before["step"][-1]))
-        told = window.keep(_Often)
-        first = max(index + 1 - OFTEN_SAVES, int(np.searchsorted(begins, before["end_unix_ns"][0])))
-        first = first if told.first is None else told.first
-        if index + 1 - first >= told.due:
-            often = _find_often(lead, begins[first : index + 1], ends[first : index + 1], before)
-            if often is not None:
-                told.first, told.due = first, index + 1 - first + max(1, (index + 1 - first) // _MORE_SAVES)
-                yield often
+    yield from (often.pause for often in window.extend(partial(_find_often, lead, begins, ends, new.start), 0))
+
+
+def _find_often(lead: Process, begins: Ints, ends: Ints, new: int, last: _Often | None) -> _Often | None:
+    """Return the first frequent checkpoints, of which the last is a new one, or those with an eighth more of them."""
+    due = last.last + max(1, (last.last + 1 - last.first) // _MORE_SAVES) if last is not None else 0
+    for index in range(max(new, due), len(begins)):
+        before = lead.steps_until(int(begins[index]))
+        if not len(before):
+            continue
+        earliest = int(np.searchsorted(begins, before["end_unix_ns"][0]))
+        first = max(index + 1 - OFTEN_SAVES, earliest) if last is None else last.first
+        if index + 1 - first >= FEW_SAVES:
+            pause = _measure_often(lead, begins[first : index + 1], ends[first : index + 1], before)
+            if pause is not None:
+                return _Often(first, index, pause)
+    return None
 
 
 def _is_longer(last: float, pause: float) -> bool:
     return pause > last * (1 + SPIKE_SIMILAR_SHARE)
 
 
-def _find_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pause | None:
+def _measure_often(lead: Process, begins: Ints, ends: Ints, before: Rows) -> _Pause | None:
     total = float((ends - begins).sum()) / 1e9
     share = total * 1e9 / float(ends[-1] - begins[0])
     if share < (OFTEN_SHARE if len(begins) >= OFTEN_SAVES else FEW_SHARE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from zerotop.analysis.findings.support import Finding, FindingKind, Group, Proce
 from zerotop.analysis.findings.support.causes.loader_causes import find_late_line, find_loader_cause
 from zerotop.analysis.findings.support.causes.step_change import measure_distance
 from zerotop.analysis.findings.support.lines.line_findings import line_values
-from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line, find_line
+from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.findings.support.steps.step_values import StepValues
@@ -62,14 +63,15 @@ class _Wait(NamedTuple):
         )
 
 
-class _Told:
-    """A wait that was reported, the number of its steps that were looked at, and the iteration that was shown (seconds)."""
+class _Told(NamedTuple):
+    """A wait, as far as its steps were looked at, and what was told of it last."""
 
-    def __init__(self, wait: _Wait, found: FoundLine, finding: Finding) -> None:
-        self.wait, self.found, self.finding = wait, found, finding
-        self.steps, self.iteration_s = wait.last + 1 - wait.first, _measure(wait)[1]
-        self.line = found.line
-        self.awaits_workers = True
+    wait: _Wait
+    line: StackLine | None
+    iteration_s: float  # that was shown
+    finding: Finding
+    is_news: bool = True
+    awaits_workers: bool = True
 
 
 @in_each_attempt(kinds=None)
@@ -78,43 +80,55 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     It is reported again as long as it lasts, when the time of its steps has become another one.
     """
-    group, told = window.subject, window.keep(list[_Told])
+    first = window.find_once(partial(_find_first, window), KIND)
+    told = window.extend(partial(_follow, window.subject, first), 0) if first is not None else ()
+    yield from (one.finding for one in told if one.is_news)
+
+
+def _find_first(window: SearchWindow[Group]) -> _Told | None:
+    """Return the first wait, with its line if stacks show it; a rise is only one with its line."""
+    group = window.subject
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
         if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
             finding = _build_finding(group, wait, found, _find_waiting(group, wait))
-            told.append(_Told(wait, found, finding))
-            yield finding
-    for one in told:
-        yield from _follow(group, one)
+            return _Told(wait, found.line, _measure(wait)[1], finding)
+    return None
 
 
-def _follow(group: Group, told: _Told) -> Iterator[Finding]:
-    """Yield a wait after each quarter of more steps, if their times differ from those shown or its line is known now.
+def _follow(group: Group, first: _Told, last: _Told | None) -> _Told | None:
+    """Return the wait after a quarter of more steps: it is news if their times differ from those shown, or with its line.
 
     Once more when the line of the workers is known.
     """
-    begin_ns, known_ns = int(told.wait.rows["begin_unix_ns"][0]), told.found.known_ns
-    late_ns = find_late_line(told.wait.process, begin_ns, known_ns) if told.awaits_workers else None
-    if late_ns is not None and late_ns <= group.lead.at.cursor_ns:
-        told.awaits_workers = False
-        finding = _build_finding(group, told.wait, FoundLine(told.line, late_ns), told.finding.ranks)
-        yield replace(finding, begin_ns=told.finding.begin_ns, step=told.finding.step)
-    steps = told.wait.process.phased_steps
-    while (last := told.wait.first + told.steps + max(SETTLED_STEPS, told.steps // _MORE_STEPS) - 1) < len(steps):
-        told.steps = last + 1 - told.wait.first
-        known_ns, wait = int(steps["end_unix_ns"][last]), told.wait._replace(last=last)
-        if _measure_share(steps[last + 1 - SETTLED_STEPS : last + 1], in_turns=wait.in_turns) < STALL_SHARE:
-            continue
-        iteration_s, first = _measure(wait)[1], told.finding
-        is_new = abs(iteration_s / told.iteration_s - 1) > _SHOWN_SHARE
-        if told.line is None:  # there were few samples
-            told.line = find_line(wait._replace(known_ns=known_ns).find_delay())
-            is_new |= told.line is not None
-        if known_ns > told.found.known_ns and is_new:
-            told.iteration_s = iteration_s
-            finding = _build_finding(group, wait, FoundLine(told.line, known_ns), first.ranks)
-            yield replace(finding, begin_ns=first.begin_ns, step=first.step)
+    if last is None:
+        return first
+    process, told_ns = first.wait.process, first.finding.known_ns
+
+    def tell_again(wait: _Wait, line: StackLine | None, known_ns: int) -> Finding:
+        finding = _build_finding(group, wait, FoundLine(line, known_ns), first.finding.ranks)
+        return replace(finding, begin_ns=first.finding.begin_ns, step=first.finding.step)
+
+    begin_ns = int(first.wait.rows["begin_unix_ns"][0])
+    late_ns = find_late_line(process, begin_ns, told_ns) if last.awaits_workers else None
+    if late_ns is not None and late_ns <= process.at.cursor_ns:
+        finding = tell_again(first.wait, last.line, late_ns)
+        return last._replace(finding=finding, is_news=True, awaits_workers=False)
+    count, steps, line = last.wait.last + 1 - last.wait.first, process.phased_steps, last.line
+    wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // _MORE_STEPS))
+    if wait.last >= len(steps):
+        return None
+    now = last._replace(wait=wait, is_news=False)
+    if _measure_share(steps[wait.last + 1 - SETTLED_STEPS : wait.last + 1], in_turns=wait.in_turns) < STALL_SHARE:
+        return now
+    known_ns, iteration_s = int(steps["end_unix_ns"][wait.last]), _measure(wait)[1]
+    if line is None:  # there were few samples
+        line = find_line(wait._replace(known_ns=known_ns).find_delay())
+    is_new = abs(iteration_s / last.iteration_s - 1) > _SHOWN_SHARE or line is not last.line
+    if known_ns <= told_ns or not is_new:
+        return now._replace(line=line)
+    finding = tell_again(wait, line, known_ns)
+    return now._replace(line=line, iteration_s=iteration_s, finding=finding, is_news=True)
 
 
 def _measure(wait: _Wait) -> tuple[float, float]:
