@@ -57,7 +57,7 @@ def detect(window: SearchWindow[AdvancingRecording]) -> Iterator[Finding]:
     """Report a node when it fell silent, and when it is back."""
     recording = window.subject
     reports: list[NodeLost | NodeReturned] = [*recording.events_of(NodeLost), *recording.events_of(NodeReturned)]
-    silences: dict[str | None, tuple[int, _Last]] = window.keep(dict)  # their begin, by node
+    silences: dict[str | None, tuple[int, _Last]] = window.keep(dict)  # by node, as it was seen then: its records follow
     for event in window.items(sorted(reports, key=get_event_time)):
         host, seconds, is_back = event.host, event.seconds or 0.0, isinstance(event, NodeReturned)
         processes = [one for one in recording.at.at(event.unix_ns).ranks.values() if one.host == host]
