@@ -51,18 +51,20 @@ class _Step(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each higher plateau. That of the first real step has a finding of its own."""
     group, finder = window.subject, window.keep(ShiftFinder)
-    told: list[tuple[_Step, FoundLook]] = window.keep(list)
-    for step, found in window.await_each(_find_steps(group, finder), partial(_await_look, group.lead)):
-        told.append((step, found))
+    fresh = window.await_each(_find_steps(group, finder), partial(_await_look, group.lead))
+    for step, found in window.follow(fresh, partial(_explain_later, group.lead)):
         yield _build_finding(group, step, found)
-    # The probe looks for changes of the training now and then.
-    for event in window.items(group.lead.events_of(TrainingChanged)):
-        for number, (step, found) in enumerate(told):
-            later = found._replace(known_ns=max(found.known_ns, event.unix_ns))
-            texts = [_describe_training(group.lead, step, one.known_ns) for one in (found, later)]
-            if texts[0] != texts[1]:
-                told[number] = step, later
-                yield _build_finding(group, step, later)
+
+
+def _explain_later(lead: Process, told: tuple[_Step, FoundLook]) -> tuple[_Step, FoundLook] | None:
+    """Return the step with another cause that is known by now: the probe looks for changes of the training now and then."""
+    step, found = told
+    times = [event.unix_ns for event in lead.events_of(TrainingChanged) if event.unix_ns > found.known_ns]
+    text = _describe_training(lead, step, found.known_ns)
+    if not times or _describe_training(lead, step, times[-1]) == text:
+        return None
+    known_ns = next(time_ns for time_ns in times if _describe_training(lead, step, time_ns) != text)
+    return step, found._replace(known_ns=known_ns)
 
 
 def _find_steps(group: Group, finder: ShiftFinder) -> Iterator[_Step]:

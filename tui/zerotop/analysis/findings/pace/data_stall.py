@@ -64,8 +64,10 @@ class _Wait(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """A wait, as far as its steps were looked at, and what was told of it last."""
+    """A wait as it was told first, and as far as its steps were looked at since then, with what was told of it last."""
 
+    begun: _Wait
+    first: Finding
     wait: _Wait
     line: StackLine | None
     iteration_s: float  # that was shown
@@ -80,39 +82,35 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     It is reported again as long as it lasts, when the time of its steps has become another one.
     """
-    first = window.find_once(partial(_find_first, window), KIND)
-    told = window.extend(partial(_follow, window.subject, first), 0) if first is not None else ()
+    told = window.follow(_find_first(window), partial(_follow, window.subject))
     yield from (one.finding for one in told if one.is_news)
 
 
-def _find_first(window: SearchWindow[Group]) -> _Told | None:
-    """Return the first wait, with its line if stacks show it; a rise is only one with its line."""
+def _find_first(window: SearchWindow[Group]) -> Iterator[_Told]:
+    """Yield the first wait, with its line if stacks show it; a rise is only one with its line."""
     group = window.subject
     fresh = _find_waits(window) if not group.has_found(KIND) else []
     for wait, found in window.await_each(fresh, lambda wait: await_line(wait.find_delay())):
         if not group.has_found(KIND) and (found.line is not None or not wait.is_rise):
             finding = _build_finding(group, wait, found, _find_waiting(group, wait))
-            return _Told(wait, found.line, _measure(wait)[1], finding)
-    return None
+            yield _Told(wait, finding, wait, found.line, _measure(wait)[1], finding)
 
 
-def _follow(group: Group, first: _Told, last: _Told | None) -> _Told | None:
+def _follow(group: Group, last: _Told) -> _Told | None:
     """Return the wait after a quarter of more steps: it is news if their times differ from those shown, or with its line.
 
     Once more when the line of the workers is known.
     """
-    if last is None:
-        return first
-    process, told_ns = first.wait.process, first.finding.known_ns
+    first, process, told_ns = last.first, last.wait.process, last.first.known_ns
 
     def tell_again(wait: _Wait, line: StackLine | None, known_ns: int) -> Finding:
-        finding = _build_finding(group, wait, FoundLine(line, known_ns), first.finding.ranks)
-        return replace(finding, begin_ns=first.finding.begin_ns, step=first.finding.step)
+        finding = _build_finding(group, wait, FoundLine(line, known_ns), first.ranks)
+        return replace(finding, begin_ns=first.begin_ns, step=first.step)
 
-    begin_ns = int(first.wait.rows["begin_unix_ns"][0])
+    begin_ns = int(last.begun.rows["begin_unix_ns"][0])
     late_ns = find_late_line(process, begin_ns, told_ns) if last.awaits_workers else None
     if late_ns is not None and late_ns <= process.at.cursor_ns:
-        finding = tell_again(first.wait, last.line, late_ns)
+        finding = tell_again(last.begun, last.line, late_ns)
         return last._replace(finding=finding, is_news=True, awaits_workers=False)
     count, steps, line = last.wait.last + 1 - last.wait.first, process.phased_steps, last.line
     wait = last.wait._replace(last=last.wait.last + max(SETTLED_STEPS, count // _MORE_STEPS))

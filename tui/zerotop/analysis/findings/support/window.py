@@ -41,6 +41,7 @@ class SearchWindow(Generic[S]):
         self._items: Counter[Hashable] = Counter()
         self._results: dict[Hashable, list[Any]] = {}
         self._firsts: dict[Hashable, list[Any]] = {}
+        self._followed: list[Any] = []
         self._last: Any = None  # of the results that follow from each other
         self._kept: dict[Hashable, Any] = {}
         self._news: dict[Hashable, Any] = {}
@@ -78,6 +79,16 @@ class SearchWindow(Generic[S]):
             new.append(following)
             self._last = following
         return self.results(new, look_back, self)
+
+    def follow(self, fresh: Iterable[T], find_next: Callable[[T], T | None]) -> Iterator[T]:
+        """Yield new results, and those that follow from each of them, such as a finding with newer numbers."""
+        for one in fresh:
+            self._followed.append(one)
+            yield one
+        for number in range(len(self._followed)):
+            while (following := find_next(self._followed[number])) is not None:
+                self._followed[number] = following
+                yield following
 
     def find_once(self, find: Callable[[], T | None], of: Hashable = None) -> T | None:
         """Return the first result; None before there is one."""
