@@ -11,7 +11,7 @@ import pytest
 
 import recordings
 from zerotop import cli
-from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, order_by_cause
+from zerotop.analysis.findings import Finding, Severity, detect_findings, link_findings, load_kinds, order_by_cause
 from zerotop.analysis.findings.support.finding import FindingKind
 from zerotop.analysis.findings.support.links import drop_repeats, drop_superseded, name_relation
 from zerotop.analysis.formatting import Text
@@ -39,7 +39,8 @@ def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
 
 def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **evidence: float) -> Finding:
     time_ns = (100 + (step or 0)) * 10**9
-    return Finding(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence)
+    kind = load_kinds().get(name)
+    return Finding(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence, kind=kind)
 
 
 LEAK = make_finding("memory_creep", 10, (0, 1), bytes_per_step=0.1 * GIB)
@@ -94,6 +95,13 @@ def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it()
     assert drop_superseded([named, line]) == (named, line)
     later = dataclasses.replace(line, step=110, begin_ns=line.begin_ns + 17 * 10**9)
     assert drop_superseded([slower, later]) == (slower, later)
+
+
+def test_links_lead_to_kinds_of_findings() -> None:
+    kinds = load_kinds()
+    links = [link for kind in kinds.values() for link in (*kind.explained_by, *kind.repeats, *kind.superseded_by)]
+    assert {cause for link in links for cause in link.names} <= kinds.keys()
+    assert len(links) > 40
 
 
 def test_causes_come_first() -> None:

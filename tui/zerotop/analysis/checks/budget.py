@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerotop.analysis.findings import load_kind_names
+from zerotop.analysis.findings import load_kinds
 from zerotop.analysis.formatting import BINARY, DECIMAL, ByteUnits, format_bytes, parse_bytes
 
 if sys.version_info >= (3, 11):
@@ -119,7 +119,7 @@ def _read_findings(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("write a list of names of findings")
-    known = load_kind_names()
+    known = load_kinds()
     unknown = [name for name in names if name not in known and name not in SEVERITIES]
     if unknown:
         raise ValueError(f"unknown finding {unknown[0]!r}. Choose from: {', '.join((*SEVERITIES, *known))}")

@@ -34,7 +34,7 @@ __all__ = [
     "detect_findings",
     "link_findings",
     "load_detectors",
-    "load_kind_names",
+    "load_kinds",
     "name_relation",
     "order_by_cause",
 ]
@@ -45,10 +45,11 @@ def load_detectors() -> dict[str, Detector]:
     return dict(_import_detectors(tuple(__path__)))
 
 
-def load_kind_names() -> tuple[str, ...]:
-    """Return the names of all kinds of findings, sorted."""
+def load_kinds() -> dict[str, FindingKind]:
+    """Return the kinds of findings by name, sorted."""
     modules = (vars(sys.modules[detect.__module__]) for detect in load_detectors().values())
-    return tuple(sorted({value.name for module in modules for value in module.values() if isinstance(value, FindingKind)}))
+    kinds = [(value.name, value) for module in modules for value in module.values() if isinstance(value, FindingKind)]
+    return dict(sorted(kinds, key=lambda one: one[0]))
 
 
 @lru_cache(maxsize=1)

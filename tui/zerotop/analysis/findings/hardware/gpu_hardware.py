@@ -29,6 +29,7 @@ _NVLINK = FindingKind(
     details="The others are down: collectives that use them are slower, or fail. It is not your code.",
     advice="Use another node, and have the links of this GPU checked: the fault may be at either end.",
     fix="nvidia-smi nvlink -s -i {gpu}; nvidia-smi nvlink -e -i {gpu}",
+    lasts=True,
 )
 _PCIE = FindingKind(
     name="pcie_link",
@@ -37,6 +38,7 @@ _PCIE = FindingKind(
     details="Copies between host and GPU have {share:percent} of the bandwidth that the slot allows. It is not your code.",
     advice="Use another node if copies matter, as with offload, and have the seating and the slot of this GPU checked.",
     fix="nvidia-smi -q -d PCIE -i {gpu}",
+    lasts=True,
 )
 _RECOVERY = FindingKind(
     name="gpu_recovery",

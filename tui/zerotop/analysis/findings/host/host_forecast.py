@@ -16,6 +16,7 @@ import numpy as np
 from zerotop.analysis.findings.host.growing_containers import GrowingContainer, find_container
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.gpu_use import name_process
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, took_half_of_room
 from zerotop.analysis.formatting import MIB, format_ranks, join_words
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.exhaustion import BLOCK, Forecast, forecast_end, has_stopped
@@ -38,6 +39,7 @@ _KIND = FindingKind(
     ),
     advice="Save a checkpoint before then, and use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
+    explained_by=(Kinds(took_half_of_room, "host_growth"), Kinds(is_simultaneous, "host_growth", "loader_growth")),
 )
 _FILES_ADVICE = "Save a checkpoint before then. Files on /dev/shm and memfds stay in memory: delete them after use."
 _RAY_HEADLINE = "Ray will kill a worker {when}: host memory runs out"

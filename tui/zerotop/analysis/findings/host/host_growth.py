@@ -33,6 +33,7 @@ _KIND = FindingKind(
     ),
     advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
     fix="losses.append(loss.item())",
+    lasts=True,
 )
 # Most of the growth is shared memory: tensors of share_memory_() and from DataLoader workers, files on /dev/shm.
 _SHARED = _KIND.with_changes(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_node
+from zerotop.analysis.findings.support.links import Kinds, begins_before
 from zerotop.analysis.findings.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
 from zerotop.recording.moments.host_memory import measure_limit_bytes, measure_unreclaimable_bytes, measure_used_bytes
@@ -24,6 +25,7 @@ _SHORT = FindingKind(
     details="{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use, {ranks_bytes:bytes} by the ranks.",
     advice="Use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
+    explained_by=(Kinds(begins_before, "host_growth", "loader_growth"),),
 )
 _SWAPPING = FindingKind(
     name="swapping",
@@ -33,6 +35,8 @@ _SWAPPING = FindingKind(
     details="Access to memory in {host}'s swap is slow.",
     advice="Use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
+    lasts=True,
+    explained_by=(Kinds(begins_before, "host_memory_short", "host_growth", "loader_growth"),),
 )
 # The kernel may soon kill a rank if this share of the memory limit is in use for this long (seconds).
 HOST_FULL_SHARE = 0.92

@@ -26,6 +26,7 @@ _KIND = FindingKind(
     advice="Keep nothing in the dataset, its transforms or the collate function: each worker fills a copy of its own. In a"
     " short run without workers, zerotop can name the list.",
     fix="num_workers=0",
+    lasts=True,
 )
 # A rise by at least these bytes, and this share of the memory before it: pages that are shared after a fork become the
 # workers' own when they are touched.

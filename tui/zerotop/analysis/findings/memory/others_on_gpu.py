@@ -30,6 +30,7 @@ _ARRIVED = _BEFORE.with_changes(
     details="{pids} {verb} not part of this job: {concerned:ranks} {have} less memory, and may wait for the GPU.",
     advice="See whose it is before ending it, or keep one of the jobs off with CUDA_VISIBLE_DEVICES.",
     fix="ps -o user,lstart,cmd -p {pid_list}",
+    lasts=True,
 )
 _LEFT_OVER = _ARRIVED.with_changes(
     headline="A rank of an earlier attempt still holds {used_bytes:bytes} of {gpus}",

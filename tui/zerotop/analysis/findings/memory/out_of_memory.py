@@ -12,6 +12,7 @@ from zerotop.analysis.failures.last_moments import describe_place
 from zerotop.analysis.failures.out_of_memory import PostMortem, explain_at_error
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.links import Kinds, grew_by_missing, others_took_missing, step_took_missing
 from zerotop_probe.recording.events import OutOfMemory
 
 _KIND = FindingKind(
@@ -22,6 +23,11 @@ _KIND = FindingKind(
     details="{cause}",
     advice="{advice}",
     fix="{fix}",
+    explained_by=(
+        Kinds(grew_by_missing, "memory_creep"),
+        Kinds(step_took_missing, "memory_step"),
+        Kinds(others_took_missing, "others_arrived", "others_on_gpu"),
+    ),
 )
 _NUMBER_FIELDS = (
     "requested_bytes",

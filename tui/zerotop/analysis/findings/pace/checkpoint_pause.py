@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
+from zerotop.analysis.findings.support.links import Kinds, is_counted
 from zerotop.analysis.findings.support.thresholds import SPIKE_SIMILAR_SHARE
 from zerotop.recording.samples import Ints, Rows
 
@@ -23,6 +24,7 @@ _KIND = FindingKind(
     details="It was saved after step {step}[ at {line}]; an iteration takes {iteration_s:seconds}.",
     advice="Save less often, or without the optimizer's state if training will not be resumed.",
     fix="{saving_fix}",
+    superseded_by=(Kinds(is_counted, "steps_in_turn"),),
 )
 _OFTEN = _KIND.with_changes(
     severity=Severity.WARNING,

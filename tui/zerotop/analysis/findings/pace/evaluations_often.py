@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines.line_findings import line_values
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, await_line
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.recording.samples import Rows
 
 _KIND = FindingKind(
@@ -22,6 +23,7 @@ _KIND = FindingKind(
         " each {earlier:.0f} steps]. Iterations take {iteration_s:seconds}."
     ),
     advice="Evaluate less often, or on fewer batches.",
+    superseded_by=(Kinds(is_simultaneous, "evaluation_growth"),),
 )
 # Evaluations that show it, and their share of the time; where they came half as often before, less is enough.
 _FEWEST, _LEAST_SHARE, _MORE_OFTEN_SHARE, _MORE_OFTEN_TIMES = 6, 0.15, 0.08, 2.0

@@ -17,6 +17,7 @@ from zerotop.analysis.findings.support.causes.step_change import StepChange, nam
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.links import Kinds, goes_on, grew_in_a_jump
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -35,6 +36,10 @@ _KIND = FindingKind(
     ),
     advice="{breakdown}",
     fix="{breakdown_fix}",
+    superseded_by=(
+        Kinds(goes_on, "iteration_shift"),
+        Kinds(grew_in_a_jump, "data_stall", "iteration_shift", "time_lost_in_line"),
+    ),
 )
 # Advice and fix by the phase that takes longer.
 _BY_PHASE = {

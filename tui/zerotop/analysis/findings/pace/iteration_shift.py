@@ -31,6 +31,15 @@ from zerotop.analysis.findings.support.causes.training_causes import check_train
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, find_deadline, find_line
+from zerotop.analysis.findings.support.links import (
+    Kinds,
+    explains_shift,
+    is_lost_there,
+    is_part_of,
+    is_that_wait,
+    names_same_line,
+    waits_as_long,
+)
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.steps.runs import find_first_run
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STEPS
@@ -49,6 +58,19 @@ _KIND = FindingKind(
     details="{carried:seconds} of it {part}[, {most} of that at {line}][; {cause}[: {cause_line}]].",
     advice="{breakdown}",
     fix="{breakdown_fix}",
+    explained_by=(
+        Kinds(explains_shift, "nvlink_faults", "pcie_link", "straggler", "data_stall", "skipping_ended"),
+        Kinds(explains_shift, "time_lost_in_line", "slow_forward", "slow_cores"),
+        Kinds(waits_as_long, "slow_gpu"),
+        Kinds(explains_shift, "iteration_drift", "throttled"),
+    ),
+    repeats=(Kinds(names_same_line, "time_lost_in_line"),),
+    superseded_by=(
+        Kinds(is_part_of, "iteration_shift"),
+        Kinds(is_that_wait, "data_stall"),
+        Kinds(explains_shift, "anomaly_mode", "profiler_on", "cache_emptied"),
+        Kinds(is_lost_there, "time_lost_in_line"),
+    ),
 )
 _LINE_HEADLINE = "Iterations {take} {after_s:seconds} instead of {before_s:seconds} from step {step} {until}"
 _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."

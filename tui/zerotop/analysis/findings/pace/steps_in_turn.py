@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines import line_findings
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, SLOW, Delay, await_line, find_line
+from zerotop.analysis.findings.support.links import Kinds, begins_together, counts_less, is_simultaneous
 from zerotop.recording.samples import Floats, Rows
 from zerotop.recording.steps.step_dtype import has_phases
 
@@ -24,6 +25,11 @@ _KIND = FindingKind(
         "[, and {most} of {rest} is spent at {line}]."
     ),
     advice="See what is done in every n-th step only, and do it less often or beside the training.",
+    superseded_by=(
+        Kinds(is_simultaneous, "repeated_pause", "data_stall"),
+        Kinds(counts_less, "checkpoint_pause"),
+        Kinds(begins_together, "iteration_shift", "evaluations_often"),
+    ),
 )
 # Turns that show it, fewer where each takes so many times as long as the others, and longer than each of these.
 _FEWEST, _FEWEST_FAR, _FAR_TIMES = 12, 5, 3.0

@@ -21,6 +21,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, get_batch_sizes
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import are_equal, find_slow_rounds
 from zerotop.analysis.findings.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
@@ -99,6 +100,7 @@ _GPU = FindingKind(
     ),
     advice="See whether this GPU has more to do, runs at lower clocks, or has another process on it.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE,PIDS[ -i {gpu}]",
+    explained_by=(Kinds(is_simultaneous, "nvlink_faults", "pcie_link", "slow_clock", "throttled"),),
 )
 _RANK = _GPU.with_changes(
     headline="The others wait for rank {rank}, {wait_s:seconds} or more of each iteration",

@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.findings.support.gpu_faults import change_by_fault
+from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, is_held_up, is_told_again
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
@@ -33,6 +34,8 @@ _KIND = FindingKind(
     ),
     advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
+    explained_by=(*TO_GPU_FAULTS, Kinds(is_held_up, "nvml_silent", "dead_rank")),
+    superseded_by=(Kinds(is_told_again, "hung_ranks"), Kinds(is_told_again, "hung_ranks", shares_ranks=False)),
 )
 _SEEN = _KIND.with_changes(
     confidence=0.9,

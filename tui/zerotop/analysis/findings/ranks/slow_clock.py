@@ -14,6 +14,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.thresholds import THROTTLE_REASONS
 from zerotop.recording.moments.devices import find_gpu_name
@@ -29,6 +30,7 @@ _KIND = FindingKind(
     ),
     advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu}",
+    explained_by=(Kinds(is_simultaneous, "throttled"),),
 )
 # The clocks of equal GPUs with equal work stay within a few percent of each other, even at their power limit.
 _LOWER = 0.9

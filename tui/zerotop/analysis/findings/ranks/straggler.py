@@ -22,6 +22,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
 from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.steps.onsets import find_onset
@@ -42,6 +43,7 @@ _KIND = FindingKind(
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
+    explained_by=(Kinds(is_simultaneous, "nvlink_faults", "pcie_link"), Kinds(waits_for_data, "data_stall")),
 )
 _DATA = _KIND.with_changes(
     details=_KIND.details.replace(

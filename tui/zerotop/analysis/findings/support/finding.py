@@ -6,7 +6,7 @@ Advice of a finding once its job has ended: what to do in the next run, if the f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -124,11 +124,19 @@ class Subject(Protocol):
     def step_at(self, time_ns: int) -> int | None: ...
 
 
+class Kinds:
+    """Kinds of findings that are linked to another one where ``agrees(other, one)``, and they share ranks or share none."""
+
+    def __init__(self, agrees: Callable[[Finding, Finding], bool], *names: str, shares_ranks: bool = True) -> None:
+        self.agrees, self.names, self.shares_ranks = agrees, names, shares_ranks
+
+
 @dataclass(frozen=True, kw_only=True)
 class FindingKind:
     """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Finding`.
 
     ``lost_once`` (seconds), ``gpu_bytes`` and ``host_bytes`` name the evidence with what a finding costs, or ``a - b``.
+    Findings to which it has links explain it, tell the same and were known before, or tell more and take its place.
     """
 
     name: str
@@ -143,6 +151,10 @@ class FindingKind:
     lost_once: str = ""
     gpu_bytes: str = ""
     host_bytes: str = ""
+    lasts: bool = False  # whether it is about a state that continues: as a cause, it was measured again later
+    explained_by: tuple[Kinds, ...] = ()
+    repeats: tuple[Kinds, ...] = ()
+    superseded_by: tuple[Kinds, ...] = ()
 
     def with_changes(self, **changes: Any) -> FindingKind:
         """Return the kind with other fields."""

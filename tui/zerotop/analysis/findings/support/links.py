@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from zerotop.analysis.findings.support.finding import Finding, Severity
+from zerotop.analysis.findings.support.finding import Kinds as Kinds
 from zerotop.analysis.findings.support.thresholds import NEAR_STEPS
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, SEEN_LATE_NS
@@ -24,8 +25,6 @@ _TOGETHER_NS = 60 * 10**9
 _NOTABLY_LEAKED = 0.1
 # The part of what iterations became longer by that a line takes if it is all there is to tell.
 _NEARLY_ALL = 0.8
-# Findings about a state that continues. If it is a cause, it was measured again later.
-_LASTING = ("others_arrived", "swapping", "host_growth", "loader_growth", "nvlink_faults", "pcie_link")
 # A cause with less confidence may be a coincidence.
 _CERTAIN = 0.8
 # A number of a headline, with its unit. The number of a line is none: it follows a colon.
@@ -40,15 +39,6 @@ class LinkedFinding(NamedTuple):
     depth: int = 0
 
 
-class _Link(NamedTuple):
-    """One kind of finding explains another where ``agrees(effect, cause)``."""
-
-    effect: str
-    cause: str
-    agrees: Callable[[Finding, Finding], bool]
-    shares_ranks: bool = True
-
-
 def drop_repeats(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings, in order, without those that repeat an earlier one about the same steps."""
     by_name = _index_by_name(findings)
@@ -57,9 +47,7 @@ def drop_repeats(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         for effect in findings
         if not any(
             findings[at].known_ns <= effect.known_ns
-            for link in _REPEATS
-            if link.effect == effect.name
-            for at in _select_agreeing(effect, link, findings, by_name)
+            for at in _select_agreeing(effect, effect.kind.repeats if effect.kind else (), findings, by_name)
         )
     )
 
@@ -97,7 +85,7 @@ def drop_superseded(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(
         one
         for one in findings
-        if not any(tuple(_select_agreeing(one, link, findings, by_name)) for link in _SUPERSEDED if link.effect == one.name)
+        if not any(True for _ in _select_agreeing(one, one.kind.superseded_by if one.kind else (), findings, by_name))
     )
 
 
@@ -105,15 +93,14 @@ def find_causes(findings: Sequence[Finding]) -> dict[int, int]:
     """Map the index of each explained finding to the index of its explanation, the latest of several."""
     by_name, causes = _index_by_name(findings), {}
     for index, effect in enumerate(findings):
-        candidates = (at for link in _list_links(effect) for at in _select_agreeing(effect, link, findings, by_name))
-        if (cause := next(candidates, None)) is not None:
+        if (cause := next(_select_agreeing(effect, _list_links(effect), findings, by_name), None)) is not None:
             causes[index] = cause
     return causes
 
 
 def name_relation(effect: Finding, cause: Finding) -> str:
     """Return how sure it is that one finding explains another: ``Because of`` where their amounts agree, too."""
-    links = [link for link in _list_links(effect) if link.cause == cause.name and link.agrees(effect, cause)]
+    links = [link for link in _list_links(effect) if cause.name in link.names and link.agrees(effect, cause)]
     is_measured = effect.kind is not None and effect.kind.measured_cause == cause.name
     grown = effect.evidence.get("after_s", 0.0) - effect.evidence.get("before_s", 0.0)
     has_amount = 0 < grown <= 2 * cause.evidence.get("added_s", 0.0)
@@ -159,65 +146,68 @@ def order_by_cause(findings: Sequence[Finding]) -> tuple[LinkedFinding, ...]:
     return tuple(linked[index] for group in groups for index in group)
 
 
-def _list_links(effect: Finding) -> Iterator[_Link]:
-    if effect.kind is not None and effect.kind.measured_cause:
-        yield _Link(effect.name, effect.kind.measured_cause, _is_simultaneous)
-    yield from (link for link in _LINKS if link.effect == effect.name)
+def _list_links(effect: Finding) -> tuple[Kinds, ...]:
+    if effect.kind is None:
+        return ()
+    measured = effect.kind.measured_cause
+    return (*((Kinds(is_simultaneous, measured),) if measured else ()), *effect.kind.explained_by)
 
 
 def _select_agreeing(
-    effect: Finding, link: _Link, findings: Sequence[Finding], by_name: dict[str, list[int]]
+    effect: Finding, links: Iterable[Kinds], findings: Sequence[Finding], by_name: dict[str, list[int]]
 ) -> Iterator[int]:
-    for index in reversed(by_name.get(link.cause, ())):
-        cause = findings[index]
-        if bool(set(cause.ranks) & set(effect.ranks)) is link.shares_ranks and link.agrees(effect, cause):
-            yield index
+    for link in links:
+        for index in (at for cause in link.names for at in reversed(by_name.get(cause, ()))):
+            cause = findings[index]
+            if bool(set(cause.ranks) & set(effect.ranks)) is link.shares_ranks and link.agrees(effect, cause):
+                yield index
 
 
-def _is_same_wait(pause: Finding, stall: Finding) -> bool:
+def is_same_wait(pause: Finding, stall: Finding) -> bool:
     """Whether the pauses are waits for data, of which the other finding says what the loader's workers do."""
     is_wait = pause.kind is not None and pause.kind.measured_cause == stall.name and "pauses" in stall.evidence
-    return is_wait and _is_simultaneous(pause, stall)
+    return is_wait and is_simultaneous(pause, stall)
 
 
-def _is_simultaneous(effect: Finding, cause: Finding) -> bool:
+def is_simultaneous(effect: Finding, cause: Finding) -> bool:
     """Whether both findings hold at the same time."""
-    return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
+    lasts = cause.kind is not None and cause.kind.lasts
+    return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or lasts)
 
 
-def _is_one_of_pauses(effect: Finding, cause: Finding) -> bool:
+def is_one_of_pauses(effect: Finding, cause: Finding) -> bool:
     """Whether another finding already counts this pause."""
     most = 2 * cause.evidence.get("pause_s", 0.0)
-    return _is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
+    return is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
 
 
-def _is_told_again(effect: Finding, cause: Finding) -> bool:
+def is_told_again(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
 
 
-def _begins_before(effect: Finding, cause: Finding) -> bool:
+def begins_before(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
 
 
-def _is_counted(effect: Finding, cause: Finding) -> bool:
+def is_counted(effect: Finding, cause: Finding) -> bool:
     """Whether another finding counts these checkpoints, and what else is done with them."""
     is_often = effect.severity is Severity.WARNING
-    return is_often and _is_simultaneous(effect, cause) and "checkpoint_s" in cause.evidence
+    return is_often and is_simultaneous(effect, cause) and "checkpoint_s" in cause.evidence
 
 
-def _counts_less(effect: Finding, cause: Finding) -> bool:
+def counts_less(effect: Finding, cause: Finding) -> bool:
     """Whether the checkpoints explain why some iterations take longer."""
-    return _is_simultaneous(effect, cause) and not (cause.severity is Severity.WARNING and _is_counted(cause, effect))
+    return is_simultaneous(effect, cause) and not (cause.severity is Severity.WARNING and is_counted(cause, effect))
 
 
-def _begins_together(effect: Finding, cause: Finding) -> bool:
+def begins_together(effect: Finding, cause: Finding) -> bool:
     if effect.step is None or cause.step is None:
         return False
     apart = max(finding.evidence.get("steps_apart", 1.0) for finding in (effect, cause))
     return abs(effect.step - cause.step) < _SAME_CHANGE_STEPS + apart
 
 
-def _is_part_of(effect: Finding, cause: Finding) -> bool:
+def is_part_of(effect: Finding, cause: Finding) -> bool:
     """Whether a change of pace was told again, together with a near one, as a change from another step on."""
     if effect.step is None or cause.step is None or cause.known_ns <= effect.known_ns or "until_step" in effect.evidence:
         return False
@@ -225,27 +215,27 @@ def _is_part_of(effect: Finding, cause: Finding) -> bool:
     return 0 < abs(cause.step - effect.step) <= NEAR_STEPS and added[0] * added[1] > 0
 
 
-def _waits_for_data(effect: Finding, cause: Finding) -> bool:
+def waits_for_data(effect: Finding, cause: Finding) -> bool:
     """Whether a straggler is late because it waits for its data."""
     is_data = effect.evidence.get("data_s", 0.0) >= effect.evidence["late_s"] / 2
-    return is_data and set(effect.ranks) <= set(cause.ranks) and _begins_together(effect, cause)
+    return is_data and set(effect.ranks) <= set(cause.ranks) and begins_together(effect, cause)
 
 
-def _explains_shift(effect: Finding, cause: Finding) -> bool:
+def explains_shift(effect: Finding, cause: Finding) -> bool:
     """Whether a finding about the same steps explains why iterations became slower."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
-    return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
+    return is_slower and effect.severity is not Severity.INFO and begins_together(effect, cause)
 
 
-def _is_that_wait(effect: Finding, cause: Finding) -> bool:
+def is_that_wait(effect: Finding, cause: Finding) -> bool:
     """Whether most of what iterations became longer by is the wait for data, which began about then or before."""
     grown, waited = effect.evidence["after_s"] - effect.evidence["before_s"], effect.evidence.get("data_change_s", 0.0)
     if effect.step is None or cause.step is None or effect.step < cause.step - NEAR_STEPS:
         return False
-    return _is_simultaneous(effect, cause) and 0 < grown / 2 <= waited <= 2 * cause.evidence["data_s"]
+    return is_simultaneous(effect, cause) and 0 < grown / 2 <= waited <= 2 * cause.evidence["data_s"]
 
 
-def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
+def grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
     """Whether half of a slow rise, or of that in its phase, came in one step within it, about which there is a finding."""
     grown, told = effect.evidence["after_s"] - effect.evidence["before_s"], cause.evidence
     if "data_s" in told:
@@ -256,7 +246,7 @@ def _grew_in_a_jump(effect: Finding, cause: Finding) -> bool:
     return effect.begin_ns < cause.begin_ns <= effect.end_ns and jump >= grown / 2
 
 
-def _goes_on(effect: Finding, cause: Finding) -> bool:
+def goes_on(effect: Finding, cause: Finding) -> bool:
     """Whether a slow rise of unknown cause is in the phase of a change just before it, whose cause is known and grows."""
     if effect.step is None or cause.step is None or "until_step" in cause.evidence:
         return False
@@ -270,30 +260,30 @@ def _find_largest_part(finding: Finding) -> str:
     return max(changes, key=lambda name: changes[name], default="")
 
 
-def _waits_as_long(effect: Finding, cause: Finding) -> bool:
+def waits_as_long(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer by about what the others wait for a rank, which is measured rarely."""
     grown = effect.evidence["after_s"] - effect.evidence["before_s"]
     return cause.begin_ns >= effect.begin_ns and 0.5 * grown <= cause.evidence["wait_s"] <= 2 * grown
 
 
-def _names_same_line(effect: Finding, cause: Finding) -> bool:
+def names_same_line(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer at a line of which another finding tells as much, since then or before."""
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
     if len(lines) < 2 or lines[0] is None or lines[0] != lines[1]:
         return False
     added = effect.evidence["after_s"] - effect.evidence["before_s"]
-    is_part = _begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
-    return is_part or _explains_shift(effect, cause)
+    is_part = begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
+    return is_part or explains_shift(effect, cause)
 
 
-def _is_lost_there(effect: Finding, cause: Finding) -> bool:
+def is_lost_there(effect: Finding, cause: Finding) -> bool:
     """Whether nearly all of what iterations became longer by is lost at a line, and the effect names none."""
     grown = effect.evidence["after_s"] - effect.evidence["before_s"]
     is_named = isinstance(effect.headline, Text) and effect.headline.values.get("place") is not None
-    return not is_named and _explains_shift(effect, cause) and cause.evidence.get("added_s", 0.0) >= _NEARLY_ALL * grown
+    return not is_named and explains_shift(effect, cause) and cause.evidence.get("added_s", 0.0) >= _NEARLY_ALL * grown
 
 
-def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
+def grew_with_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
@@ -307,27 +297,27 @@ def _grew_with_leak(effect: Finding, cause: Finding) -> bool:
     return told.get("bytes_per_step", 0.0) * (steps + 1) >= grown / 2
 
 
-def _grew_at_pauses(effect: Finding, cause: Finding) -> bool:
+def grew_at_pauses(effect: Finding, cause: Finding) -> bool:
     """Whether growth that looks steady is mostly what stays after each evaluation or checkpoint."""
     per_pause, distance = (cause.evidence.get(name, 0.0) for name in ("bytes_per_pause", "steps_per_pause"))
     grown = effect.evidence.get("bytes_per_step", float("inf")) * distance
-    return _is_simultaneous(effect, cause) and per_pause >= grown / 2 > 0
+    return is_simultaneous(effect, cause) and per_pause >= grown / 2 > 0
 
 
-def _grew_by_missing(effect: Finding, cause: Finding) -> bool:
+def grew_by_missing(effect: Finding, cause: Finding) -> bool:
     """Whether growing memory took as many bytes as were missing when the device was full."""
-    if effect.step is None or cause.step is None or not _begins_before(effect, cause):
+    if effect.step is None or cause.step is None or not begins_before(effect, cause):
         return False
     return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step) >= _measure_missing(effect)
 
 
-def _step_took_missing(effect: Finding, cause: Finding) -> bool:
+def step_took_missing(effect: Finding, cause: Finding) -> bool:
     grown = cause.evidence["after_bytes"] - cause.evidence["before_bytes"]
-    return _begins_before(effect, cause) and grown >= _measure_missing(effect)
+    return begins_before(effect, cause) and grown >= _measure_missing(effect)
 
 
-def _others_took_missing(effect: Finding, cause: Finding) -> bool:
-    return _begins_before(effect, cause) and cause.evidence.get("used_bytes", 0.0) >= _measure_missing(effect)
+def others_took_missing(effect: Finding, cause: Finding) -> bool:
+    return begins_before(effect, cause) and cause.evidence.get("used_bytes", 0.0) >= _measure_missing(effect)
 
 
 def _measure_missing(effect: Finding) -> float:
@@ -336,22 +326,22 @@ def _measure_missing(effect: Finding) -> float:
     return requested - free if requested is not None and free is not None and requested > free else float("inf")
 
 
-def _took_half_of_room(effect: Finding, cause: Finding) -> bool:
+def took_half_of_room(effect: Finding, cause: Finding) -> bool:
     """Whether host memory that grew is at least half of what became less."""
     grown, fallen = cause.evidence.get("grown_bytes", 0.0), effect.evidence.get("fallen_bytes", float("inf"))
-    return _is_simultaneous(effect, cause) and grown >= fallen / 2
+    return is_simultaneous(effect, cause) and grown >= fallen / 2
 
 
-def _was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
-    return "oom_kills" in effect.evidence and _begins_before(effect, cause)
+def was_killed_for_memory(effect: Finding, cause: Finding) -> bool:
+    return "oom_kills" in effect.evidence and begins_before(effect, cause)
 
 
-def _flushed_before_it(effect: Finding, cause: Finding) -> bool:
+def flushed_before_it(effect: Finding, cause: Finding) -> bool:
     """Whether the allocator flushed its cache for the first time in the step that then failed: the last thing it tries."""
     return effect.step == cause.step and effect.begin_ns <= cause.begin_ns
 
 
-def _filled_by_leak(effect: Finding, cause: Finding) -> bool:
+def filled_by_leak(effect: Finding, cause: Finding) -> bool:
     """Whether the allocator had to flush its cache because of what a leak had kept by then."""
     if effect.step is None or cause.step is None:
         return False
@@ -359,100 +349,25 @@ def _filled_by_leak(effect: Finding, cause: Finding) -> bool:
     return leaked >= _NOTABLY_LEAKED * effect.evidence["reserved_peak_bytes"]
 
 
-def _took_down(effect: Finding, cause: Finding) -> bool:
+def took_down(effect: Finding, cause: Finding) -> bool:
     """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
     return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
 
 
-def _is_held_up(effect: Finding, cause: Finding) -> bool:
+def is_held_up(effect: Finding, cause: Finding) -> bool:
     """Whether ranks stand still because another one has failed."""
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
-def _broke_before(effect: Finding, cause: Finding) -> bool:
+def broke_before(effect: Finding, cause: Finding) -> bool:
     """Whether ranks ended or stood still soon after a fault of a GPU, or just before it was reported."""
     return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS
 
 
-def _list_gpu_faults() -> Iterator[_Link]:
-    """Yield the links to faults of GPUs: of the ranks' own ones, and of those of others that took them down."""
-    for effect in ("dead_rank", "hung_ranks"):
-        for shares_ranks in (True, False):
-            for cause in ("gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event"):
-                yield _Link(effect, cause, _broke_before, shares_ranks)
-    for effect in ("slow_gpu", "straggler"):
-        for cause in ("nvlink_faults", "pcie_link"):
-            yield _Link(effect, cause, _is_simultaneous)
-
-
-_LINKS = (
-    *_list_gpu_faults(),
-    _Link("hung_ranks", "nvml_silent", _is_held_up),
-    _Link("iteration_shift", "nvlink_faults", _explains_shift),
-    _Link("iteration_shift", "pcie_link", _explains_shift),
-    _Link("straggler", "data_stall", _waits_for_data),
-    _Link("iteration_shift", "straggler", _explains_shift),
-    _Link("iteration_shift", "data_stall", _explains_shift),
-    _Link("iteration_shift", "skipping_ended", _explains_shift),
-    _Link("iteration_shift", "time_lost_in_line", _explains_shift),
-    _Link("iteration_shift", "slow_forward", _explains_shift),
-    _Link("iteration_shift", "slow_cores", _explains_shift),
-    _Link("iteration_shift", "slow_gpu", _waits_as_long),
-    _Link("iteration_shift", "iteration_drift", _explains_shift),
-    _Link("iteration_shift", "throttled", _explains_shift),
-    _Link("slow_clock", "throttled", _is_simultaneous),
-    _Link("slow_gpu", "slow_clock", _is_simultaneous),
-    _Link("slow_gpu", "throttled", _is_simultaneous),
-    _Link("out_of_memory", "memory_creep", _grew_by_missing),
-    _Link("out_of_memory", "memory_step", _step_took_missing),
-    _Link("out_of_memory", "others_arrived", _others_took_missing),
-    _Link("out_of_memory", "others_on_gpu", _others_took_missing),
-    _Link("allocator_retries", "fragmentation", _begins_before),
-    _Link("host_memory_short", "host_growth", _begins_before),
-    _Link("host_memory_forecast", "host_growth", _took_half_of_room),
-    _Link("host_memory_forecast", "host_growth", _is_simultaneous),
-    _Link("host_memory_forecast", "loader_growth", _is_simultaneous),
-    _Link("host_memory_short", "loader_growth", _begins_before),
-    _Link("swapping", "host_memory_short", _begins_before),
-    _Link("swapping", "host_growth", _begins_before),
-    _Link("swapping", "loader_growth", _begins_before),
-    _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
-    _Link("dead_rank", "host_memory_forecast", _was_killed_for_memory),
-    _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
-    _Link("hung_ranks", "dead_rank", _is_held_up),
+# Links to faults of GPUs: of the ranks' own ones, and of those of others that took them down.
+TO_GPU_FAULTS = tuple(
+    Kinds(broke_before, "gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event", shares_ranks=shares_ranks)
+    for shares_ranks in (True, False)
 )
 # Links of which only the times, steps and ranks agree.
-_OF_TIMES = (_is_simultaneous, _explains_shift, _begins_before, _broke_before, _is_held_up, _took_down)
-# Only findings that repeat their earlier cause are dropped; all others are linked.
-_REPEATS = (
-    _Link("long_pause", "rank_stopped", _is_simultaneous),
-    _Link("long_pause", "checkpoint_pause", _is_simultaneous),
-    _Link("iteration_shift", "time_lost_in_line", _names_same_line),
-    _Link("memory_creep", "memory_creep", _grew_at_pauses),
-)
-# Findings about a moment that turned out to be the begin of something that lasts, hangs told again with other ranks, and
-# slow rises that were a jump.
-_SUPERSEDED = (
-    _Link("long_pause", "iteration_shift", _begins_together),
-    _Link("iteration_shift", "iteration_shift", _is_part_of),
-    _Link("allocator_retries", "out_of_memory", _flushed_before_it),
-    _Link("allocator_retries", "memory_creep", _filled_by_leak),
-    _Link("memory_step", "memory_creep", _grew_with_leak),
-    _Link("long_pause", "data_stall", _is_one_of_pauses),
-    _Link("repeated_pause", "data_stall", _is_same_wait),
-    _Link("iteration_shift", "data_stall", _is_that_wait),
-    *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall")),
-    _Link("steps_in_turn", "checkpoint_pause", _counts_less),
-    _Link("checkpoint_pause", "steps_in_turn", _is_counted),
-    _Link("steps_in_turn", "iteration_shift", _begins_together),
-    _Link("steps_in_turn", "evaluations_often", _begins_together),
-    _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
-    _Link("long_pause", "hung_ranks", _is_simultaneous),
-    *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
-    _Link("hung_ranks", "hung_ranks", _is_told_again),
-    _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
-    _Link("memory_creep", "memory_creep", _grew_at_pauses),
-    _Link("iteration_shift", "time_lost_in_line", _is_lost_there),
-    _Link("iteration_drift", "iteration_shift", _goes_on),
-    *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
-)
+_OF_TIMES = (is_simultaneous, explains_shift, begins_before, broke_before, is_held_up, took_down)
