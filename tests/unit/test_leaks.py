@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from memory_recording import (
-    HELD_LIST,
-    OOM,
-    PlantedRecording,
-    gib_to_bytes,
-    make_reading,
-    record_leak,
-)
+from memory_recording import HELD_LIST, OOM, PlantedRecording, gib_to_bytes, make_reading, record_leak
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
 from zerotop.analysis.findings import detect_findings

@@ -22,17 +22,7 @@ from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.recording.moments.process_exits import ProcessExits
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.steps.step_table import StepTable
-from zerotop_probe.recording.tables import (
-    ALLOCATOR,
-    BEGINS,
-    BOUNDARY,
-    GPUS,
-    HOSTS,
-    PHASE_CODE,
-    PHASES,
-    PROCESSES,
-    SPANS,
-)
+from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, BOUNDARY, GPUS, HOSTS, PHASE_CODE, PHASES, PROCESSES, SPANS
 
 MS = 1_000_000
 

@@ -18,13 +18,7 @@ from zerotop_probe.inside.device.allocator_snapshot import list_used_blocks, sum
 from zerotop_probe.inside.guard import CostMeter, is_wrapped, remove_hooks
 from zerotop_probe.inside.oom_recorder import find_batch
 from zerotop_probe.inside.stacks import code_positions
-from zerotop_probe.inside.stacks.code_positions import (
-    Variable,
-    choose_place,
-    find_additions,
-    find_calls_without,
-    find_uses,
-)
+from zerotop_probe.inside.stacks.code_positions import Variable, choose_place, find_additions, find_calls_without, find_uses
 from zerotop_probe.inside.stacks.paths import PathNames
 
 torch = pytest.importorskip("torch")

@@ -12,12 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerotop_probe.recording.secret_formats import (
-    TOKENS,
-    is_secret_name,
-    is_secret_option,
-    names_tokens,
-)
+from zerotop_probe.recording.secret_formats import TOKENS, is_secret_name, is_secret_option, names_tokens
 
 __all__ = ["HIDDEN", "StreamRedactor", "is_secret_name", "redact_command", "redact_text", "redact_tree"]
 

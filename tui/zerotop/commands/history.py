@@ -17,13 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from zerotop.analysis.formatting import (
-    format_bytes,
-    format_count,
-    format_long_time,
-    format_percent,
-    format_seconds,
-)
+from zerotop.analysis.formatting import format_bytes, format_count, format_long_time, format_percent, format_seconds
 from zerotop.analysis.reports.recording_index import ListedRecording, Overviews
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.analysis.reports.run_history import CommandHistory, group_runs, read_shared_runs, write_shared_runs

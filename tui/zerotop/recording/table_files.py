@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.recording.headers import (
-    parse_columns,
-    parse_integer,
-    parse_writer,
-)
+from zerotop.recording.headers import parse_columns, parse_integer, parse_writer
 from zerotop.recording.memory_map import release_pages
 from zerotop.recording.record_check import TOLERANCE_NS, RecordCheck, pass_whole
 from zerotop.recording.storage import Folder

@@ -17,12 +17,7 @@ from zerotop_probe.recording.event_base import Event
 from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.drained_file import EVENTS_KIND, TABLE_KIND
-from zerotop_probe.recording.rings.ring_drainer import (
-    EVENT_PART,
-    EVENT_PART_BYTES,
-    SLOTS_AT_ONCE,
-    drain_ring,
-)
+from zerotop_probe.recording.rings.ring_drainer import EVENT_PART, EVENT_PART_BYTES, SLOTS_AT_ONCE, drain_ring
 from zerotop_probe.recording.rings.shared_memory import (
     PAYLOAD_BYTES,
     PHASE,

@@ -11,13 +11,7 @@ from zerotop.analysis.memory.expected.peak_moments import Workload
 from zerotop.analysis.memory.expected.zero_model import TrainedModel
 from zerotop.analysis.sweeps.asked_setting import Changes, WhatIfAnswer, answer_changes
 from zerotop.analysis.sweeps.baseline import Baseline, NoBaselineError
-from zerotop.analysis.sweeps.estimates import (
-    Hardware,
-    OptionEstimate,
-    build_option,
-    estimate_option,
-    list_options,
-)
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, build_option, estimate_option, list_options
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES
 
 _MOST_GROWTH = 16  # times the recorded rows: farther away nothing was compared with runs

@@ -6,11 +6,7 @@ import math
 
 from zerotop.analysis.live_view import Gpu
 from zerotop.analysis.memory.gpu_holders import find_failed_allocation
-from zerotop.analysis.processes.ranks_and_hosts import (
-    Values,
-    find_last_ticks,
-    unpack_records,
-)
+from zerotop.analysis.processes.ranks_and_hosts import Values, find_last_ticks, unpack_records
 from zerotop.analysis.processes.running_max import find_peaks
 from zerotop.analysis.processes.thinned import find_folded_peak, is_thinned_at
 from zerotop.recording.keys import GpuKey, identify_process

@@ -10,14 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from zerotop.analysis.sweeps.settings import (
-    ACCUMULATION,
-    ALLOCATOR,
-    MICRO_BATCH,
-    OFFLOAD,
-    SETTINGS,
-    STAGE,
-)
+from zerotop.analysis.sweeps.settings import ACCUMULATION, ALLOCATOR, MICRO_BATCH, OFFLOAD, SETTINGS, STAGE
 
 DEEPSPEED, STEPS, PORT = "deepspeed", "steps", "port"
 

@@ -19,13 +19,7 @@ from zerotop.ui.charts.columns import resample_mean
 from zerotop.ui.charts.fills import Pile, plot_area, plot_band, plot_stack, plot_stacks
 from zerotop.ui.charts.heatmap import HEAT, compute_levels, plot_heatmap, plot_ribbon
 from zerotop.ui.charts.lines import plot_line
-from zerotop.ui.charts.scales import (
-    GrowingScales,
-    Scale,
-    choose_memory_scale,
-    choose_scale,
-    choose_time_scale,
-)
+from zerotop.ui.charts.scales import GrowingScales, Scale, choose_memory_scale, choose_scale, choose_time_scale
 
 __all__ = [
     "AXIS_WIDTH",

@@ -10,13 +10,7 @@ from zerotop.analysis.formatting import format_count, format_percent, pluralize
 from zerotop.analysis.reports.recording_index import ListedRecording
 from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY, Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
-from zerotop.ui.drawing.formatting import (
-    format_duration,
-    format_grouped,
-    format_number,
-    format_rough_time,
-    is_known,
-)
+from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_number, format_rough_time, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, fit_row, highlight_row, row_text, row_width
 from zerotop.ui.drawing.table import PlacedColumns, draw_rule, place_columns

@@ -13,14 +13,7 @@ from __future__ import annotations
 import ctypes
 import struct
 
-from zerotop_probe.outside.attaching.ptrace.arch import (
-    MAP_KIND,
-    MAP_RIGHTS,
-    Machine,
-    Registers,
-    RegisterSet,
-    Rescue,
-)
+from zerotop_probe.outside.attaching.ptrace.arch import MAP_KIND, MAP_RIGHTS, Machine, Registers, RegisterSet, Rescue
 
 _VECTORS, _WIDE_VECTORS, _SYSTEM_CALL = 2, 0x405, 0x404  # NT_PRFPREG, NT_ARM_SVE, NT_ARM_SYSTEM_CALL
 # In pstate: the last instruction was an indirect branch, so that the next one must be a landing pad (BTI).

@@ -12,12 +12,7 @@ from zerotop.analysis.findings.support.evidence import Floats, Group, Process, R
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.host_load import count_workers, measure_load
 from zerotop.analysis.findings.support.lines.known_calls import COMPILE
-from zerotop.analysis.findings.support.lines.line_findings import (
-    is_cause,
-    line_values,
-    measure_between,
-    name_line,
-)
+from zerotop.analysis.findings.support.lines.line_findings import is_cause, line_values, measure_between, name_line
 from zerotop.analysis.findings.support.lines.stack_lines import (
     BETWEEN,
     SLOW,

@@ -20,13 +20,7 @@ import numpy as np
 from zerotop.analysis.findings.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use
-from zerotop.analysis.findings.support.lines.line_findings import (
-    is_cause,
-    is_named,
-    line_values,
-    measure_between,
-    name_line,
-)
+from zerotop.analysis.findings.support.lines.line_findings import is_cause, is_named, line_values, measure_between, name_line
 from zerotop.analysis.findings.support.lines.stack_lines import (
     BETWEEN,
     SHARE,

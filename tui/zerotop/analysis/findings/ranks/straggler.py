@@ -16,11 +16,7 @@ from zerotop.analysis.findings.support.causes.loader_causes import add_advice, f
 from zerotop.analysis.findings.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
-from zerotop.analysis.findings.support.lines.line_findings import (
-    is_cause,
-    line_values,
-    name_line,
-)
+from zerotop.analysis.findings.support.lines.line_findings import is_cause, line_values, name_line
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
 from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, NcclWait, find_wait

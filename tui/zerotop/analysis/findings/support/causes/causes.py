@@ -6,13 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerotop.analysis.findings.support.causes import (
-    batch_causes,
-    gpu_causes,
-    host_causes,
-    step_change,
-    thread_causes,
-)
+from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, step_change, thread_causes
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
 from zerotop.analysis.findings.support.causes.training_causes import check_memory, check_modes, check_training
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
