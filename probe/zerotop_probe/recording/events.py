@@ -377,11 +377,8 @@ class GraphReplays(CodePlace, Event):
     replays: int  # so far
 
 
-class OutOfMemory(Event):
-    """PyTorch's allocator ran out of device memory, whether or not the job survives that.
-
-    The fields from ``allocated_bytes`` on are the counters of the allocator and present only if it is the recorded one.
-    """
+class OutOfMemoryFacts(Facts):
+    """What is known of a failed allocation: its size, its device, and the step in which it failed."""
 
     device: int | None  # CUDA ordinal in this process
     requested_bytes: int | None  # size of the failed allocation
@@ -399,6 +396,13 @@ class OutOfMemory(Event):
     largest_free_block_bytes: int | None  # largest unused block
     retries: int | None  # allocations that needed a cache flush so far
     ooms: int | None  # out-of-memory errors so far
+
+
+class OutOfMemory(OutOfMemoryFacts, Event):
+    """PyTorch's allocator ran out of device memory, whether or not the job survives that.
+
+    The fields from ``allocated_bytes`` on are the counters of the allocator and present only if it is the recorded one.
+    """
 
 
 class Microscope(Event):

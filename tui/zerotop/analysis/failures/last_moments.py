@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from zerotop.recording.keys import RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.host_memory import HostMemory, read_host_memory
 from zerotop.recording.moments.moment import keep
+from zerotop_probe.recording.events import OutOfMemoryFacts
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 # A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.
@@ -48,7 +49,7 @@ class FailureScene(NamedTuple):
     at_ns: int
     phase: str
     outer_phase: str
-    facts: Mapping[str, int]  # step, micro_step, rows, sequence, tokens, device
+    facts: OutOfMemoryFacts  # step, micro_step, rows, sequence, tokens, device
     spans: tuple[LastSpan, ...]
 
 
@@ -240,7 +241,7 @@ def find_last_scene(at: At, rank: int | None, device: int | None) -> FailureScen
     """Return the last recorded moments of a rank; without ``rank``, of the only one."""
     sources = [s for s in at.sources["spans"] if s.created_ns <= at.cursor_ns and rank in (None, s.rank)]
     if not sources or (rank is None and len({source.rank for source in sources}) > 1):
-        return FailureScene(None, at.cursor_ns, "", "", {}, ())
+        return FailureScene(None, at.cursor_ns, "", "", OutOfMemoryFacts({}), ())
     source = max(sources, key=lambda source: source.created_ns)
     process, count = identify_process(source), source.count_until(at.cursor_ns)
     ends = [int(source.array["end_ns"][count - 1]) + source.offset_ns] if count else [0]
@@ -253,6 +254,6 @@ def find_last_scene(at: At, rank: int | None, device: int | None) -> FailureScen
         known = {"step": inner.step, "micro_step": inner.micro_step}
         facts |= {name: number for name, number in known.items() if number >= 0}
         if outer is not None:
-            return FailureScene(process, at_ns, inner.phase, outer.phase, facts, spans)
+            return FailureScene(process, at_ns, inner.phase, outer.phase, OutOfMemoryFacts(facts), spans)
     phase = find_outermost(at.at(at_ns), process)
-    return FailureScene(process, at_ns, phase, phase, facts, spans)
+    return FailureScene(process, at_ns, phase, phase, OutOfMemoryFacts(facts), spans)

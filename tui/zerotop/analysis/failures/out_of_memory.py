@@ -7,7 +7,7 @@ kills and the last seconds of host memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -124,12 +124,12 @@ def _explain_error(
     failures: int,
 ) -> PostMortem:
     process = RankProcess(*error.process_key, error.writer.rank)
-    facts = {name: value for name, value in error.facts.items() if isinstance(value, int)}
+    facts: events.OutOfMemoryFacts = error
     phase = error.phase or ""
     outer_phase = last_moments.find_outermost(at.at(error.unix_ns), process) or phase
     spans = last_moments.read_last_spans(at, process, error.unix_ns)
-    if "rows" not in facts:  # in a counted step
-        facts |= last_moments.find_failed_batch(at, process, error.unix_ns)
+    if error.rows is None:  # in a counted step
+        facts = events.OutOfMemoryFacts({**error.facts, **last_moments.find_failed_batch(at, process, error.unix_ns)})
     if (
         not phase
         and (failed := last_moments.find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns]))
@@ -144,12 +144,12 @@ def _explain_error(
 def _explain_output(at: At, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
     """The output alone: the rank recorded nothing, or the memory was not for PyTorch's allocator."""
     scene = last_moments.find_last_scene(at, text.rank, text.device)
-    facts = {name: size for name in _TEXT_SIZES if (size := getattr(text, name)) is not None}
-    limit = text.allowed_bytes or text.total_bytes
-    facts |= {"limit_bytes": limit} if limit else {}
+    facts = {name: getattr(text, name) for name in _TEXT_SIZES}
+    facts["limit_bytes"] = text.allowed_bytes or text.total_bytes
     survived = False if job_exit is not None else None
     return _build_post_mortem(
-        _Found(at.at(scene.at_ns), "output", text.kind, scene, facts, text, job_exit), survived=survived
+        _Found(at.at(scene.at_ns), "output", text.kind, scene, events.OutOfMemoryFacts(facts), text, job_exit),
+        survived=survived,
     )
 
 
@@ -158,8 +158,7 @@ def _explain_kill(at: At, job_exit: ProcessExit, failures: int) -> PostMortem:
     scene = last_moments.find_last_scene(at, job_exit.rank, None)._replace(at_ns=job_exit.unix_ns)
     memory = last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host)
     most = max(memory, key=lambda sample: sample.used_bytes, default=None)
-    facts = {"limit_bytes": most.limit_bytes, "host_used_bytes": most.used_bytes} if most is not None else {}
-    found = _Found(at.at(scene.at_ns), "sampler", KILLED, scene, facts, None, job_exit)
+    found = _Found(at.at(scene.at_ns), "sampler", KILLED, scene, events.OutOfMemoryFacts({}), None, job_exit, most)
     return _build_post_mortem(found, survived=False, failures=failures)
 
 
@@ -173,13 +172,14 @@ class _Found(NamedTuple):
     source: str  # rank, output or sampler
     kind: str
     scene: last_moments.FailureScene
-    facts: Mapping[str, int]
+    facts: events.OutOfMemoryFacts
     text: ErrorText | None
     job_exit: ProcessExit | None
+    fullest: HostMemory | None = None  # the last second in which the host held most, if the kernel killed a process
 
 
 def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 0) -> PostMortem:
-    at, source, kind, scene, _, text, job_exit = found
+    at, source, kind, scene, _, text, job_exit, _ = found
     process, gpu_key = scene.process, _find_gpu_key(at, scene.process)
     host = process.host if process is not None else job_exit.host if job_exit is not None else ""
     rank = process.rank if process is not None else text.rank if text is not None else None
@@ -196,12 +196,12 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
         unix_ns=scene.at_ns if process is not None or job_exit is not None else None,
         rank=rank if rank is not None or job_exit is None else job_exit.rank,
         host=host,
-        device=gpu_key[1] if gpu_key is not None else scene.facts.get("device"),
+        device=gpu_key[1] if gpu_key is not None else scene.facts.device,
         survived=survived,
         failures=failures,
         phase=scene.phase,
-        step=scene.facts.get("step"),
-        micro_step=scene.facts.get("micro_step"),
+        step=scene.facts.step,
+        micro_step=scene.facts.micro_step,
         spans=scene.spans,
         host_memory=last_moments.read_last_seconds(at, host),
         oom_kills=job_exit.oom_kills if job_exit is not None else 0,
@@ -211,31 +211,32 @@ def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 
 
 
 def _build_case(found: _Found) -> OomCase:
-    at, _, kind, scene, facts, text, job_exit = found
+    at, _, kind, scene, facts, text, job_exit, host = found
     process = scene.process
     engines = at.process_events(events.Engine, process) if process is not None else []
     planned = at.process_events(events.TotalSteps, process) if process is not None else []
     engine = add_library(engines[-1] if engines else None, planned)
     hello = at.process_events(events.Hello, process) if process is not None else []
-    memory = last_moments.read_last_seconds(at, process.host)[-1:] if process is not None and kind == HOST else ()
+    if process is not None and kind == HOST:
+        host = next(reversed(last_moments.read_last_seconds(at, process.host)), None)
     return OomCase(
         kind=kind,
-        requested_bytes=facts.get("requested_bytes"),
-        limit_bytes=memory[0].limit_bytes if memory else facts.get("limit_bytes"),
-        free_bytes=facts.get("free_bytes"),
-        allocated_bytes=facts.get("allocated_bytes"),
-        reserved_bytes=facts.get("reserved_bytes"),
-        inactive_split_bytes=facts.get("inactive_split_bytes"),
-        largest_free_block_bytes=facts.get("largest_free_block_bytes"),
+        requested_bytes=facts.requested_bytes,
+        limit_bytes=host.limit_bytes if host is not None else facts.limit_bytes,
+        free_bytes=facts.free_bytes,
+        allocated_bytes=facts.allocated_bytes,
+        reserved_bytes=facts.reserved_bytes,
+        inactive_split_bytes=facts.inactive_split_bytes,
+        largest_free_block_bytes=facts.largest_free_block_bytes,
         others_bytes=_sum_others(at, process, text) if kind not in (HOST, KILLED) else None,
         outer_phase=scene.outer_phase,
-        rows=scene.facts.get("rows"),
-        sequence=scene.facts.get("sequence"),
-        tokens=scene.facts.get("tokens"),
+        rows=scene.facts.rows,
+        sequence=scene.facts.sequence,
+        tokens=scene.facts.tokens,
         total_bytes=_find_total_bytes(engine) or (text.total_bytes if text is not None else None),
         model_states_bytes=_sum_model_states(at, process),
         largest_batch=last_moments.find_largest_batch(at, process) if process is not None else {},
-        host_used_bytes=memory[0].used_bytes if memory else facts.get("host_used_bytes"),
+        host_used_bytes=host.used_bytes if host is not None else None,
         pinned_spare_bytes=sum(ledger.sum_bytes(PINNED_SPARE) for ledger in read_host_ledgers(at)),
         kill_count=job_exit.oom_kills if job_exit is not None and kind == KILLED else 0,
         torch=hello[-1].torch or "" if hello else "",
