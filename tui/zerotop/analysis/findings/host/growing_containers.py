@@ -15,8 +15,8 @@ _DETAILS = (
     "[: {added} adds to it]."
 )
 
-# A container that holds this share of what host memory grew by explains the growth.
-_MOST = 0.5
+# A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
+_NOTABLE = 0.3
 # How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
 # the cores, most steps are only counted, and memory is read between them.
 _PATIENCE_NS = 30_000_000_000
@@ -93,7 +93,7 @@ def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
         fix = f"{prefix}{name}.append(loss.item())"
     elif not keeps_graph and not largest.levels:
         fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
-    explains = keeps_graph or (largest.added_bytes or 0) >= _MOST * (found.grown_bytes or 0)
+    explains = keeps_graph or (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
     return GrowingContainer(name, text, keeps_graph, explains, fix, values)
 
 
