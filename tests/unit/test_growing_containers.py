@@ -175,7 +175,7 @@ def watch_memory(megabytes: list[float], *, share: float = 0.003, steps: int = 4
     watch, wanted = HostWatch(share), []
     for second, size in enumerate(megabytes):
         if watch.is_due(second * S) and watch.add_reading(HostReading(second * S, second * steps, int(size * MIB))):
-            watch.begin_look(second * S)
+            watch.end_look(second * S, S // 5, named=True)
             wanted.append(second)
     return wanted
 
@@ -183,16 +183,24 @@ def watch_memory(megabytes: list[float], *, share: float = 0.003, steps: int = 4
 @pytest.mark.parametrize(
     ("megabytes", "wanted"),
     [
-        ([1000.0 + 40 * second for second in range(60)], [20]),
-        ([1000.0 + 4 * second for second in range(120)], [40]),  # too slow to show within some seconds
+        ([1000.0 + 40 * second for second in range(60)], [7]),
+        ([1000.0 + 4 * second for second in range(120)], [19]),  # too slow to show within some seconds
         ([1000.0] * 60, []),
+        ([1000.0 + 60 * sum(second >= one for one in (10, 18, 40)) for second in range(60)], []),  # buffers and pools
         ([1000.0 + 60 * (second % 3) for second in range(60)], []),
         ([1000.0 + 40 * min(second, 4) for second in range(60)], []),  # the first steps
         ([100_000.0 + 30 * second for second in range(60)], []),  # hardly a share of it
     ],
 )
 def test_growth_is_looked_at(megabytes: list[float], wanted: list[int]) -> None:
-    assert watch_memory(megabytes)[:1] == pytest.approx(wanted, abs=15)
+    assert watch_memory(megabytes)[:1] == wanted
+
+
+def test_a_look_in_vain_is_soon_followed_by_another() -> None:
+    watch, readings = HostWatch(0.003), [HostReading(second * S, second * 4, second * 40 * MIB) for second in range(200)]
+    assert [one.step for one in readings if watch.add_reading(one)][:1] == [28]
+    watch.end_look(7 * S, S // 10, named=False)
+    assert [one.step for one in readings if watch.add_reading(one)][:1] == [37 * 4]
 
 
 def test_looks_stay_in_the_budget() -> None:
@@ -200,7 +208,7 @@ def test_looks_stay_in_the_budget() -> None:
     assert watch_memory(grown, share=0.0) == []
     assert 2 <= len(watch_memory(grown)) <= 6
     watch = HostWatch(0.003)
-    watch.end_look(60 * S)
+    watch.end_look(0, 60 * S, named=False)
     assert not any(watch.add_reading(HostReading(second * S, second * 4, second << 30)) for second in range(600))
 
 

@@ -30,6 +30,7 @@ def find_loss(
     tokens: Sequence[int] = (),
     skipped: Sequence[int] = (),
     rates: Sequence[float] = (),
+    norms: Sequence[float] = (),
 ) -> tuple[Finding, ...]:
     """Return the findings about losses that were logged after every so many steps, of 512 tokens each or of others."""
     spans, logged = [], []
@@ -44,6 +45,8 @@ def find_loss(
             values = {"loss": losses[step // every]}
             if rates:
                 values["learning_rate"] = rates[step // every]
+            if norms:
+                values["grad_norm"] = norms[step // every]
             known = sum(LOGGED_BITS[name] for name in values)
             logged.append(make_record(LOGGED, time_ns=int((at + 0.46) * 1e9), known=known, **values))
     write_table(folder, SPANS, make_identity(0), *spans).close()
@@ -84,6 +87,33 @@ def test_one_infinite_value_is_told_at_the_step_that_logs_it(tmp_path: Path) -> 
     (found,) = find_loss(tmp_path, losses, every=10)
     assert (found.step, found.severity.value) == (209, "warning")
     assert found.headline == "The loss is infinite in step 209"
+
+
+def test_a_gradient_norm_that_stays_nan_behind_a_loss_that_is_filtered(tmp_path: Path) -> None:
+    losses, norms = [*make_decay(40), *[0.0] * 20], [*[1.0] * 40, *[math.nan] * 20]
+    (found,) = find_loss(tmp_path, losses, every=5, norms=norms)
+    assert (found.name, found.step, found.severity.value) == ("loss_not_finite", 204, "error")
+    assert found.headline == "The gradient norm is NaN from step 204 on: 3 values in a row"
+    assert found.details == "Before it was 1 in step 199. The logged loss stays finite: 0 in step 214."
+
+
+@pytest.mark.parametrize(
+    ("norms", "skipped"),
+    [
+        ([*[math.inf] * 6, *[1.0] * 54], range(6)),  # the search for a loss scale
+        ([*[1.0] * 30, *[math.inf] * 4, *[1.0] * 26], range(30, 34)),
+        ([*[1.0] * 30, math.inf, math.inf, *[1.0] * 28], ()),
+        ([math.nan] * 60, ()),  # a library that logs no norm
+    ],
+)
+def test_gradient_norms_that_cost_nothing(tmp_path: Path, norms: list[float], skipped: Sequence[int]) -> None:
+    assert find_loss(tmp_path, make_decay(60), norms=norms, skipped=skipped) == ()
+
+
+def test_a_loss_that_is_nan_is_told_without_its_gradient_norm(tmp_path: Path) -> None:
+    losses = [*make_decay(40), *[math.nan] * 20]
+    (found,) = find_loss(tmp_path, losses, norms=[*[1.0] * 41, *[math.nan] * 19])
+    assert found.headline.startswith("The loss is NaN from step 40 on")
 
 
 def test_a_loss_without_a_value_at_first_is_no_finding(tmp_path: Path) -> None:

@@ -247,6 +247,21 @@ def test_a_change_is_found_when_steps_become_longer() -> None:
     assert event["last_step"] <= 20 < event["step"]
 
 
+def test_what_a_model_adds_that_is_called_later_has_the_time_of_its_first_call() -> None:
+    model, average = make_model(), make_model()
+    watched = _Watched(model)
+    watched.run(1, 1.0)
+    watched.watch.list_parts, watched.watch.find_joined = lambda: ([model, average], []), lambda: 10**12 + 1_500_000_000
+    watched.run(20, 1.0)
+    model[0].requires_grad_(False)
+    watched.run(3, 2.0)
+    changes = [change for event in watched.events for change in event["changes"]]
+    times = {(one["name"], one["after"]): one.get("changed_ns") for one in changes}
+    assert times["parameters", "60"] == times["trained_parameters", "60"] == 10**12 + 1_500_000_000
+    assert times["trained_parameters", "40"] is None
+    assert len([one for one in times if one[0] == "trained_parameters"]) == 2
+
+
 def test_a_change_is_found_soon_although_the_pace_wandered_before() -> None:
     model = make_model()
     watched = _Watched(model)

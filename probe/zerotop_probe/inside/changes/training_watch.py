@@ -6,6 +6,7 @@ Between two looks a step costs the comparison of two numbers. Looks take no more
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
 from statistics import median
@@ -16,7 +17,7 @@ from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.changes.checkpoint_calls import CHECKPOINTING
 from zerotop_probe.inside.changes.held_tensors import describe_held
 from zerotop_probe.inside.changes.setting_lines import SettingLines
-from zerotop_probe.inside.changes.training_settings import list_changes, read_settings
+from zerotop_probe.inside.changes.training_settings import Change, list_changes, read_settings
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.code_positions import find_calls_without
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
@@ -63,6 +64,8 @@ class TrainingWatch:
         self._share = read_budget()
         self.list_parts: Callable[[], tuple[list[Any], list[Any]]] = lambda: ([], [])
         """Returns the models and optimizers that train."""
+        self.find_joined: Callable[[], int] = lambda: 0
+        """Returns when the last of these models was called for the first time."""
         self.count_tensors: Callable[[str, int], None] = lambda when, step: None
         """Counts the tensors at a moment (``when`` of the event ``tensors``) of a step, and records them."""
         self.record_facts: Callable[[], None] = lambda: None
@@ -79,6 +82,7 @@ class TrainingWatch:
         """Take changes for another recording from now on; ``names_lines``: with lines of the job's code."""
         self._write_event, self._names_lines = write_event, names_lines
         self._settings: dict[str, Any] | None = None
+        self._models: list[weakref.ref[Any]] = []  # at the last look
         self._begin_ns = self._looked_ns = self._counted_ns = 0
         self._looked_step = -1
         self._look_ns = self._count_ns = 0  # what one takes
@@ -171,9 +175,13 @@ class TrainingWatch:
             return
         begin_ns, self._wants_look, self._has_shifted, self._lines.has_noted = now(), False, False, False
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
-        settings = read_settings(modules, optimizers, self.autocast)
-        settings[CHECKPOINTING] = self._lines.checkpoints.is_on
-        settings[_OTHER_AUTOCAST] = self.other_autocast
+        seen = {CHECKPOINTING: self._lines.checkpoints.is_on, _OTHER_AUTOCAST: self.other_autocast}
+        settings = read_settings(modules, optimizers, self.autocast) | seen
+        known = [one for one in modules if any(model() is one for model in self._models)]
+        # A model that was first called since the last look changes no other: what it adds has its own time.
+        joined_ns = self.find_joined() if known and len(known) < len(modules) else 0
+        without = read_settings(known, optimizers, self.autocast) | seen if joined_ns > since_ns else settings
+        self._models = [weakref.ref(one) for one in modules]
         for name in (CHECKPOINTING, _OTHER_AUTOCAST):
             if before is not None and before[name] is None:
                 before[name] = settings[name]
@@ -182,7 +190,8 @@ class TrainingWatch:
         self._looked_ns, self._looked_step = time_ns, step
         self._lines.is_on = self._names_lines
         self._look_ns = self._spend(begin_ns)
-        changes = list_changes(before, settings) if before is not None else []
+        changes = [(one, 0) for one in list_changes(before, without)] if before is not None else []
+        changes += [(one, joined_ns) for one in list_changes(without, settings)] if without is not settings else []
         if not changes or not self._changes_left:
             self._pause_ns = min(_LONGEST_PAUSE_NS, 2 * self._pause_ns)
             return
@@ -194,12 +203,18 @@ class TrainingWatch:
         self._guard.run_once(self.record_facts)
         self._durations.clear()
 
-    def _record(self, changes: list[Any], since_ns: int, since_step: int, step: int) -> None:
+    def _record(self, changes: list[tuple[Change, int]], since_ns: int, since_step: int, step: int) -> None:
+        """Record changes, each with the time of the model that brought it, or 0."""
         frame = sys._getframe() if self._names_lines else None
         described = []
-        for change in changes:
-            changed_ns, place = self._lines.find_place(change, since_ns, frame) if self._names_lines else (None, None)
-            facts = {"name": change.name, "before": _format_value(change.before), "after": _format_value(change.after)}
+        for change, joined_ns in changes:
+            finds = self._names_lines and not joined_ns
+            changed_ns, place = self._lines.find_place(change, since_ns, frame) if finds else (joined_ns or None, None)
+            facts: dict[str, Any] = {
+                "name": change.name,
+                "before": _format_value(change.before),
+                "after": _format_value(change.after),
+            }
             if change.name == "optimizer_objects":  # addresses say nothing
                 facts |= {"before": "", "after": ""}
             facts |= {"changed_ns": changed_ns} if changed_ns is not None else {}

@@ -66,12 +66,11 @@ class ContainerFinder:
         is_growing = self._watch.add_reading(reading)
         if self._begin is None:
             if is_growing:
-                self._watch.begin_look(reading.time_ns)
                 self._begin, self._lengths = reading, measure_lengths()
                 self._cost_ns = self._note_cost(reading.time_ns)
         elif is_too_late(self._begin, reading):
             self._begin, self._lengths = None, {}
-            self._watch.end_look(self._cost_ns)
+            self._watch.end_look(reading.time_ns, self._cost_ns, named=False)
         elif can_end_look(self._begin, reading):
             begin, lengths = self._begin, self._lengths
             self._begin, self._lengths = None, {}
@@ -96,7 +95,7 @@ class ContainerFinder:
                 lines[place] = place.find_additions(frame, paths) if place.own else []
         del frame
         self._cost_ns += self._note_cost(end.time_ns)
-        self._watch.end_look(self._cost_ns)
+        self._watch.end_look(end.time_ns, self._cost_ns, named=bool(named))
         if named:
             facts: dict[str, Any] = {"first_step": begin.step, "last_step": end.step, "begin_ns": begin.time_ns}
             facts |= {"end_ns": end.time_ns, "grown_bytes": grown_bytes, "seconds": self._cost_ns / 1e9}

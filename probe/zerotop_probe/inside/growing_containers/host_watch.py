@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
-# Time between two readings at first (ns), and at most: it doubles while memory grows too slowly to show. Memory grows if the
-# last readings, each higher than the one before, differ by these bytes and this share.
-_EVERY_NS, _LONGEST_NS = 1_000_000_000, 64_000_000_000
+# Time between two readings (ns), and between those that are compared: it doubles up to this number of times. Memory grows if
+# the last ones differ by these bytes and this share, and each from the one before by at least this part of an even growth.
+_EVERY_NS, _DOUBLINGS = 500_000_000, 11
 _READINGS = 5
-_GROWN_BYTES = 96 << 20
+_GROWN_BYTES = 48 << 20
 _GROWN_SHARE = 0.02
+_EVENNESS = 0.4
 # The first steps create buffers and compile.
 _FIRST_STEPS = 10
 # Between the two parts of a look: steps, bytes by which memory has grown, and the time after which it is given up (ns).
 _LOOK_STEPS = 4
 _LOOK_BYTES = 24 << 20
 _GIVE_UP_NS = 120_000_000_000
-# Time between two looks (ns).
-_PAUSE_NS = 600_000_000_000
+# Time between two looks (ns), and after one that has named nothing.
+_PAUSE_NS, _SHORT_PAUSE_NS = 600_000_000_000, 30_000_000_000
 # The assumed cost of the first look (ns). Looks may take this part of the budget, of which some time is advanced.
 _LOOK_NS = 200_000_000
 _BUDGET_PART = 0.5
@@ -42,49 +45,50 @@ class HostWatch:
     def __init__(self, share: float) -> None:
         """``share``: the budget, as a share of the training time."""
         self._share = share
-        self._readings: list[HostReading] = []
-        self._every_ns = _EVERY_NS
+        self._readings: list[deque[HostReading]] = [deque(maxlen=_READINGS) for _ in range(_DOUBLINGS)]
+        self._count = 0
         self._begin_ns = self._last_ns = 0
-        self._looked_ns = -_PAUSE_NS
+        self._next_look_ns = 0
         self._probable_ns, self._spent_ns = _LOOK_NS, 0
 
     def is_due(self, time_ns: int) -> bool:
         """Whether the last reading is old enough for the next."""
-        return time_ns - self._last_ns >= self._every_ns
+        return time_ns - self._last_ns >= _EVERY_NS
 
     def add_reading(self, reading: HostReading) -> bool:
         """Add a reading; return whether memory grows, and a look fits into the budget."""
         self._begin_ns = self._begin_ns or reading.time_ns
         self._last_ns = reading.time_ns
-        if self._readings and reading.held_bytes < self._readings[0].held_bytes:
-            self._readings, self._every_ns = [], _EVERY_NS
-        if self._readings and reading.held_bytes <= self._readings[-1].held_bytes:
+        if reading.step < _FIRST_STEPS:
             return False
-        self._readings.append(reading)
-        first = self._readings[0]
-        if first.step < _FIRST_STEPS or len(self._readings) < _READINGS:
-            self._readings = self._readings if first.step >= _FIRST_STEPS else []
-            return False
-        grown_bytes = reading.held_bytes - first.held_bytes
-        is_growing = grown_bytes >= max(_GROWN_BYTES, _GROWN_SHARE * first.held_bytes)
-        if is_growing:
-            del self._readings[0]
-        else:
-            self._readings, self._every_ns = self._readings[::2], min(_LONGEST_NS, 2 * self._every_ns)
-        return is_growing and self._fits_budget(reading.time_ns) and reading.time_ns - self._looked_ns >= _PAUSE_NS
+        is_growing = False
+        for doublings, readings in enumerate(self._readings):
+            if self._count % (1 << doublings):
+                break
+            readings.append(reading)
+            is_growing |= len(readings) == _READINGS and _grows_evenly(readings)
+        self._count += 1
+        return is_growing and reading.time_ns >= self._next_look_ns and self._fits_budget(reading.time_ns)
 
     def _fits_budget(self, time_ns: int) -> bool:
         granted_ns = _BUDGET_PART * self._share * (time_ns - self._begin_ns + _ADVANCE_NS)
         return self._spent_ns + self._probable_ns <= granted_ns
 
-    def begin_look(self, time_ns: int) -> None:
-        """Note that a look begins."""
-        self._looked_ns = time_ns
-
-    def end_look(self, cost_ns: int) -> None:
-        """Note the cost of a look: the next one will probably cost the same."""
-        self._probable_ns = cost_ns
+    def end_look(self, time_ns: int, cost_ns: int, *, named: bool) -> None:
+        """Note the end and cost of a look: the next one will probably cost the same."""
+        self._next_look_ns = time_ns + (_PAUSE_NS if named else _SHORT_PAUSE_NS)
+        self._probable_ns = max(self._probable_ns, cost_ns)
         self._spent_ns += cost_ns
+
+
+def _grows_evenly(readings: Iterable[HostReading]) -> bool:
+    """Whether memory has grown by enough, and about as fast between any two readings: buffers and pools grow at once."""
+    (first, *_, last) = near = list(readings)
+    grown, time_ns = last.held_bytes - first.held_bytes, last.time_ns - first.time_ns
+    return grown >= max(_GROWN_BYTES, _GROWN_SHARE * first.held_bytes) and all(
+        (late.held_bytes - early.held_bytes) * time_ns >= _EVENNESS * grown * (late.time_ns - early.time_ns)
+        for early, late in zip(near, near[1:])
+    )
 
 
 def can_end_look(begin: HostReading, now: HostReading) -> bool:

@@ -127,6 +127,7 @@ class Loop(TrainingHooks):
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
         watch = self.probe.watch
         watch.list_parts, watch.count_tensors, watch.record_facts = self._list_parts, self._count_again, self._record_again
+        watch.find_joined = lambda: self.finder.joined_ns
         self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
             recorder.write_event(now(), events.TotalSteps, steps=planned, source="trainer")

@@ -23,6 +23,7 @@ from zerotop_probe.inside.guard import (
     Guard,
     call_from_c,
     make_failure_note,
+    now,
     on_removal,
     wrap_function,
     wrap_method,
@@ -131,6 +132,8 @@ class RootFinder:
         """``before`` and ``after`` are called around each forward of a root."""
         self.counting = counting
         self.roots: list[weakref.ref[Any]] = []
+        self.joined_ns = 0
+        """When the last root was called for the first time."""
         self._compiled: list[weakref.ref[Any]] = []  # modules that may be roots: they do not call the finder
         self._training_roots: list[weakref.ref[Any]] | None = None  # while armed for an evaluation
         self.is_armed = False
@@ -187,6 +190,7 @@ class RootFinder:
         if id(module) not in [id(root()) for root in self.roots]:
             self.roots = [root for root in self.roots if root() is not None]
             self.roots.append(weakref.ref(module))
+            self.joined_ns = now()
 
     def arm(self) -> None:
         """Begin to see the outermost call of a module."""

@@ -15,7 +15,8 @@ _DETAILS = (
     "[: {added} adds to it]."
 )
 
-
+# A container that holds this share of what host memory grew by explains it: small objects take more than their own sizes.
+_NOTABLE = 0.3
 # How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget: where others use
 # the cores, most steps are only counted, and memory is read between them.
 _PATIENCE_NS = 30_000_000_000
@@ -27,6 +28,7 @@ class GrowingContainer(NamedTuple):
     name: str  # of the variable or attribute
     text: str  # in a sentence: ``the list scores in train() (train.py)``
     keeps_graph: bool
+    explains_growth: bool  # its new entries hold most of what host memory grew by, or graphs
     fix: str
     values: dict[str, Any]  # of the templates
 
@@ -91,7 +93,8 @@ def _read_container(found: events.GrowingContainers) -> GrowingContainer | None:
         fix = f"{prefix}{name}.append(loss.item())"
     elif not keeps_graph and not largest.levels:
         fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
-    return GrowingContainer(name, text, keeps_graph, fix, values)
+    explains = keeps_graph or (largest.added_bytes or 0) >= _NOTABLE * (found.grown_bytes or 0)
+    return GrowingContainer(name, text, keeps_graph, explains, fix, values)
 
 
 def _describe_container(container: events.GrownContainer) -> str:

@@ -5,15 +5,15 @@ Read from the memory that samplers saw in each step. Pages of files do not count
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from zerotop.analysis.findings.host.growing_containers import FoundContainer, await_container
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
-from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES
+from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
+from zerotop.analysis.formatting import MIB
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
 from zerotop.recording.samples import Rows, read_column
@@ -44,127 +44,186 @@ HOST_GROWTH_SHARE = 0.02
 # Memory hardly varies, so four blocks are enough. A cache that fills up grows more and more slowly.
 HOST_GROWTH_BLOCKS = 4
 HOST_GROWTH_EVENNESS = 0.8
+# A smaller rise counts once the first steps are over, in which caches fill up; one that is smaller still, or less even, if
+# the probe has seen a container that grows with it.
+_STEADY_BYTES = 96 * MIB
+_NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
+# One without a name counts if it would fill the node's memory within this time (ns).
+_SOON_NS = 86_400_000_000_000
 # Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
 
 
-@dataclass
-class _Reported:
-    """The last finding of a group: its times, the other ranks in it, and bytes a step of each rank that has grown."""
+class _Search(NamedTuple):
+    """A search for rises from a step on, of bytes and evenness. ``needs_name``: only those in a known container count."""
 
-    ranks: list[int] = field(default_factory=list)
-    begin_ns: int = 0
-    end_ns: int = 0
-    slopes: dict[int, float] = field(default_factory=dict)
+    begin: int
+    least: int
+    evenness: float
+    needs_name: bool = False
 
-    def has_slope(self, rank: int, slope: float) -> bool:
-        """Whether a finding already says that a rank's memory grows about as fast."""
-        return self.slopes.get(rank, 0.0) / _ALIKE < slope < self.slopes.get(rank, 0.0) * _ALIKE
+    def make_finder(self) -> TrendFinder:
+        return TrendFinder(HOST_GROWTH_BLOCKS, self.evenness)
 
 
-_new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNESS)
+_SEARCHES = (
+    _Search(SETTLED_STEPS, HOST_GROWTH_BYTES, HOST_GROWTH_EVENNESS),
+    _Search(WARM_UP_STEPS, _STEADY_BYTES, HOST_GROWTH_EVENNESS),
+    _Search(WARM_UP_STEPS, _NAMED_BYTES, _NAMED_EVENNESS, needs_name=True),
+)
+
+
+class _Growth(NamedTuple):
+    """A rise of a rank's memory, with all ranks whose memory rises alike."""
+
+    process: Process
+    rise: Rise
+    ranks: list[int]
+    search: _Search
+
+    @property
+    def rows(self) -> Rows:
+        return self.process.steps[self.rise.begin : self.rise.end]
+
+    @property
+    def bytes(self) -> float:
+        return self.rise.high - self.rise.low
+
+    @property
+    def begin_ns(self) -> int:
+        return int(self.rows["begin_unix_ns"][0])
+
+    @property
+    def end_ns(self) -> int:
+        return int(self.rows["end_unix_ns"][-1])
+
+    def repeats(self, told: _Growth) -> bool:
+        """Whether an earlier finding says that the rank's memory grows about as fast, or that another's does then."""
+        if self.process.rank not in told.ranks:
+            return False
+        is_alike = told.rise.slope / _ALIKE < self.rise.slope < told.rise.slope * _ALIKE
+        return is_alike or (self.process is not told.process and self.begin_ns <= (told.begin_ns + told.end_ns) // 2)
+
+    def continues(self, told: _Growth) -> bool:
+        """Whether the rank's memory has grown about as fast since an earlier rise."""
+        steps = self.rise.begin - told.rise.end
+        return self.process is told.process and self.rise.low - told.rise.high >= told.rise.slope / _ALIKE * max(0, steps)
+
+    def extend_back(self, told: _Growth) -> _Growth:
+        """Return the growth since an earlier rise began."""
+        begin, low = told.rise.begin, told.rise.low
+        return self._replace(rise=self.rise._replace(begin=begin, low=low), ranks=told.ranks)
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report each rise, and again if it becomes steeper.
+    """Report each rise, with newer numbers while it continues, and again if it becomes steeper.
 
     Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
     """
-    for (process, rise, ranks), held in window.await_each(_find_new(window), _await_container):
-        yield _build_finding(window.subject, process, rise, ranks, held)
+    settled = [one for one in window.await_each(_find_growths(window), _await_container) if _counts(window.subject, *one)]
+    settled.sort(key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
+    told: list[tuple[_Growth, FoundContainer]] = []
+    for growth, held in window.results(settled, None):
+        index = next((index for index, (earlier, _) in enumerate(told) if growth.repeats(earlier)), len(told))
+        if index < len(told):
+            earlier, container = told[index][0], held.container or told[index][1].container
+            if not growth.continues(earlier):
+                continue
+            known_ns = max(held.known_ns, told[index][1].known_ns + 1)
+            growth, held = growth.extend_back(earlier), FoundContainer(container, known_ns)
+        told[index : index + 1] = [(growth, held)]
+        yield _build_finding(window.subject, growth, held)
 
 
-def _find_new(window: SearchWindow[Group]) -> Iterator[tuple[Process, Rise, list[int]]]:
-    group, last = window.subject, window.keep(_Reported)
-    found = [(process, rise) for process in group.processes for rise in _find_rises(window, process)]
-    for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
-        if last.has_slope(process.rank, rise.slope):
-            continue
-        begin_ns = int(process.steps["begin_unix_ns"][rise.begin])
-        if process.rank in last.ranks and begin_ns <= last.end_ns - (last.end_ns - last.begin_ns) // 2:
-            last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
-            continue
-        known_ns = _find_end(process, rise)
-        if not _is_memory_new(process, rise):
-            continue
-        ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
-        last.ranks = [rank for rank in ranks if rank != process.rank]
-        last.begin_ns, last.end_ns = begin_ns, known_ns
-        last.slopes.update(dict.fromkeys(ranks, rise.slope))
-        yield process, rise, ranks
+def _counts(group: Group, growth: _Growth, held: FoundContainer) -> bool:
+    """Whether a container explains a small rise, or it would fill the node's memory within a day."""
+    if growth.search.needs_name:
+        return held.container is not None and held.container.explains_growth
+    free, steps = _read_free_bytes(growth), len(growth.rows)
+    if growth.search.least >= HOST_GROWTH_BYTES or held.container is not None or free is None:
+        return True
+    return free / _measure_slope(group, growth) * (growth.end_ns - growth.begin_ns) / steps < _SOON_NS
 
 
-def _find_rises(window: SearchWindow[Group], process: Process) -> Iterable[Rise]:
+def _find_growths(window: SearchWindow[Group]) -> Iterator[_Growth]:
+    group = window.subject
+    for process in group.processes:
+        for rise, search in _find_rises(window, process):
+            growth = _Growth(process, rise, [], search)
+            if _is_memory_new(growth):
+                yield growth._replace(ranks=[other.rank for other in group.processes if _rises_alike(other, growth)])
+
+
+def _find_rises(window: SearchWindow[Group], process: Process) -> Iterator[tuple[Rise, _Search]]:
     skipped = count_skipped_first(process)
-    if skipped >= len(process.steps):
-        return ()
-    values, begin = process.steps["host_held_bytes"], skipped + SETTLED_STEPS
-    finder = window.keep(_new_trend_finder, process)
-    return finder.find_rises(values, begin, share=HOST_GROWTH_SHARE, least=HOST_GROWTH_BYTES)
+    if skipped < len(process.steps):
+        values = process.steps["host_held_bytes"]
+        for search in _SEARCHES:
+            finder = window.keep(search.make_finder, process)
+            for rise in finder.find_rises(values, skipped + search.begin, share=HOST_GROWTH_SHARE, least=search.least):
+                yield rise, search
 
 
-def _measure_shared(process: Process, rise: Rise) -> int:
+def _measure_shared(growth: _Growth) -> int:
     """Return the growth of the rank's shared memory in the steps of a rise."""
-    before = process.host_samples.read_last(int(process.steps["end_unix_ns"][rise.begin]))
-    after = process.host_samples.read_last(_find_end(process, rise))
+    before, after = (
+        growth.process.host_samples.read_last(time_ns) for time_ns in (int(growth.rows["end_unix_ns"][0]), growth.end_ns)
+    )
     return int(after["shared_bytes"]) - int(before["shared_bytes"]) if before is not None and after is not None else 0
 
 
-def _is_memory_new(process: Process, rise: Rise) -> bool:
+def _is_memory_new(growth: _Growth) -> bool:
     """Whether the node uses more memory: pages of shared memory that another process has filled cost nothing to map."""
-    shared = _measure_shared(process, rise)
-    if shared <= (rise.high - rise.low) / 2:
+    shared = _measure_shared(growth)
+    if shared <= growth.bytes / 2:
         return True
-    records = process.at.records("hosts", process.host)
-    begin_ns, end_ns = int(process.steps["end_unix_ns"][rise.begin]), _find_end(process, rise)
-    rows = records.read_window(begin_ns, end_ns).rows
+    records = growth.process.at.records("hosts", growth.process.host)
+    rows = records.read_window(int(growth.rows["end_unix_ns"][0]), growth.end_ns).rows
     sizes = read_column(rows, "shared_bytes")
     return len(sizes) < 2 or not sizes[-1] - sizes[0] < shared / 2  # NaN: an older recording
 
 
-def _measure_slope(group: Group, process: Process, rows: Rows) -> float:
-    """Return the bytes a step by which all ranks of the node have grown in these steps of one of them."""
-    grown = 0
-    for other in group.processes_on(process.host):
-        held = other.steps_until(int(rows["end_unix_ns"][-1]))
+def _measure_slope(group: Group, growth: _Growth) -> float:
+    """Return the bytes a step by which all ranks of the node have grown in the steps of a rise."""
+    grown, rows = 0, growth.rows
+    for other in group.processes_on(growth.process.host):
+        held = other.steps_until(growth.end_ns)
         held = held[held["step"] >= rows["step"][0]]["host_held_bytes"]
         grown += max(0, int(held[-1]) - int(held[0])) if len(held) else 0
     return max(1.0, grown / max(1, len(rows) - 1))
 
 
-def _find_end(process: Process, rise: Rise) -> int:
-    return int(process.steps["end_unix_ns"][rise.end - 1])
+def _read_free_bytes(growth: _Growth) -> int | None:
+    memory = read_memory(growth.process.recording, growth.process.host, growth.end_ns)
+    return memory.limit_bytes - memory.used_bytes if memory is not None else None
 
 
-def _rises_alike(other: Process, process: Process, rise: Rise, known_ns: int) -> bool:
+def _rises_alike(other: Process, growth: _Growth) -> bool:
     """Whether a rank's memory grew in the same steps by about as much."""
-    if other is process:
+    if other is growth.process:
         return True
-    rows = other.steps_until(known_ns)
-    rows = rows[rows["step"] >= process.steps["step"][rise.begin]]
-    if len(rows) < 2 or other.host != process.host:
+    rows = other.steps_until(growth.end_ns)
+    rows = rows[rows["step"] >= growth.rows["step"][0]]
+    if len(rows) < 2 or other.host != growth.process.host:
         return False
     grown = int(rows["host_held_bytes"][-1]) - int(rows["host_held_bytes"][0])
-    return bool((rise.high - rise.low) / 2 < grown < (rise.high - rise.low) * 2)
+    return growth.bytes / 2 < grown < growth.bytes * 2
 
 
-def _await_container(one: tuple[Process, Rise, list[int]]) -> FoundContainer | None:
-    process, rise, _ = one
-    return await_container(process, int(process.steps["begin_unix_ns"][rise.begin]), _find_end(process, rise))
+def _await_container(growth: _Growth) -> FoundContainer | None:
+    return await_container(growth.process, growth.begin_ns, growth.end_ns)
 
 
-def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int], held: FoundContainer) -> Finding:
-    rows = process.steps[rise.begin : rise.end]
-    memory = read_memory(process.recording, process.host, int(rows["end_unix_ns"][-1]))
+def _build_finding(group: Group, growth: _Growth, held: FoundContainer) -> Finding:
+    (process, rise, ranks, _), rows = growth, growth.rows
     node_ranks = len(group.processes_on(process.host))
-    free = memory.limit_bytes - memory.used_bytes if memory is not None else None
-    node_slope = _measure_slope(group, process, rows)
-    last_step = float(rows["step"][-1]) + max(0, free) / node_slope if free is not None else None
-    is_shared = (shared_bytes := _measure_shared(process, rise)) > (rise.high - rise.low) / 2
+    free = _read_free_bytes(growth)
+    last_step = float(rows["step"][-1]) + max(0, free) / _measure_slope(group, growth) if free is not None else None
+    is_shared = (shared_bytes := _measure_shared(growth)) > growth.bytes / 2
     evidence = {
         "bytes_per_step": rise.slope,
-        "grown_bytes": rise.high - rise.low,
+        "grown_bytes": growth.bytes,
         "resident_bytes": rise.high,
         "steps": len(rows),
         "free_bytes": free,
@@ -174,7 +233,8 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int],
     sharers = node_ranks if node_ranks > 1 else None
     kind, container = _SHARED if is_shared else _KIND, held.container
     kind = container.name_in(kind) if container is not None else kind
-    values = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
-    if not count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])):
+    values: dict[str, Any] = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
+    if not count_workers([process], growth.begin_ns, growth.end_ns):
         values["worker_count"] = None
-    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=sharers, **values)
+    values |= {"known_ns": held.known_ns, "ranks": ranks, "concerned": ranks, "node_ranks": sharers}
+    return kind.at_steps(process, rows, evidence, **values)

@@ -1,4 +1,4 @@
-"""The loss of the training became NaN or infinite, or is suddenly three times as high, and stays so.
+"""The loss of the training or its gradient norm became NaN or infinite, or the loss is suddenly three times as high.
 
 The loss is compared with the run's own level and its own noise. A value counts once its step is over, or the job: then the
 step that it belongs to is known.
@@ -20,8 +20,9 @@ from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.formatting import join_words
 from zerotop.analysis.stats.wander import stands_out
-from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps, read_logged
+from zerotop.analysis.steps.logged_values import NO_VALUES, LoggedSeries, find_steps, read_logged
 from zerotop.analysis.steps.training_changes import describe_changes
+from zerotop.recording.moments.rank_records import TRAINER
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.events import JobEnded
 
@@ -124,6 +125,14 @@ _BROKEN = FindingKind(
 _LASTING = _BROKEN.with_changes(
     severity=Severity.ERROR, headline="The loss is {word}[ from step {step} on]: {values:.0f} values in a row"
 )
+# Its loss is finite, or not logged: the Trainer by default logs the mean of those losses that are finite.
+_BROKEN_NORM = _LASTING.with_changes(
+    headline="The gradient norm is {word}[ from step {step} on]: {values:.0f} values in a row",
+    details=(
+        "[Before it was {norm_before:.4g}[ in step {step_before}][; {before}].][ The logged loss stays finite:"
+        " {loss:.4g}[ in step {loss_step}][, as {filter} leaves out losses that are not].]"
+    ),
+)
 _JUMPED = FindingKind(
     name="loss_jumped",
     confidence=0.9,
@@ -164,6 +173,9 @@ class _Jump(NamedTuple):
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report each in the attempts of the job."""
     logged = read_logged(window.recording.recording)
+    if "grad_norm" in logged:
+        norms = _LossSearch(window.recording, window.subject, logged, "grad_norm")
+        yield from norms.find_broken_norms(window.steps(norms.values, of="grad_norm"))
     if "loss" not in logged:
         return
     search = _LossSearch(window.recording, window.subject, logged)
@@ -176,9 +188,9 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 class _LossSearch:
-    """The search in one attempt's values whose steps are known."""
+    """The search in one attempt's losses, or gradient norms, whose steps are known."""
 
-    def __init__(self, recording: Evidence, group: Group, logged: dict[str, LoggedSeries]) -> None:
+    def __init__(self, recording: Evidence, group: Group, logged: dict[str, LoggedSeries], name: str = "loss") -> None:
         self._recording, self._group, self._logged = recording, group, logged
         later = [other.lead.source.created_ns for other in recording.groups[recording.groups.index(group) + 1 :]]
         ended = [event.unix_ns for event in recording.events_of(JobEnded)[-1:]]
@@ -186,7 +198,7 @@ class _LossSearch:
         """When the attempt had ended; None while it goes on."""
         # Of an attempt in progress the values of steps that are over count.
         steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
-        series = logged["loss"].until(recording.cursor_ns)
+        series = logged[name].until(recording.cursor_ns)
         own = slice(*np.searchsorted(series.times, (group.lead.source.created_ns, (self.end_ns or steps_ns) + 1)))
         self._times, self.values = series.times[own], series.values[own]
 
@@ -210,6 +222,26 @@ class _LossSearch:
             if len(values) == _LASTING_VALUES and not np.isfinite(values).any():
                 yield self._build_broken(first, first + _LASTING_VALUES - 1)
 
+    def find_broken_norms(self, new: slice) -> Iterator[Finding]:
+        """Yield norms that stay not finite though no step is skipped, where the logged loss does not show it."""
+        rows, losses = self._group.lead.steps, self._logged.get("loss", NO_VALUES)
+        for first in self._runs[self._runs > new.start - _LASTING_VALUES].tolist() if new.start < new.stop else []:
+            last = first + _LASTING_VALUES - 1
+            before, values = np.flatnonzero(np.isfinite(self.values[:first])), self.values[first : last + 1]
+            if not len(before) or len(values) < _LASTING_VALUES or np.isfinite(values).any():
+                continue
+            known_ns = self._find_known(last)
+            near = rows[(rows["step"] >= (self._steps[first] or 0)) & (rows["end_unix_ns"] <= known_ns)]
+            shown = losses.until(int(self._times[last]))
+            if near["skipped"].any() or (len(shown.values) and not np.isfinite(shown.values[-_LASTING_VALUES:]).all()):
+                continue
+            loss = float(shown.values[-1]) if len(shown.values) else None
+            evidence = {"values": len(values), "norm_before": float(self.values[before[-1]]), "loss": loss}
+            filtering = "the Trainer's logging_nan_inf_filter" if self._group.engine.library == TRAINER else None
+            texts = {"word": _name_values(values), "step_before": self._steps[before[-1]], "look": _LOOK}
+            texts |= {"loss_step": self._steps[last], "filter": filtering}
+            yield self._build(_BROKEN_NORM, first, known_ns, evidence, **texts)
+
     def find_error(self, end_ns: int) -> Iterator[Finding]:
         """Yield the last values once more, with the error in which the attempt ended, if they are not finite."""
         last = len(self.values) - 1
@@ -228,14 +260,13 @@ class _LossSearch:
         count = last - first + 1
         kind = _LASTING if count >= _LASTING_VALUES else _BROKEN
         before = np.flatnonzero(np.isfinite(self.values[:first]))
-        words = {"NaN" if np.isnan(value) else "infinite" for value in self.values[first : last + 1].tolist()}
         evidence = {"values": count, "loss_before": float(self.values[before[-1]]) if len(before) else None}
         return self._build(
             kind,
             first,
             known_ns or self._find_known(last),
             evidence,
-            word=words.pop() if len(words) == 1 else "NaN or infinite",
+            word=_name_values(self.values[first : last + 1]),
             step_before=self._steps[before[-1]] if len(before) else None,
             raised=raised,
             look=_LOOK,
@@ -281,6 +312,11 @@ class _LossSearch:
         time_ns, step = int(self._times[first]), self._steps[first]
         before = describe_before(self._group, step, time_ns, self._logged, known_ns)
         return kind.at(self._group, time_ns, known_ns, evidence, step=step, before=before, **values)
+
+
+def _name_values(values: Floats) -> str:
+    words = {"NaN" if np.isnan(value) else "infinite" for value in values.tolist()}
+    return words.pop() if len(words) == 1 else "NaN or infinite"
 
 
 def _is_jump(before: Floats, after: Floats) -> bool:

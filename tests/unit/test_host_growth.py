@@ -1,0 +1,127 @@
+"""Steady growth of a rank's host memory, in small recordings: which growth is told, when, and with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from in_pieces import find_at_end, find_in_pieces
+from small_recording import S, make_identity, make_record, make_span, write_table
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings.host import host_growth
+from zerotop_probe.recording.events import GrowingContainers
+from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+GIB, MIB = 1 << 30, 1 << 20
+STEP_S, RESIDENT = 0.25, 300 * MIB
+Amount = Callable[[int], float]
+"""The mebibytes by which memory has grown after a step."""
+
+
+def write_job(
+    folder: Path, steps: int, *amounts: Amount, step_s: float = STEP_S, free: int = 16 * GIB, container: Any = None
+) -> None:
+    """Write the recording of a job with a rank for each amount. ``container``: steps of a look, and facts of a container."""
+    processes, hosts = [], []
+    for step in range(steps):
+        time_ns = int((step * step_s + 0.99 * step_s) * S)
+        grown = [round(amount(step) * MIB) for amount in amounts]
+        for rank, bytes_ in enumerate(grown):
+            sizes = {"rss_bytes": RESIDENT + bytes_, "held_bytes": RESIDENT + bytes_, "swap_bytes": 0, "shared_bytes": 0}
+            processes.append(make_record(PROCESSES, time_ns=time_ns, pid=100 + rank, rank=rank, **sizes))
+        node = {"memory_total_bytes": 64 * GIB, "memory_available_bytes": free - sum(grown), "shared_bytes": 0}
+        hosts.append(make_record(HOSTS, time_ns=time_ns, **node))
+    for rank in range(len(amounts)):
+        spans = [make_span(step * step_s, (step + 1) * step_s, "step", step, BOUNDARY) for step in range(steps)]
+        write_table(folder, SPANS, make_identity(rank), *spans).close()
+    write_table(folder, PROCESSES, make_identity(-1), *processes).close()
+    write_table(folder, HOSTS, make_identity(-1), *hosts).close()
+    if container is not None:
+        (first, last), facts = container
+        times = {
+            "first_step": first,
+            "last_step": last,
+            "begin_ns": int(first * step_s * S),
+            "end_ns": int(last * step_s * S),
+        }
+        kept = {"name": "kept", "scope": "global", "owner": "train", "file": "train.py", "own": True, "levels": 0}
+        kept |= {"kind": "list", "length": 100, "added": last - first, "entry": "Tensor", "keeps_graph": False} | facts
+        writer = EventWriter(str(folder), make_identity(0))
+        look = {"grown_bytes": 24 * MIB, "seconds": 0.1, "containers": [kept]}
+        writer.write(int((last + 1) * step_s * S), GrowingContainers, **times, **look)
+        writer.close()
+
+
+def find_growth(folder: Path, *plan: Any, **more: Any) -> tuple[Finding, ...]:
+    """Return the findings at the end; those of all times are the same however the recording is read."""
+    write_job(folder, *plan, **more)
+    find_in_pieces(folder, host_growth.detect, (7, 300, 16384))
+    return find_at_end(folder, [host_growth.detect])
+
+
+def grow_from(begin: int, megabytes: float) -> Amount:
+    """Return growth by so much a step from a step on."""
+    return lambda step: megabytes * max(0, step - begin)
+
+
+def rise_in_stairs(steps: Sequence[int], megabytes: float) -> Amount:
+    """Return growth by so much at once in some steps."""
+    return lambda step: megabytes * sum(step >= one for one in steps)
+
+
+def test_a_small_leak_is_told_when_it_is_steady(tmp_path: Path) -> None:
+    (finding,) = find_growth(tmp_path, 300, grow_from(100, 1.2))
+    assert finding.step == pytest.approx(100, abs=32)
+    assert finding.evidence["bytes_per_step"] == pytest.approx(1.2 * MIB, rel=0.2)
+    assert 96 * MIB <= finding.evidence["grown_bytes"] <= 200 * 1.2 * MIB
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [
+        rise_in_stairs((60, 110, 200), 50),  # arenas and pools
+        lambda step: 150 * (1 - 0.98**step),  # a cache that fills up
+        grow_from(250, 1.5),  # too little yet
+        lambda step: 150 * min(1.0, step / 40),  # the first steps
+        lambda step: 120 * (step // 30 % 2),
+    ],
+)
+def test_clean_jobs_have_no_growth(tmp_path: Path, amount: Amount) -> None:
+    assert find_growth(tmp_path, 300, amount) == ()
+
+
+def test_a_small_leak_that_would_take_days_is_not_told(tmp_path: Path) -> None:
+    assert find_growth(tmp_path, 300, grow_from(20, 0.6), step_s=60.0, free=900 * GIB) == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_told"),
+    [
+        ({"added_bytes": 20 * MIB}, True),
+        ({"added_bytes": 0, "keeps_graph": True}, True),
+        ({"added_bytes": 6 * MIB}, False),  # a fourth of the growth
+    ],
+)
+def test_less_growth_suffices_where_a_container_explains_it(tmp_path: Path, facts: dict[str, Any], is_told: bool) -> None:
+    found = find_growth(tmp_path, 300, grow_from(160, 0.8), container=((240, 270), facts))
+    assert bool(found) is is_told
+    assert all("'kept'" in one.headline for one in found)
+
+
+def test_the_finding_has_newer_numbers_while_memory_grows(tmp_path: Path) -> None:
+    (finding,) = find_growth(tmp_path, 1000, grow_from(0, 1.0), container=((240, 270), {"added_bytes": 20 * MIB}))
+    assert finding.evidence["grown_bytes"] > 500 * MIB
+    assert "'kept'" in finding.headline
+
+
+def test_a_steeper_rise_is_another_finding(tmp_path: Path) -> None:
+    assert len(find_growth(tmp_path, 1000, lambda step: 0.5 * step + 2.5 * max(0, step - 600))) == 2
+
+
+def test_ranks_that_grow_alike_share_a_finding(tmp_path: Path) -> None:
+    (finding,) = find_growth(tmp_path, 300, grow_from(50, 1.0), grow_from(50, 0.9), grow_from(300, 1.0))
+    assert finding.ranks == (0, 1)
