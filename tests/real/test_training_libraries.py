@@ -10,7 +10,7 @@ import pytest
 from loop_runs import run_loop
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.events import EngineFacts
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, LOGGED_BITS
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, LOGGED_BITS, OF_NEXT_STEP
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -106,10 +106,13 @@ def test_lightning(tmp_path: Path) -> None:
         assert len(forwards[forwards["flags"] & EVAL > 0]) == own["evaluations"] - 2 == 4
         assert rank.select_phases("eval")["step"].tolist() == [2, 4]
         logged = rank.read_table("logged")
-        losses, rates = (logged[logged["known"] == LOGGED_BITS[name]] for name in ("loss", "learning_rate"))
+        known = LOGGED_BITS["loss"], LOGGED_BITS["learning_rate"] | OF_NEXT_STEP
+        losses, rates = (logged[logged["known"] == bits] for bits in known)
         assert losses["loss"].tolist() == pytest.approx(own["losses"][1::2])
         assert rates["learning_rate"].tolist() == pytest.approx([1e-3] * len(rates))
-        assert len(rates) >= own["steps"]
+        steps = rank.select_phases("step")
+        ends = steps["end_ns"][steps["flags"] & BOUNDARY > 0]
+        assert set(np.searchsorted(ends, rates["time_ns"]).tolist()) == {0, 1, 2, 3}  # each is of the step that follows
         assert len(losses) + len(rates) == len(logged)
         assert rank.select_phases("checkpoint_save")["step"].tolist() == [4]
         assert np.all(rank.spans["flags"] & FAILED == 0)

@@ -83,6 +83,27 @@ def test_names_of_values(name: str, column: str | None) -> None:
     assert find_column(name) == column
 
 
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("step 12: loss 0.5", 12),
+        ('{"step": 3, "loss": 1.0}', 3),
+        ("[Iteration 30/300] loss=0.5", 30),
+        (" iteration       10/     100 | lm loss: 1.04E+01", 10),
+        ("loss 0.5 at global_step=7", 7),
+        ("loss 0.5, step time 30 ms", -1),
+        ("loss 0.5, step 30ms", -1),
+        ("loss 0.5, step: 0.31", -1),
+        ("loss 0.5 steps/s: 3", -1),
+        ("timestep 5 loss 0.5", -1),
+    ],
+)
+def test_numbers_of_steps(tmp_path: Path, line: str, number: int) -> None:
+    job = Printing(tmp_path)
+    job.write_output(line.encode() + b"\n")
+    assert read_logged(Recording.open(job.path))["loss"].numbers.tolist() == [number]
+
+
 def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
     """Parts of lines are joined, and only one kind of line counts."""
     job = Printing(tmp_path)
@@ -96,6 +117,7 @@ def test_an_output_that_grows_is_read_on(tmp_path: Path) -> None:
     series = read_logged(recording)["loss"]
     assert np.array_equal(series.values, [3.0, 2.5, math.nan, 2.0], equal_nan=True)
     assert (np.diff(series.times) > 0).all()
+    assert series.numbers.tolist() == [0, 1, 2, 3]
     assert series.times[-1] == recording.last_written_ns
     assert "grad_norm" not in read_logged(recording)
 

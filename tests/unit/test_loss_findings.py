@@ -14,8 +14,8 @@ from zerotop.analysis.findings import Finding
 from zerotop.analysis.findings.loops import loss_jumps
 from zerotop.analysis.findings.support.detection import Detection
 from zerotop.analysis.reports.export_tables import build_frames
-from zerotop.analysis.steps.logged_values import find_steps
-from zerotop.recording.samples import Floats
+from zerotop.analysis.steps.logged_values import LoggedSeries, find_steps
+from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording.tables import BOUNDARY, LOGGED, LOGGED_BITS, SKIPPED, SPANS
 
@@ -167,11 +167,55 @@ def test_values_that_are_logged_apart_have_the_same_step(tmp_path: Path) -> None
 
 def test_steps_of_a_rate_that_two_libraries_log_are_those_of_the_training() -> None:
     """DeepSpeed's engine and its monitor both give the rate of some short steps."""
-    rows = np.zeros(10, STEP_DTYPE)
-    rows["step"], rows["iteration_s"] = np.arange(10), 0.004
-    rows["end_unix_ns"] = 4_000_000 * np.arange(1, 11)
+    rows = make_rows(10, 4)
     times = np.sort(np.concatenate([rows["end_unix_ns"][:2] + 1000, rows["end_unix_ns"] + 2000]))
-    assert find_steps(rows, times).tolist() == [0, 0, 1, 1, *range(2, 10)]
+    assert find_steps(rows, make_series(times)).tolist() == [0, 0, 1, 1, *range(2, 10)]
+
+
+def make_rows(count: int, step_ms: int) -> Rows:
+    """Return equally long steps."""
+    rows = np.zeros(count, STEP_DTYPE)
+    rows["step"], rows["iteration_s"] = np.arange(count), step_ms / 1000
+    rows["end_unix_ns"] = step_ms * 1_000_000 * np.arange(1, count + 1)
+    return rows
+
+
+def make_series(times: Ints, numbers: Sequence[int] = ()) -> LoggedSeries:
+    """Return values of these times, whose lines have these numbers of steps."""
+    return LoggedSeries(times, np.ones(len(times)), np.array(numbers or [-1] * len(times)), np.zeros(len(times), bool))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps"),
+    [
+        ([30, 60, 90, 120], [30, 60, 90, 120]),  # as read: nothing says from where the script counts
+        ([0, 30, 60, 90], [0, 30, 60, 90]),
+        ([29, 59, 89, 119], [29, 59, 89, 119]),
+        ([1, 31, 61, 91], [0, 30, 60, 90]),
+        ([5000, 5030, 5060, 5090], [30, 60, 90, 120]),  # after a checkpoint
+        ([0, 15, 17, 120], [0, 15, 17, 120]),  # printed now and then
+    ],
+)
+def test_lines_that_are_read_late_have_the_steps_that_they_say(numbers: list[int], steps: list[int]) -> None:
+    """Of steps of a millisecond: each line is read after one to nine more."""
+    rows = make_rows(130, 1)
+    times = rows["end_unix_ns"][steps] + 1_000_000 * np.array([3, 9, 0, 5]) + 100_000
+    assert find_steps(rows, make_series(times, numbers)).tolist() == steps
+
+
+def test_rates_that_are_logged_before_a_step_are_of_that_step() -> None:
+    """As by Lightning's callback: at the start of the training, of an epoch, and of a step that has not ended."""
+    rows = make_rows(130, 1)
+    series = make_series(np.concatenate([rows["begin_unix_ns"][:1], rows["end_unix_ns"][[29, 59, 129]] + 100_000]))
+    assert find_steps(rows, series._replace(are_next=np.ones(4, bool))).tolist() == [0, 30, 60, 130]
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 0], [0, 60, 120, 180], [3, 3, 3, 3]])
+def test_numbers_that_do_not_count_the_steps_are_ignored(numbers: list[int]) -> None:
+    """They begin again with each epoch, count parts of a step, or are all the same."""
+    rows = make_rows(130, 1)
+    times = rows["end_unix_ns"][[0, 30, 60, 90]] + 100_000
+    assert find_steps(rows, make_series(times, numbers)).tolist() == [0, 30, 60, 90]
 
 
 def test_export_has_unknown_and_nan(tmp_path: Path) -> None:

@@ -25,8 +25,11 @@ class LoggedValues:
         self._files = files
         self._writer: TableWriter | None = None
 
-    def write(self, time_ns: int, logged: Mapping[Any, Any]) -> None:
-        """Record those values whose names are known, and which are on the host; the first of several with one meaning."""
+    def write(self, time_ns: int, logged: Mapping[Any, Any], marks: int = 0) -> None:
+        """Record those values whose names are known, and which are on the host; the first of several with one meaning.
+
+        ``marks``: further bits of LOGGED's ``known``.
+        """
         values: dict[str, float] = {}
         for name, value in logged.items():
             column = find_column(name) if isinstance(name, str) else None
@@ -37,7 +40,7 @@ class LoggedValues:
             if self._writer is None:
                 self._writer = self._files.open_table(LOGGED)
             known = sum(LOGGED_BITS[column] for column in values)
-            self._writer.write(time_ns, *(values.get(column, float("nan")) for column in LOGGED_BITS), known, 0)
+            self._writer.write(time_ns, *(values.get(column, float("nan")) for column in LOGGED_BITS), known | marks, 0)
 
 
 class EngineValues:

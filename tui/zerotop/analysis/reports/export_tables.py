@@ -119,7 +119,7 @@ def _iter_losses(recording: Recording, text: TextFilter) -> Iterator[polars.Data
         values: list[float | None] = [None] * len(times)  # NaN is a value that was logged
         logged = series.get(name, NO_VALUES)
         places = times.searchsorted(logged.times)
-        steps[places] = find_steps(rows, logged.times)  # some libraries log the rate apart from the loss
+        steps[places] = find_steps(rows, logged)  # some libraries log the rate apart from the loss
         for place, value in zip(places.tolist(), logged.values.tolist(), strict=True):
             values[place] = value
         columns.append(polars.Series(name, values, dtype=polars.Float64))

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.logged_names import find_column
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, STREAMS, UNKNOWN
+from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OF_NEXT_STEP, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
@@ -30,6 +31,10 @@ _DICT_PAIR = re.compile(rf"['\"]([\w/ -]+)['\"]\s*:\s*['\"]?{_NUMBER}", re.IGNOR
 _PAIR = re.compile(rf"(?<![\w/.-])([A-Za-z][\w/]*(?: [A-Za-z][\w/]*)?)\s*[:=]?\s*(?:tensor\()?{_NUMBER}", re.IGNORECASE)
 _EVALUATION = re.compile(r"(?<![a-z])(?:eval(?:uation)?|val(?:id(?:ation)?)?|test(?:ing)?|dev)(?![a-z])", re.IGNORECASE)
 _EVALUATION_WORD = re.compile(r"['\"](?:eval(?:uation)?|val(?:id(?:ation)?)?|test|dev)['\"]", re.IGNORECASE)
+# The number of a step, as scripts print it.
+_STEP = re.compile(
+    r"(?<![a-z])(?:step|iter|iteration)['\"]?\s*[:=#]?\s*\[?\s*(\d{1,15})(?!\.?\d|[a-z_%]|\s*m?s\b)", re.IGNORECASE
+)
 _OTHER_RANK = re.compile(r"\s*\[(?:rank|default)[1-9]\d*\]:")
 _MOST_LETTERS = 40
 # Lines of one kind before it counts.
@@ -43,6 +48,7 @@ class LoggedLine(NamedTuple):
 
     time_ns: int  # unix time at which it was finished
     values: dict[str, float]  # by column of LOGGED
+    number: int  # of the step, as the line says; UNKNOWN without one
 
 
 def parse_line(text: str) -> tuple[str, dict[str, float]] | None:
@@ -100,17 +106,22 @@ class LoggedLines:
             self._rests[source, code] = lines[-1][-_LONGEST_LINE:]
             for line, time_ns in zip(lines, times, strict=False):  # the last one is not finished
                 if (parsed := _parse_bytes(line)) is not None:
-                    kind, values = parsed
-                    self._kinds.setdefault(kind, []).append(LoggedLine(time_ns, values))
+                    kind, values, number = parsed
+                    self._kinds.setdefault(kind, []).append(LoggedLine(time_ns, values, number))
 
 
-def _parse_bytes(line: bytes) -> tuple[str, dict[str, float]] | None:
-    has_loss = b"oss" in line or b"OSS" in line
-    return parse_line(line[:_LONGEST_LINE].decode(errors="replace")) if has_loss else None
+def _parse_bytes(line: bytes) -> tuple[str, dict[str, float], int] | None:
+    if b"oss" not in line and b"OSS" not in line:
+        return None
+    text = line[:_LONGEST_LINE].decode(errors="replace")
+    parsed, number = parse_line(text), _STEP.search(text)
+    return (*parsed, int(number[1]) if number is not None else UNKNOWN) if parsed is not None else None
 
 
 # What a job prints is read this often.
 _READ_NS = 50_000_000
+# Of a long training the last steps suffice to find those of the last values.
+_NEAR_STEPS = 4096
 NAMES = tuple(metric.name for metric in LOGGED.metrics)
 
 
@@ -119,14 +130,19 @@ class LoggedSeries(NamedTuple):
 
     times: Ints  # unix nanoseconds
     values: Floats  # NaN is a value that was logged
+    numbers: Ints  # of the steps as their lines say; UNKNOWN without one
+    are_next: NDArray[np.bool_]  # whether they are of the step that begins
 
     def until(self, cursor_ns: int) -> LoggedSeries:
         """Return the values up to a moment."""
-        count = int(np.searchsorted(self.times, cursor_ns, "right"))
-        return LoggedSeries(self.times[:count], self.values[:count])
+        return self.select(slice(int(np.searchsorted(self.times, cursor_ns, "right"))))
+
+    def select(self, which: slice) -> LoggedSeries:
+        """Return some of the values."""
+        return LoggedSeries._make(column[which] for column in self)
 
 
-NO_VALUES = LoggedSeries(np.empty(0, np.int64), np.empty(0))
+NO_VALUES = LoggedSeries(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), np.empty(0, bool))
 
 
 class LoggedReader:
@@ -173,7 +189,9 @@ class LoggedReader:
             for name in NAMES:
                 known = [place for place, line in enumerate(fresh) if name in line.values]
                 if known:
-                    new = LoggedSeries(times[known], np.array([fresh[place].values[name] for place in known]))
+                    values = np.array([fresh[place].values[name] for place in known])
+                    numbers = np.array([fresh[place].number for place in known])
+                    new = LoggedSeries(times[known], values, numbers, np.zeros(len(known), bool))
                     self._printed[name] = _join_series([self._printed.get(name, NO_VALUES), new])
             self._taken_count = len(lines)
         return self._printed
@@ -191,15 +209,16 @@ def _spread_times(times: Ints, last_ns: int) -> Ints:
 
 def _read_table(source: Source, name: str) -> LoggedSeries:
     rows: Rows = source.array[(source.array["known"] & LOGGED_BITS[name]) > 0]
-    return LoggedSeries(source.unix_times(rows), rows[name].astype(np.float64))
+    are_next = (rows["known"] & OF_NEXT_STEP) > 0
+    return LoggedSeries(source.unix_times(rows), rows[name].astype(np.float64), np.full(len(rows), UNKNOWN), are_next)
 
 
 def _join_series(several: Sequence[LoggedSeries]) -> LoggedSeries:
-    times, values = (np.concatenate(columns) for columns in zip(*several, strict=True))
-    if (np.diff(times) < 0).any():  # of several nodes or processes
-        order = np.argsort(times, kind="stable")
-        times, values = times[order], values[order]
-    return LoggedSeries(times, values)
+    series = LoggedSeries._make(np.concatenate(columns) for columns in zip(*several, strict=True))
+    if (np.diff(series.times) < 0).any():  # of several nodes or processes
+        order = np.argsort(series.times, kind="stable")
+        series = LoggedSeries._make(column[order] for column in series)
+    return series
 
 
 def read_logged(recording: Recording) -> dict[str, LoggedSeries]:
@@ -210,29 +229,60 @@ def read_logged(recording: Recording) -> dict[str, LoggedSeries]:
     return series
 
 
-def find_steps(rows: Rows, times: Ints) -> Ints:
-    """Return the step (STEP_DTYPE) that a value of each of these times, of one name, belongs to; UNKNOWN without a step.
+def find_steps(rows: Rows, series: LoggedSeries, last: int = 0) -> Ints:
+    """Return the step (STEP_DTYPE) that each value belongs to, or of the ``last`` values; UNKNOWN without a step.
 
-    Scripts print a loss after the step, or between its forward and its update.
+    Scripts print a loss after the step, or between its forward and its update. Lines are read some time after they were
+    printed, in which many short steps may pass: then the numbers that the lines themselves say are better.
     """
     if not len(rows):
-        return np.full(len(times), UNKNOWN)
-    after = np.searchsorted(rows["end_unix_ns"], times, "right")
-    inside = np.flatnonzero((after > 0) & (after < len(rows)))
+        return np.full(len(series.times[-last:]), UNKNOWN)
+    origin = _find_origin(series.numbers) if rows["step"][0] == 0 else None
+    if last:
+        rows = rows[-_NEAR_STEPS:]
+        begin = min(int(series.times.searchsorted(rows["end_unix_ns"][0])), len(series.times) - 1)
+        series = series.select(slice(max(begin, len(series.times) - last), None))
+    steps, numbers = _find_steps_by_time(rows, series), series.numbers
+    # As many steps pass while a line waits to be read.
+    delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-4)
+    shifts, first, behind = steps - numbers, int(rows["step"][0]), int(rows["step"][-1]) + 1
+    if len(steps) and (np.diff(numbers, prepend=UNKNOWN) > 0).all() and np.ptp(shifts) <= delay + 1:
+        shift = shifts.min()
+        if origin is not None and abs(shift - origin) <= delay:
+            shift = origin
+        if first <= numbers[0] + shift and numbers[-1] + shift <= behind:
+            numbered: Ints = numbers + shift
+            return numbered
+    return _make_even(steps, delay, first)
+
+
+def _find_steps_by_time(rows: Rows, series: LoggedSeries) -> Ints:
+    ends, times = rows["end_unix_ns"], series.times
+    after = np.searchsorted(ends, times, "right")
+    inside = np.flatnonzero((after > 0) & (after < len(rows)) & ~series.are_next)
     following = rows[after[inside]]
     left_s = (following["end_unix_ns"] - times[inside]) / 1e9
     is_computed = left_s < following["step_s"] + following["backward_s"] + following["forward_s"] / 2
     after[inside[is_computed]] += 1
-    return _make_even(rows["step"][np.maximum(after, 1) - 1].astype(np.int64), rows)
+    steps: Ints = rows["step"][np.maximum(after, 1) - 1].astype(np.int64)
+    steps += series.are_next & (after > 0)
+    return steps
 
 
-def _make_even(steps: Ints, rows: Rows) -> Ints:
+def _find_origin(numbers: Ints) -> int | None:
+    """Return what has to be added to numbers of steps that begin at 0 or 1; None where that is not certain."""
+    first, distance = int(numbers[0]) if len(numbers) else UNKNOWN, int(np.diff(numbers[:2]).sum())
+    if first == 0 or 2 < distance == first + 1:  # every tenth step: 9, 19, 29
+        return 0
+    return -1 if first == 1 and distance and distance != 2 else None
+
+
+def _make_even(steps: Ints, delay: float, first_step: int) -> Ints:
     """Return steps that are equally far apart if these are so but for the delay with which short steps' lines are read."""
     distance = round((steps[-1] - steps[0]) / (len(steps) - 1)) if len(steps) > 2 else 0
     begins = steps - distance * np.arange(len(steps))
-    delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-3)
     if not distance or not 0 < np.ptp(begins) <= delay:
         return steps
     even: Ints = steps - begins + begins.min()
     # Where some steps have two values, as of an engine and its monitor, they would begin before the first step.
-    return even if even[0] >= rows["step"][0] else steps
+    return even if even[0] >= first_step else steps

@@ -209,7 +209,7 @@ class LoggedColumns(resample.SeriesColumns):
 
     def read_series(self, begin_ns: int, end_ns: int) -> Iterable[resample.LaneSeries]:
         for row, name in enumerate(self.names):
-            times, values = read_logged(self._recording).get(name, NO_VALUES)
+            times, values, *_ = read_logged(self._recording).get(name, NO_VALUES)
             first, last = max(0, int(times.searchsorted(begin_ns)) - 1), int(times.searchsorted(end_ns, "right")) + 1
             known = np.where(np.isfinite(values[first:last]), values[first:last], np.nan)
             yield resample.LaneSeries(row, resample.make_series_after(times[first:last], [known], FOREVER_NS))

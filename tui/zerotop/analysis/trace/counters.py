@@ -51,7 +51,7 @@ def read_counters(recording: Recording) -> Iterator[Counter]:
             source.release_memory()
     lowest = min(recording.sources["begins"], key=lambda source: source.rank, default=None)
     for metric in LOGGED.metrics:
-        times, values = read_logged(recording).get(metric.name, NO_VALUES)
+        times, values, *_ = read_logged(recording).get(metric.name, NO_VALUES)
         known = np.isfinite(values)
         if known.any() and lowest is not None:
             yield Counter(Owner(lowest.host, lowest.rank), metric.name, metric.unit, times[known], values[known])

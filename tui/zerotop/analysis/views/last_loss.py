@@ -10,8 +10,8 @@ from zerotop.recording.reader import Recording
 from zerotop.recording.samples import Rows
 
 _TREND_PARTS = 12
-# Of a long training the last steps and values suffice to find the step of the last value.
-_LAST_STEPS, _LAST_VALUES = 4096, 64
+# The last values that suffice to find the step of the last one.
+_LAST_VALUES = 64
 
 
 def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss | None:
@@ -19,7 +19,7 @@ def read_last_loss(recording: Recording, rows: Rows, cursor_ns: int) -> LastLoss
     series = read_logged(recording).get("loss", NO_VALUES).until(cursor_ns)
     if not len(series.times):
         return None
-    step = int(find_steps(rows[-_LAST_STEPS:], series.times[-_LAST_VALUES:])[-1])
+    step = int(find_steps(rows, series, _LAST_VALUES)[-1])
     parts = np.arange(min(_TREND_PARTS, len(series.values)))
     size, longer = divmod(len(series.values), len(parts))
     begins = parts * size + np.minimum(parts, longer)

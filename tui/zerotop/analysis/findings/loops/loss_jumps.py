@@ -200,11 +200,12 @@ class _LossSearch:
         steps_ns = int(group.lead.steps["end_unix_ns"][-1]) if len(group.lead.steps) else 0
         series = logged[name].until(recording.cursor_ns)
         own = slice(*np.searchsorted(series.times, (group.lead.source.created_ns, (self.end_ns or steps_ns) + 1)))
-        self._times, self.values = series.times[own], series.values[own]
+        self._series = series.select(own)
+        self._times, self.values = self._series.times, self._series.values
 
     @cached_property
     def _steps(self) -> list[int | None]:
-        steps = find_steps(self._group.lead.steps, self._times)
+        steps = find_steps(self._group.lead.steps, self._series)
         return [step if step >= 0 else None for step in steps.tolist()]
 
     @cached_property
