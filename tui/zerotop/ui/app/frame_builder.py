@@ -110,7 +110,9 @@ class FrameBuilder:
         known = source.findings_at(None)
         moment = build_cursor_state(source, head, known)
         findings = source.findings_at(view.cursor_ns)
-        rank = find_shown_rank(view, request.rank)
+        # Nodes that send less have no samples of processes.
+        is_known = any(table.rank == request.rank for table in source.recording.sources["spans"])
+        rank = request.rank if is_known else find_shown_rank(view, request.rank)
         delays = list_delays(findings, len(view.ranks))
         # All columns of the chart are of one rank: if ranks wait for one another, the slowest one changes by chance.
         split = delays[-1].rank if delays and request.rank is None else rank
