@@ -230,7 +230,7 @@ class RanksScreen(MonitorScreen):
         stands_still = self._stacks.find_stillness(frame) is not None
         picture = self.ranking.last_picture
         return {
-            "ranks.nodes": "" if picture is None or not picture.has_nodes else "each rank" if picture.nodes else "nodes",
+            "ranks.nodes": "each rank" if picture is not None and picture.nodes else "nodes",
             "ranks.find": "" if picture is None or not picture.has_nodes else "find",
             "ranks.timeline": "its ranks" if picture is not None and picture.find_node(picture.chosen_rank) else "timeline",
             "ranks.order": "outliers" if self.ranking.by_number else "by rank",
@@ -272,7 +272,12 @@ class RanksScreen(MonitorScreen):
         self.request_redraw(self.ranking.switch_nodes)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return bool(self.zoomed or self.ranking.opened) if action == "back" else super().check_action(action, parameters)
+        if action == "back":
+            return bool(self.zoomed or self.ranking.opened)
+        if action == "nodes":
+            picture = self.ranking.last_picture
+            return picture is not None and picture.has_nodes
+        return super().check_action(action, parameters)
 
     def action_back(self) -> None:
         """Restore all panels, or show the open node as one line again."""
