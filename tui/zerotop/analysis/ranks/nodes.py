@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.findings import Finding
 from zerotop.analysis.ranks.matrix import Matrix, RankMatrix
 from zerotop.recording.moments.moment import Moment, at_event
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording.events import NodeDetail
+
+# A node that has a finding is asked for full detail so long, and so many nodes are at a time.
+_WANTED_NS, _MOST_WANTED = 600_000_000_000, 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +35,15 @@ def group_nodes(matrix: RankMatrix, oddness: Matrix, *, by_number: bool) -> tupl
         first = max(rows, key=lambda row: oddness[row])
         nodes.append(NodeRows(host, np.array([first, *(row for row in rows if row != first)])))
     return tuple(nodes if by_number else sorted(nodes, key=lambda node: -oddness[node.rows[0]]))
+
+
+def find_wanted_nodes(recording: Recording, now_ns: int, findings: tuple[Finding, ...], chosen: int | None) -> list[str]:
+    """Return the nodes of the chosen rank and of those with a finding of the last ten minutes, the newest first."""
+    hosts = {table.rank: table.host for table in recording.sources["spans"]}
+    new = sorted(findings, key=lambda finding: -finding.known_ns)
+    concerned = [rank for one in new if one.known_ns > now_ns - _WANTED_NS for rank in one.ranks]
+    ranks = [*([] if chosen is None else [chosen]), *concerned]
+    return list(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))[:_MOST_WANTED]
 
 
 @at_event()
