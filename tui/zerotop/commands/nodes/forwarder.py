@@ -202,8 +202,8 @@ class Forwarder:
         self._sent_s = time.monotonic()
         self._told.clear()
         self._obey(answer.get("stops"))
-        if header["kind"] == messages.WRITE:
-            self._is_reduced = answer.get("detail") is False
+        if "detail" in answer:  # also with the list, before anything is sent
+            self._is_reduced = answer["detail"] is False
         return answer
 
     def _obey(self, stops: Any) -> None:
