@@ -42,7 +42,7 @@ from viewer_cost import SCREENS, Terminal, build_attach_command, measure_latenes
 from nats_servers import TOKEN, NatsServer
 from programs import ZEROTOP, make_environment
 from zerotop_probe.recording import segments
-from zerotop_probe.recording.tables import GPUS
+from zerotop_probe.recording.tables import BEGINS, GPUS
 
 _WARM_S, _WARM_NODE_S = 10.0, 0.3
 # How much later nodes may take part on a busy machine.
@@ -139,7 +139,7 @@ def _measure(
 
 
 def _wait_for_nodes(target: Path, hosts: list[str], begin: float, warm_s: float) -> None:
-    while missing := [host for host in hosts if not list(target.glob(f"{GPUS.name}-node-{host}-*"))]:
+    while missing := [host for host in hosts if not any(target.glob(f"{BEGINS.name}-*-{host}-*"))]:
         if time.monotonic() - begin > warm_s + _LATE_S:
             raise SystemExit(f"{len(missing)} nodes do not take part after {warm_s + _LATE_S:.0f} s")
         time.sleep(0.1)
@@ -155,7 +155,7 @@ def _start_programs(
 ) -> dict[str, list[int]]:
     """Start all but the screen; return the processes of each kind."""
     program = [sys.executable, played_nodes.__file__]
-    play = [*program, "play", str(template), str(folder), str(options.nodes)]
+    play = [*program, "play", str(template), str(folder), str(options.nodes), str(options.full_nodes)]
     if options.direct:
         running.append(subprocess.Popen([*play, "together"]))
         return {"player": [running[-1].pid]}
@@ -165,7 +165,7 @@ def _start_programs(
     collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
     player = subprocess.Popen(play)
     running += [collector, player]
-    while len(list(folder.glob(f"node*/{GPUS.name}-*"))) < options.nodes:
+    while len(list(folder.glob(f"node*/{BEGINS.name}-rank*"))) < options.nodes * options.ranks:
         time.sleep(0.1)
     forwarders = []
     for first in range(0, options.nodes, _TOGETHER):
@@ -222,16 +222,18 @@ def _read_server_bytes(server: NatsServer) -> int:
 
 
 def _read_newest(folder: Path, host: str) -> int:
-    """Return the time of the newest record about a node's GPUs."""
-    paths = [path for path in folder.glob(f"{GPUS.name}-node-{host}-*.rec") if ".coarse" not in path.name]
+    """Return the time of the newest record about a node's GPUs; of one that sends less, the begin of a rank's last phase."""
+    found = [path for path in folder.glob(f"{GPUS.name}-node-{host}-*.rec") if ".coarse" not in path.name]
+    table = GPUS if found else BEGINS
+    paths = found or sorted(folder.glob(f"{BEGINS.name}-*-{host}-*.rec"))
     path = max(paths, key=lambda path: (segments.parse_name(path.name) or ("", 0))[1])
-    record = GPUS.record_struct
+    record = table.record_struct
     with path.open("rb") as file:
         header = len(file.readline())
         count = (file.seek(0, os.SEEK_END) - header) // record.size
         file.seek(header + max(0, count - 1) * record.size)
         data = file.read(record.size)
-    place = [field.name for field in GPUS.fields].index("time_ns")
+    place = [field.name for field in table.fields].index("time_ns")
     return int(record.unpack(data)[place]) if len(data) == record.size else time.monotonic_ns()
 
 

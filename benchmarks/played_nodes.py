@@ -1,13 +1,14 @@
 """Plays a recording of one node as those of many nodes, at its own pace: their ranks cost nothing but the writes.
 
-    python played_nodes.py play TEMPLATE FOLDER NODES [together]
+    python played_nodes.py play TEMPLATE FOLDER NODES FULL [together]
     ZEROTOP_TOKEN=... python played_nodes.py send FOLDER URL FIRST LAST     # the forwarders of some of them, in one process
 
 SIGUSR1 takes the last of these forwarders away, as if its node had lost its power.
 
 ``TEMPLATE`` was made by ``record_template``. Each node gets a folder ``nodeNNN``, host name, ranks and processes of its
 own, and its times are those of the playing; ``together`` all of them write into ``collected``, as a collector does. The
-first node alone has the job's output.
+first node alone has the job's output. Nodes after the first ``FULL`` get only the files that they send without being asked,
+and these once a second.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 import growing_recording
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, connect_nats
-from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey
+from zerotop.commands.nodes.messages import TOKEN_VARIABLE, JobKey, is_reduced_file
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import TABLES
 from zerotop_probe.recording.writer import Identity
 
 PERIOD_S = 0.1
 """Between two writes to a file: samplers drain their ranks' memory so often."""
+_REDUCED_TICKS = 10
 _TIMES = {"time_ns", "begin_ns", "end_ns"}
 
 
@@ -121,18 +123,20 @@ def _name_file(name: str, host: str, first: int) -> str:
 
 
 class _Player:
-    def __init__(self, folder: Path, nodes: int, ranks: int, later_ns: int, *, together: bool) -> None:
-        self._hosts = [(f"node{number:03}", number * ranks) for number in range(nodes)]
+    def __init__(self, folder: Path, nodes: range, ranks: int, later_ns: int, *, together: bool) -> None:
+        self._hosts = [(f"node{number:03}", number * ranks) for number in nodes]
         self._folders = {host: folder / (COLLECTED if together else host) for host, _ in self._hosts}
         self._later_ns = later_ns
         self._own = Identity.for_this_process("node")
         self._files: dict[str, tuple[_PlayedFile, list[Any]]] = {}
         for own in set(self._folders.values()):
-            own.mkdir()
+            own.mkdir(exist_ok=together)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a piece of a file for each node."""
         hosts = self._hosts[:1] if name.startswith("output") else self._hosts
+        if name == "session.json" and not hosts:
+            return
         if name == "session.json":
             for host, first in hosts[::-1]:  # together: the first one's
                 (self._folders[host] / name).write_text(self._adapt(data, host, first))
@@ -161,16 +165,24 @@ class _Player:
         return json.dumps(_adapt(json.loads(line), host, first, self._later_ns, self._own))
 
 
-def play(template: Path, folder: Path, nodes: int, *, together: bool) -> None:
+def play(template: Path, folder: Path, nodes: int, full: int, *, together: bool) -> None:
     """Play to the end of the template."""
     ticks: list[tuple[int, dict[str, bytes]]] = pickle.loads(template.read_bytes())
     ranks = len({name.split("-")[1] for _, tick in ticks for name in tick if "-rank" in name})
     later_ns = time.monotonic_ns() + 2_000_000_000 - ticks[0][0]
-    player = _Player(folder, nodes, ranks, later_ns, together=together)
-    for at_ns, tick in ticks:
+    player = _Player(folder, range(min(full, nodes)), ranks, later_ns, together=together)
+    reduced = _Player(folder, range(full, nodes), ranks, later_ns, together=together)
+    kept: dict[str, bytes] = {}
+    for place, (at_ns, tick) in enumerate(ticks):
         time.sleep(max(0.0, (at_ns + later_ns - time.monotonic_ns()) / 1e9))
         for name, data in tick.items():
             player.write(name, data)
+            if nodes > full and (name == "session.json" or is_reduced_file(name)):
+                kept[name] = kept.get(name, b"") + data
+        if place % _REDUCED_TICKS == 0:
+            for name, data in kept.items():
+                reduced.write(name, data)
+            kept = {}
 
 
 JOB = "bench"
@@ -203,7 +215,7 @@ def main() -> None:
     if verb == "play":
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        play(Path(words[0]), Path(words[1]), int(words[2]), together=words[3:] == ["together"])
+        play(Path(words[0]), Path(words[1]), int(words[2]), int(words[3]), together=words[4:] == ["together"])
     else:
         hosts = [f"node{number:03}" for number in range(int(words[2]), int(words[3]))]
         asyncio.run(send(Path(words[0]), words[1], hosts))

@@ -51,17 +51,17 @@ class Programs:
         self.folder = folder
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *arguments: str, **options: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, host: str = "", **options: str) -> subprocess.Popen[bytes]:
         """Start zerotop; what it says is appended to ``said``."""
         environment = make_environment(self.folder, ZEROTOP_TOKEN=TOKEN) | options
         with (self.folder / "said").open("ab") as said:
-            process = subprocess.Popen([*ZEROTOP, *arguments], env=environment, stdout=said, stderr=said)
+            process = subprocess.Popen(on_host(host, [*ZEROTOP, *arguments]), env=environment, stdout=said, stderr=said)
         self._running.append(process)
         return process
 
-    def grow(self, recording: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    def grow(self, recording: Path, *arguments: str, host: str = "") -> subprocess.Popen[bytes]:
         """Start a made-up job."""
-        command = [sys.executable, growing_recording.__file__, str(recording), *arguments]
+        command = on_host(host, [sys.executable, growing_recording.__file__, str(recording), *arguments])
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         assert process.stdout.readline() == b"writing\n"
@@ -78,6 +78,11 @@ class Programs:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def on_host(name: str, command: list[str]) -> list[str]:
+    """Return the command as on a node of this name, "" for this machine's."""
+    return ["unshare", "--uts", "sh", "-c", f'hostname {name} && exec "$@"', "sh", *command] if name else command
 
 
 @pytest.fixture
@@ -176,8 +181,7 @@ def start_node(programs: Programs, name: str, server: NatsServer, steps: int, *m
     script = programs.folder / "job.py"
     script.write_text(NODE_JOB)
     run = [*ZEROTOP, "run", "--headless", "--recording", str(programs.folder / name), "--collector", server.url, *JOB, *more]
-    inner = f'hostname {name} && exec "$@"'
-    command = ["unshare", "--uts", "sh", "-c", inner, "sh", *run, "--", sys.executable, str(script), str(steps)]
+    command = on_host(name, [*run, "--", sys.executable, str(script), str(steps)])
     with (programs.folder / "said").open("ab") as said:
         process = subprocess.Popen(
             command,
@@ -431,3 +435,45 @@ def test_the_screen_shows_all_nodes_and_stops_them(programs: Programs, tmp_path:
         screen.close()
     recording = Recording.open(tmp_path / "zerotop" / "sessions" / "llama")
     assert {event.writer.host for event in recording.events_of(events.StopSent)} == {"nodea", "nodeb"}
+
+
+@needs_hosts
+def test_a_node_that_is_looked_at_sends_full_detail(programs: Programs, tmp_path: Path) -> None:
+    """Of four nodes two send all; the others do so from when the screen shows one of their ranks, and at the end."""
+    target, hosts = tmp_path / "zerotop" / "sessions" / "llama", [f"node{number}" for number in range(4)]
+    jobs, forwarders = [], []
+
+    def list_tables(host: str) -> set[str]:
+        return {path.name.partition("-")[0] for path in target.glob(f"*-{host}-*.rec")}
+
+    with NatsServer(tmp_path) as server:
+        environment = make_environment(tmp_path, ZEROTOP_TOKEN=TOKEN)
+        collect = [*ZEROTOP, "collect", server.url, *JOB, "--full-nodes", "2"]
+        screen = Terminal(collect, environment=environment, folder=tmp_path, rows=40, columns=120)
+        for number, host in enumerate(hosts):
+            given = ("--ranks", "2", "--first-rank", str(2 * number), "--hertz", "10")
+            jobs.append(programs.grow(tmp_path / host, *given, host=host))
+            forward = ("forward", str(tmp_path / host), "--collector", server.url, *JOB)
+            forwarders.append(programs.start(*forward, host=host))
+            screen.wait_until(lambda _, host=host: any(target.glob(f"spans-*-{host}-*")))
+        screen.type_keys("5")
+        screen.wait_until(lambda _: "2 nodes full, 2 reduced; clocks within " in screen.screen)
+        screen.type_keys("N")
+        screen.wait_until(lambda _: "node3 6-7" in screen.screen)
+        assert all("processes" in list_tables(host) for host in hosts[:2])
+        assert all("processes" not in list_tables(host) for host in hosts[2:])
+        screen.type_keys("/6\r")
+        screen.wait_until(lambda _: {"processes", "gpus", "threads", "allocator"} <= list_tables("node3"))
+        screen.wait_until(lambda _: "3 nodes full, 1 reduced" in screen.screen)
+        assert "processes" not in list_tables("node2")
+        for job in jobs:
+            end_process(job)
+        screen.wait_until(lambda _: all(forwarder.poll() is not None for forwarder in forwarders))
+        assert [forwarder.returncode for forwarder in forwarders] == [0] * 4, programs.said
+        screen.close()
+    recording = Recording.open(target)
+    last = {event.host: event.is_full for event in recording.events_of(events.NodeDetail)}
+    assert last == dict.fromkeys(hosts, True), "at the end all is there"
+    for host in hosts:
+        sent = {name: data for name, data in read_files(tmp_path / host).items() if "-control-" not in name}
+        assert {name: (target / name).read_bytes() for name in sent} == sent

@@ -3,7 +3,7 @@
 Ranks with a GPU each train at a steady pace on one node or several; only the figures are invented. As a program it writes
 until it is ended, and is the job and the sampler of its recording, as their process ids there say:
 
-    python growing_recording.py RECORDING [--ranks 8] [--hosts 1] [--hertz 20] [--slower 1]
+    python growing_recording.py RECORDING [--ranks 8] [--first-rank 0] [--hosts 1] [--hertz 20] [--slower 1]
 """
 
 from __future__ import annotations
@@ -266,12 +266,13 @@ class GrowingNode:
         self.print_text(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
-def write_recording(recording: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
+def write_recording(recording: str, ranks: int, hosts: int, hertz: int, slower: float, first_rank: int) -> None:
     """Write the recording forever."""
     names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
-    places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
-    everyone = [GrowingRank(recording, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
+    places = [(first_rank + rank, names[rank // each], rank % each) for rank in range(ranks)]
+    world = first_rank + ranks
+    everyone = [GrowingRank(recording, rank, world, host=host, local=local, slower=slower) for rank, host, local in places]
     nodes = [GrowingNode(recording, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
     lives = [rank.run_steps() for rank in everyone]
     due = [(time.monotonic(), place) for place in range(ranks)]
@@ -295,6 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("recording")
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--first-rank", type=int, default=0)
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--hertz", type=int, default=20)
     parser.add_argument("--slower", type=float, default=1.0, help="how much longer its phases take")
@@ -303,7 +305,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     recording = directory.create_recording(COMMAND, path=options.recording, launcher="deepspeed")
     print("writing", flush=True)
-    write_recording(recording, options.ranks, options.hosts, options.hertz, options.slower)
+    write_recording(recording, options.ranks, options.hosts, options.hertz, options.slower, options.first_rank)
 
 
 if __name__ == "__main__":

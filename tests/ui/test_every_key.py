@@ -84,6 +84,7 @@ ELSEWHERE: dict[str, str] = {
     "job.enter": "test_app::test_ranks_attached_to_from_outside_are_entered",
     "memory.look": "test_memory_screen::test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives",
     "ranks.stacks": "test_stacks::test_the_stacks_are_hidden_and_shown",
+    **dict.fromkeys(("ranks.nodes", "ranks.back"), "test_ranks::test_a_node_is_opened_closed_and_found"),
     "app.leave": "test_app::test_every_way_out_asks",
     "app.leave.always": "test_app::test_every_way_out_asks",
     "leave.detach": "test_app::test_detach",

@@ -17,6 +17,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.dialogs.find_rank_dialog import FindRankDialog
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
 
@@ -166,7 +167,7 @@ async def test_terms_and_keys_are_explained(six_ranks: Path) -> None:
         screen = await open_ranks(app, pilot)
         bindings = [binding for _, binding, _, _ in screen.active_bindings.values()]
         own = [binding for binding in bindings if binding.id and binding.id.startswith("ranks.")]
-        assert len(own) == len(RanksScreen.BINDINGS)
+        assert len(own) == len(RanksScreen.BINDINGS) - 2  # those of several nodes
         assert all(binding.tooltip and binding.description for binding in own)
         assert all(len(line) <= 120 for _, meaning in RanksScreen.TERMS for line in meaning.split("\n"))
 
@@ -240,3 +241,33 @@ async def test_a_hang_names_the_rank_that_the_others_wait_for(name: str, said: s
         await wait_until(pilot, lambda: any(said in line for line in read_rows(app)))
         assert not any("No rank delays" in line for line in read_rows(app))
         assert any(f"Rank {said[-2]} vm" in line for line in read_rows(app))  # compared with the others
+
+
+async def test_a_node_is_opened_closed_and_found(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 72, 4, late_s={43: 0.2}, sampled=False)
+    app = app_of(tmp_path)
+
+    def has_line(label: str) -> bool:
+        return any(line.strip("› ").startswith(label) for line in read_rows(app))
+
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await open_ranks(app, pilot)
+        assert has_line("▸node005 40-47")
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: has_line("▾node005 40-47") and has_line("43 "))
+        assert app.screen is screen
+        await pilot.press("escape")
+        await wait_until(pilot, lambda: has_line("▸node005 40-47"))
+        await pilot.press("slash", *"rank 30", "enter")
+        await wait_until(pilot, lambda: has_line("▾node003 24-31") and rank_of(screen) == 30)
+        await pilot.press("slash", *"5", "enter")
+        await wait_until(pilot, lambda: has_line("▾node000 0-7") and rank_of(screen) == 5)
+        await pilot.press("slash", *"node008", "enter")
+        await wait_until(pilot, lambda: has_line("▸node008 64-71") and rank_of(screen) == 64)
+        await pilot.press("slash", *"node", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, FindRankDialog)  # which of them?
+        await pilot.press("escape", "N")
+        await wait_until(pilot, lambda: not has_line("▸node008 64-71"))
+        await pilot.press("N", "enter", "enter")
+        await wait_until(pilot, lambda: app.screen.id == "timeline")  # of the rank of an open node

@@ -540,6 +540,56 @@ def test_nodes_that_wait_for_a_lost_answer_are_not_lost(tmp_path: Path, monkeypa
     assert lost - begin > 0.8
 
 
+def test_a_collector_that_gets_little_of_a_processor_tells_lost_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time in which it stood still does not count as silence, but what it heard before and after adds up."""
+    for name, seconds in {"LOST_S": 0.3, "_POLL_S": 0.02, "_RETRY_S": 0.02, "ANSWER_S": 0.0}.items():
+        monkeypatch.setattr(collecting, name, seconds)
+    told: list[tuple[float, str]] = []
+    asking = Asking(tmp_path, lambda text: told.append((time.monotonic(), text)))
+
+    class Quiet(WrongAnswers):
+        async def answer_requests(self, handle: Callable[[bytes], Any]) -> None:
+            while True:
+                await asyncio.sleep(0.1)
+                time.sleep(0.1)
+
+        async def request(self, message: bytes, timeout_s: float) -> bytes:
+            raise LinkError("no collector")
+
+    link = Quiet(asking.collector)
+
+    async def connect() -> Link:
+        return link
+
+    begin = time.monotonic()
+    asking.say_hello("first")
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(asyncio.wait_for(asking.collector.run(connect), 2.0))
+    (lost,) = [passed for passed, text in told if "silent" in text]
+    assert 0.4 < lost - begin < 1.5, "half of the time it stood still"
+
+
+def test_a_list_that_takes_long_is_asked_for_again_and_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "_LIST_S", 0.05)
+    made: list[str] = []
+    list_page = NodeFiles.list_page
+
+    def list_slowly(files: NodeFiles, after: str) -> list[tuple[str, int, str]]:
+        made.append(after)
+        time.sleep(0.3)
+        return list_page(files, after)
+
+    monkeypatch.setattr(NodeFiles, "list_page", list_slowly)
+    source = make_source(tmp_path)
+    (source / SPANS).write_bytes(b"spans")
+    link = WrongAnswers(make_collector(tmp_path))
+    assert forward(source, link)[0]
+    assert made == ["", "", SPANS]  # at the begin, and both pages once more at the end
+    assert link.count > 10 + forwarder._ROUND_TRIPS, "it was asked for again and again, so that the node was heard"
+
+
 def test_an_earlier_session_writes_nothing(tmp_path: Path) -> None:
     node = Asking(tmp_path)
     assert node.write("1", 1, [SPANS, 0, 0, 3, 3], b"old") == "unknown"

@@ -30,7 +30,13 @@ from zerotop.ui.ranks.table import draw_table
 
 
 def make_picture(
-    folder: Path, metric: RankMetric = RankMetric.ITERATION, *, by_number: bool = False, rank: int | None = None
+    folder: Path,
+    metric: RankMetric = RankMetric.ITERATION,
+    *,
+    by_number: bool = False,
+    rank: int | None = None,
+    by_node: bool | None = None,
+    opened: str = "",
 ) -> RankPicture:
     source = RecordingSource(read_recording(folder))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
@@ -39,7 +45,7 @@ def make_picture(
         viewer.make_frame()
         viewer.set_rank(rank)
     ranking.choose_metric(metric)
-    ranking.by_number = by_number
+    ranking.by_number, ranking.by_node, ranking.opened = by_number, by_node, opened
     return ranking.make_picture(viewer.make_frame(), 60)
 
 
@@ -148,7 +154,7 @@ def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
 
 def test_a_thousand_ranks_are_grouped(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1024, 3, late_s={700: 0.2, 3: 0.1}, sampled=False)
-    plan = plan_lines(make_picture(tmp_path, RankMetric.WAIT, rank=0), 40, BLOCKS)
+    plan = plan_lines(make_picture(tmp_path, RankMetric.WAIT, rank=0, by_node=False), 40, BLOCKS)
     assert [line.label for line in plan.lines[:5]] == ["700", "3", "0", "0-31", "32-63"]
     assert plan.height <= 40
     assert sorted(row for line in plan.lines for row in line.matrix_rows) == list(range(1024))  # each rank has one line

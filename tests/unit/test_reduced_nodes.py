@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from recordings import open_searched, unpack_to_folder
-from zerotop.commands.common.node_orders import read_wanted_nodes, want_nodes
+from zerotop.analysis.findings import Finding
+from zerotop.analysis.ranks.nodes import find_wanted_nodes
+from zerotop.commands.common.node_orders import NODES_FILE, read_wanted_nodes, want_nodes
 from zerotop.commands.nodes import collector as collectors
 from zerotop.commands.nodes import forwarder, messages
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
 from zerotop.commands.nodes.link import Link, LinkError
 from zerotop.commands.nodes.messages import JobKey
+from zerotop.commands.publishing import publisher
 from zerotop.recording.reader import Recording
-from zerotop.ui.app.frame_builder import find_wanted_nodes
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import FORMAT_MAJOR
 
@@ -228,6 +230,22 @@ def test_the_screen_wants_nodes_of_the_chosen_rank_and_of_findings() -> None:
     source = open_searched("x4-z3")
     hosts = {table.host for table in source.recording.sources["spans"]}
     found = source.findings_at(None)
-    assert find_wanted_nodes(source, found, None) == find_wanted_nodes(source, (), 2) == [*hosts]
-    assert find_wanted_nodes(source, (), None) == find_wanted_nodes(source, (), 99) == []
-    assert not find_wanted_nodes(source, (replace(found[0], known_ns=source.end_ns - 601_000_000_000),), None)
+
+    def find(findings: tuple[Finding, ...], chosen: int | None) -> list[str]:
+        return find_wanted_nodes(source.recording, source.end_ns, findings, chosen)
+
+    assert find(found, None) == find((), 2) == [*hosts]
+    assert find((), None) == find((), 99) == []
+    assert not find((replace(found[0], known_ns=source.end_ns - 601_000_000_000),), None)
+
+
+def test_without_a_screen_whoever_is_told_of_findings_wants_their_nodes(tmp_path: Path) -> None:
+    """A publisher searches for findings all the time, so that asking for detail costs nothing more."""
+    source = open_searched("x4-z3")
+    (host,) = {table.host for table in source.recording.sources["spans"]}
+    source.recording.path = tmp_path
+    publisher._want_detail(source)
+    assert not read_wanted_nodes(tmp_path), "all nodes send full detail"
+    (tmp_path / NODES_FILE).write_text("{}")
+    publisher._want_detail(source)
+    assert [*read_wanted_nodes(tmp_path)] == [host]

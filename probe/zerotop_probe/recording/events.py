@@ -811,6 +811,13 @@ class NodeReturned(Event):
     seconds: float | None  # how long it was silent
 
 
+class NodeDetail(Event):
+    """How much a node sends from now on; written only where not all nodes send full detail."""
+
+    host: str | None  # the node's own host name
+    is_full: bool | None  # else steps, phases, GPU memory and events only
+
+
 class NotEntered(RankEvent):
     """The probe could not be injected into a rank."""
 

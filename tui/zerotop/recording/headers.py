@@ -50,6 +50,8 @@ class Clocks:
     """Offsets from CLOCK_MONOTONIC to unix time, one for each boot, even if the wall clock was set during it."""
 
     offsets: dict[str, int] = field(default_factory=dict)
+    errors_ns: dict[str, int] = field(default_factory=dict)
+    """How wrong the clocks of nodes may be that were aligned by round trips, by host."""
 
     def find_offset(self, header: dict[str, Any]) -> int:
         """Return the nanoseconds to add to monotonic times of the file with this header."""
@@ -57,6 +59,11 @@ class Clocks:
         offset = parse_integer(parse_integer(pair["unix_ns"]) - parse_integer(pair["monotonic_ns"]))
         boot = header.get("writer", header).get("boot") or ""
         return self.offsets.setdefault(boot, offset) if boot else offset
+
+    def note_error(self, header: dict[str, Any]) -> None:
+        """Note the error that a header states for the clock of its node; the first one counts, as for offsets."""
+        if header.get("error_ns") is not None:
+            self.errors_ns.setdefault(parse_writer(header).host, parse_integer(header["error_ns"]))
 
 
 def read_header(line: bytes, name: str) -> dict[str, Any]:

@@ -284,6 +284,12 @@ class Recording:
             header = read_header(read_first_line(self._folder, name), name)
             if header.get("aligned"):
                 self._clocks.find_offset(header)
+                self._clocks.note_error(header)
+
+    @property
+    def clock_errors_ns(self) -> dict[str, int]:
+        """How wrong the aligned clocks of nodes may be, by host; without those that nobody aligned or measured."""
+        return self._clocks.errors_ns
 
     def _add_source(self, name: str, stem: str) -> bool:
         """Open a table's file. One with an incomplete header is tried again later; a damaged one is skipped and counted."""

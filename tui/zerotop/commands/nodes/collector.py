@@ -35,6 +35,8 @@ MAX_NODES = 10_000
 _POLL_S = 0.5
 _RETRY_S = 0.5
 _PING_S = 2.0
+# How long a node waits for a page of the list before it has to ask again.
+_LIST_S = 2.0
 # How long after the job's end here nodes may take to send the rest; likewise if none has taken part so far.
 _REST_S, _LATE_S = 30.0, 3.0
 # Nodes that are lost for this time keep the end of the others from being that of the job no longer.
@@ -49,6 +51,8 @@ class _Node:
     session: str = ""
     number: int = 0
     heard_s: float = 0.0
+    deaf_s: float = 0.0  # the collector's when the node was heard last
+    listing: tuple[str, asyncio.Task[list[tuple[str, int, str]]]] | None = None  # the page that was asked for last
     is_lost: bool = False
     has_ended: bool = False
     is_over: bool = False  # its job has ended, and it sends the rest
@@ -82,11 +86,13 @@ class Collector:
         self._events: EventWriter | None = None
         self._told: set[str] = set()
         self._connected_s: float | None = None
-        self._linked_s = 0.0  # when the connection was made
+        # For how long this process could not run and hear nobody, in all and when the connection was made.
+        self._deaf_s = self._connected_deaf_s = 0.0
         self._heard_s: float | None = None  # when the server was last there, once it was
         self._is_server_lost = False
         self._stops = count_stops(Path(folder))
         self._known = _read_nodes(folder)
+        self._noted: dict[str, bool] = {}  # what was written down of how much nodes send
         self.detailed: set[str] = set()
         """The nodes that send full detail."""
         self.choose_detailed()
@@ -123,7 +129,7 @@ class Collector:
                 try:
                     link = await connect()
                     await self._check_alone(link)
-                    self._connected_s = self._linked_s = time.monotonic()
+                    self._connected_s, self._connected_deaf_s = time.monotonic(), self._deaf_s
                     self._watch_server(self._connected_s)
                     answering = asyncio.create_task(link.answer_requests(self.handle))
                     done, _ = await asyncio.wait({watch, answering}, return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +195,7 @@ class Collector:
             node.is_over = header.get("over") is True
             answer: dict[str, Any] = {"kind": messages.OK, "stops": self._stops, "detail": host in self.detailed}
             if kind == messages.LIST:
-                answer["files"] = await asyncio.to_thread(node.files.list_page, str(header.get("after")))
+                answer["files"] = await self._list_page(node, str(header.get("after")))
             elif kind == messages.WRITE:
                 self._write(node, header, data)
             elif kind == messages.BYE:
@@ -200,6 +206,14 @@ class Collector:
                     f"this collector knows no request {str(kind)[:20]!r}: install the same version on all nodes"
                 )
             return answer
+
+    async def _list_page(self, node: _Node, after: str) -> list[tuple[str, int, str]] | None:
+        """Return a page of the list of a node's files; None while they are hashed: it asks again, and is heard."""
+        if node.listing is None or node.listing[0] != after:
+            node.listing = after, asyncio.create_task(asyncio.to_thread(node.files.list_page, after))
+        task = node.listing[1]
+        await asyncio.wait({task}, timeout=_LIST_S)
+        return task.result() if task.done() else None
 
     def _write(self, node: _Node, header: dict[str, Any], data: bytes) -> None:
         changes, number = messages.parse_changes(header, data, node.host), header.get("number")
@@ -235,6 +249,7 @@ class Collector:
         if node is None:
             node = self._nodes[host] = _Node(host, recording, NodeFiles(self._folder, host, self._max_bytes))
         node.files.begin()
+        node.listing = None
         node.session, node.number, node.has_ended = str(header.get("session")), 0, False
         self._note_heard(node)
         return {"kind": messages.OK}
@@ -265,10 +280,10 @@ class Collector:
         self._tell(f"{sentence}.")
 
     def _note_heard(self, node: _Node) -> None:
-        silent_s, node.heard_s = time.monotonic() - node.heard_s, time.monotonic()
+        silent_s, node.heard_s, node.deaf_s = time.monotonic() - node.heard_s, time.monotonic(), self._deaf_s
         if node.is_lost:
             node.is_lost = False
-            self._write_event(events.NodeReturned, node.host, silent_s)
+            self._write_event(events.NodeReturned, node.host, seconds=round(silent_s, 1))
             self._tell(f"Node {node.host} is back after {silent_s:.0f} s.")
 
     async def _watch_nodes(self) -> None:
@@ -277,50 +292,61 @@ class Collector:
         while self._is_beside or not self.has_all:
             await asyncio.sleep(_POLL_S)
             now_s = time.monotonic()
-            if self._connected_s is not None and now_s - looked_s > 2 * _POLL_S:  # we stood still ourselves
-                self._connected_s = now_s
+            if now_s - looked_s > 2 * _POLL_S:  # we stood still ourselves
+                self._deaf_s += now_s - looked_s - _POLL_S
             looked_s = now_s
             self._watch_server(now_s)
             self._stops = count_stops(Path(self._folder))
             self.choose_detailed()
             for node in self._nodes.values():
-                since_s = max(node.heard_s, self._connected_s or now_s)
-                if node.heard_s < self._linked_s:  # it may wait for an answer that was lost with our last connection
-                    since_s = max(since_s, self._linked_s + ANSWER_S)
-                silent_s = now_s - since_s
-                if silent_s > LOST_S and not node.is_lost and not node.has_ended:
+                if self._count_silence(node, now_s) > LOST_S and not node.is_lost and not node.has_ended:
                     node.is_lost = True
-                    self._write_event(events.NodeLost, node.host, now_s - node.heard_s)
+                    self._write_event(events.NodeLost, node.host, seconds=round(now_s - node.heard_s, 1))
                     self._tell(f"Node {node.host} has been silent for {now_s - node.heard_s:.0f} s.")
+
+    def _count_silence(self, node: _Node, now_s: float) -> float:
+        """Return for how many seconds a node has been silent while we could hear."""
+        if self._connected_s is None:
+            return 0.0
+        silent_s = now_s - node.heard_s - (self._deaf_s - node.deaf_s)
+        listened_s = now_s - self._connected_s - (self._deaf_s - self._connected_deaf_s)
+        if node.heard_s < self._connected_s:  # it may wait for an answer that was lost with our last connection
+            listened_s -= ANSWER_S
+        return min(silent_s, listened_s)
 
     def choose_detailed(self) -> None:
         """Choose the nodes that send full detail."""
         first, later = list(self._known)[: self._full_nodes], list(self._known)[self._full_nodes :]
         if not later:
             self.detailed = set(first)
-            return
+            return  # which need not be told: all send full detail
         wanted = read_wanted_nodes(Path(self._folder))
         over = [host for host in later if (node := self._nodes.get(host)) and node.is_over and not node.has_ended]
         # Those that send their rest go on until they have sent it.
         over.sort(key=lambda host: host not in self.detailed)
         asked = [host for host in later if host in wanted][: self._full_nodes]
         self.detailed = {*first, *asked, *over[: max(1, self._full_nodes)]}
+        for host in self._known:
+            is_full = host in self.detailed or ((node := self._nodes.get(host)) is not None and node.has_ended)
+            if self._noted.get(host) is not is_full:
+                self._noted[host] = is_full
+                self._write_event(events.NodeDetail, host, is_full=is_full)
 
     def _watch_server(self, now_s: float) -> None:
         if self._connected_s is None:
             if self._heard_s is not None and self._nodes and not self._is_server_lost and now_s - self._heard_s > LOST_S:
                 self._is_server_lost = True
-                self._write_event(events.NodeLost, None, now_s - self._heard_s)
+                self._write_event(events.NodeLost, None, seconds=round(now_s - self._heard_s, 1))
             return
         if self._is_server_lost and self._heard_s is not None:
             self._is_server_lost = False
-            self._write_event(events.NodeReturned, None, now_s - self._heard_s)
+            self._write_event(events.NodeReturned, None, seconds=round(now_s - self._heard_s, 1))
         self._heard_s = now_s
 
-    def _write_event(self, event: type[events.Event], host: str | None, silent_s: float) -> None:
+    def _write_event(self, event: type[events.Event], host: str | None, **facts: float) -> None:
         if self._events is None:
             self._events = EventWriter(self._folder, _make_own_identity())
-        self._events.write(time.monotonic_ns(), event, host=host, seconds=round(silent_s, 1))
+        self._events.write(time.monotonic_ns(), event, host=host, **facts)
 
     def _tell_once(self, sentence: str) -> None:
         if sentence not in self._told and len(self._told) < 1000:

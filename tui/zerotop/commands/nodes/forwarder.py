@@ -28,8 +28,7 @@ PERIOD_S, REDUCED_PERIOD_S = 0.3, 1.0
 BEAT_S = 1.0
 """The longest time without a message."""
 ANSWER_S = 10.0
-"""How long to wait for an answer; longer only for lists."""
-_LIST_S = 60.0  # the collector hashes its files
+"""How long to wait for an answer."""
 _RETRY_S = 0.5
 # Round trips to align the clock: more of them while the shortest leaves a larger error. Their time has no limit: where the
 # collector is slow, few of them leave an error of tens of milliseconds for the whole recording.
@@ -151,7 +150,9 @@ class Forwarder:
             await self._ask(link, hello)
             while True:
                 after = listed[-1][0] if listed else ""
-                answer = await self._ask(link, {"kind": messages.LIST, "after": after}, timeout_s=_LIST_S)
+                answer = await self._ask(link, {"kind": messages.LIST, "after": after})
+                if answer["files"] is None:  # the collector still hashes its files
+                    continue
                 page = [(str(name), int(size), str(digest)) for name, size, digest in answer["files"]]
                 listed += page
                 if not page:
@@ -182,13 +183,11 @@ class Forwarder:
         finally:
             await comparing
 
-    async def _ask(
-        self, link: Link, header: dict[str, Any], data: bytes = b"", *, timeout_s: float = ANSWER_S
-    ) -> dict[str, Any]:
+    async def _ask(self, link: Link, header: dict[str, Any], data: bytes = b"") -> dict[str, Any]:
         """Return the collector's answer. Raises LinkError if there is none, or if it refuses."""
         ask = {"host": self._host, "session": self._session, "over": self._over_s is not None, **header}
         question = secrets.token_hex(8)
-        raw = await link.request(self._key.seal(ask | {"question": question}, data), timeout_s)
+        raw = await link.request(self._key.seal(ask | {"question": question}, data), ANSWER_S)
         try:
             answer, _ = self._key.open(raw)
         except BadMessage as error:
@@ -203,8 +202,8 @@ class Forwarder:
         self._sent_s = time.monotonic()
         self._told.clear()
         self._obey(answer.get("stops"))
-        if header["kind"] == messages.WRITE:
-            self._is_reduced = answer.get("detail") is False
+        if "detail" in answer:  # also with the list, before anything is sent
+            self._is_reduced = answer["detail"] is False
         return answer
 
     def _obey(self, stops: Any) -> None:

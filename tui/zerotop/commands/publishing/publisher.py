@@ -1,4 +1,4 @@
-"""The process that follows a recording and tells other programs of it. It never writes to the recording."""
+"""The process that follows a recording and tells other programs of it. It writes only whose full detail is wanted."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from zerotop.analysis.ranks.nodes import find_wanted_nodes
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.commands.common.live_recording import RunningRecording
+from zerotop.commands.common.node_orders import has_nodes, want_nodes
 from zerotop.commands.publishing.notifications import Notifier
 from zerotop.recording.reader import Recording, RecordingError
 
@@ -76,10 +78,20 @@ def follow(recording: Recording, subscribers: Sequence[Subscriber], sleep: Calla
         is_starting = not recording.is_over and not source.job_steps.size and time.monotonic() - begin_s < _START_S
         if not (source.is_live or is_starting):
             break
+        _want_detail(source)
         subscribers = [one for one in subscribers if _try(one.update, source)]
         sleep(_POLL_S)
     for subscriber in subscribers:
         _try(subscriber.finish, source)
+
+
+def _want_detail(source: RecordingSource) -> None:
+    """Ask nodes with findings for full detail, as screens do, where not all nodes send it."""
+    if has_nodes(source.recording.path):
+        with suppress(OSError):
+            want_nodes(
+                source.recording.path, find_wanted_nodes(source.recording, source.end_ns, source.findings_at(None), None)
+            )
 
 
 def _try(inform: Callable[[RecordingSource], None], source: RecordingSource) -> bool:

@@ -13,6 +13,7 @@ from zerotop.analysis.failures.end import End
 from zerotop.analysis.findings import Finding, Severity, link_findings
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.delays import list_delays
+from zerotop.analysis.ranks.nodes import find_wanted_nodes
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -24,8 +25,6 @@ from zerotop.ui.base.interfaces import Controller
 from zerotop.ui.base.tabs import TABS
 
 _MIN_LINES, _MAX_LINES = 200, 102_400  # that are read
-# A node that has a finding is asked for full detail so long, and so many nodes are at a time.
-_WANTED_NS, _MOST_WANTED = 600_000_000_000, 16
 _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of date. r restarts it."
 
 
@@ -110,7 +109,9 @@ class FrameBuilder:
         known = source.findings_at(None)
         moment = build_cursor_state(source, head, known)
         findings = source.findings_at(view.cursor_ns)
-        rank = find_shown_rank(view, request.rank)
+        # Nodes that send less have no samples of processes.
+        is_known = any(table.rank == request.rank for table in source.recording.sources["spans"])
+        rank = request.rank if is_known else find_shown_rank(view, request.rank)
         delays = list_delays(findings, len(view.ranks))
         # All columns of the chart are of one rank: if ranks wait for one another, the slowest one changes by chance.
         split = delays[-1].rank if delays and request.rank is None else rank
@@ -120,7 +121,7 @@ class FrameBuilder:
         failure = find_known_failure(source.recording.at(view.cursor_ns))
         self._scrollback.follow_seeks(request.seek_count)
         if self._controller is not None and source.is_live:
-            self._controller.want_detail(find_wanted_nodes(source, known, request.rank))
+            self._controller.want_detail(find_wanted_nodes(source.recording, source.end_ns, known, request.rank))
         return Frame(
             view,
             moment,
@@ -203,15 +204,6 @@ def build_cursor_state(source: RecordingSource, head: Playhead, findings: tuple[
         speed=head.speed,
         marks=find_time_marks(findings, begin),
     )
-
-
-def find_wanted_nodes(source: RecordingSource, findings: tuple[Finding, ...], chosen: int | None) -> list[str]:
-    """Return the nodes of the chosen rank and of those with a finding of the last ten minutes, the newest first."""
-    hosts = {table.rank: table.host for table in source.recording.sources["spans"]}
-    new = sorted(findings, key=lambda finding: -finding.known_ns)
-    concerned = [rank for one in new if one.known_ns > source.end_ns - _WANTED_NS for rank in one.ranks]
-    ranks = [*([] if chosen is None else [chosen]), *concerned]
-    return list(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))[:_MOST_WANTED]
 
 
 def find_shown_rank(view: LiveView, chosen: int | None) -> int | None:

@@ -10,6 +10,7 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.frame_widget import FindingChosen
 from zerotop.ui.base.panels import Transport
 from zerotop.ui.base.tabs import TABS
+from zerotop.ui.dialogs.dialog import Prompt
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 from zerotop.ui.live.panels import Output
@@ -79,7 +80,7 @@ class NavigationApp(Monitor):
 
     async def on_key(self, event: Key) -> None:
         """Give keys to the prompt that a key before them has opened."""
-        if isinstance(self.screen, GoToDialog) and await self.screen.type_key(event):
+        if isinstance(self.screen, Prompt) and await self.screen.type_key(event):
             event.stop()
             event.prevent_default()
 

@@ -10,8 +10,9 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.events import Key
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -51,6 +52,37 @@ class Dialog(ModalScreen[Result]):
 
     def action_close(self) -> None:
         self.dismiss(None)
+
+
+class Prompt(Dialog[Result]):
+    """A line to type into."""
+
+    def __init__(self, title: str, text: str, glyphs: Glyphs) -> None:
+        super().__init__(title, glyphs)
+        self._text = text
+        self._early: list[Key] = []
+
+    def compose_box(self) -> ComposeResult:
+        yield Static(Text(self._text), id="text", markup=False)
+        yield Input(id="place", select_on_focus=False)
+        yield from self.compose_problem()
+
+    async def on_mount(self) -> None:
+        self.query_one(Input).focus()
+        for event in self._early:
+            await self.type_key(event)
+
+    async def type_key(self, event: Key) -> bool:
+        """Type a key that did not reach the input: over SSH, keys that are typed fast arrive at once. True if taken."""
+        if event.key != "enter" and not event.is_printable:
+            return False
+        if not self.query(Input):
+            self._early.append(event)
+        elif event.key == "enter":
+            await self.query_one(Input).action_submit()
+        else:
+            self.query_one(Input).insert_text_at_cursor(event.character or "")
+        return True
 
 
 class Page(Dialog[None]):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 
-from rich.text import Text
-from textual.app import ComposeResult
-from textual.events import Key
-from textual.widgets import Input, Static
+from textual.widgets import Input
 
-from zerotop.ui.dialogs.dialog import Dialog
+from zerotop.ui.dialogs.dialog import Prompt
 from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 
@@ -40,38 +37,15 @@ def parse_destination(text: str) -> Destination | None:
     return None
 
 
-class GoToDialog(Dialog[Destination]):
+class GoToDialog(Prompt[Destination]):
     """Returns where to go, or None."""
 
     def __init__(self, last_step: int | None, seconds: float, glyphs: Glyphs) -> None:
         """``seconds``: how long the recording is."""
-        super().__init__("Go to", glyphs)
-        self.last_step, self.seconds = last_step, seconds
-        self._early: list[Key] = []
-
-    def compose_box(self) -> ComposeResult:
-        steps = "none finished" if self.last_step is None else f"0 to {self.last_step}"
+        steps = "none finished" if last_step is None else f"0 to {last_step}"
         text = f"A step ({steps}) such as 12, an elapsed time such as 1:30, begin or end."
-        yield Static(Text(text), id="text", markup=False)
-        yield Input(id="place", select_on_focus=False)
-        yield from self.compose_problem()
-
-    async def on_mount(self) -> None:
-        self.query_one(Input).focus()
-        for event in self._early:
-            await self.type_key(event)
-
-    async def type_key(self, event: Key) -> bool:
-        """Type a key that did not reach the input: over SSH, keys that are typed fast arrive at once. True if taken."""
-        if event.key != "enter" and not event.is_printable:
-            return False
-        if not self.query(Input):
-            self._early.append(event)
-        elif event.key == "enter":
-            await self.query_one(Input).action_submit()
-        else:
-            self.query_one(Input).insert_text_at_cursor(event.character or "")
-        return True
+        super().__init__("Go to", text, glyphs)
+        self.last_step, self.seconds = last_step, seconds
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         place = parse_destination(event.value)

@@ -12,12 +12,14 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.ranks.labels import describe_hang, describe_skew
+from zerotop.ui.ranks.labels import describe_hang, describe_network, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture
-from zerotop.ui.ranks.section import FIGURE_WIDTH, MapShape, Section
+from zerotop.ui.ranks.section import FIGURE_WIDTH, RANGE_WIDTH, MapShape, Section
 
 _MAX_LABEL_WIDTH = 12  # cells
+_MAX_NODE_WIDTH, _NODE_SHARE = 28, 4  # the same with the names of nodes, and the largest part of the panel for them
+_LEAST_RANGE_WIDTH = 40  # cells of a panel with room for ranges of values
 _MAX_LINE_ROWS, _MAX_OTHER_ROWS = 6, 3  # rows of a line in the main map and in the other ones
 _MAX_STEP_WIDTH = 24  # cells
 
@@ -65,8 +67,10 @@ class _MapPanel:
         sentence = self.sentence_rows
         main = self._build_section(self.picture.metric, self.main_plan)
         small = replace(self.main_plan, tall=self.line_heights[1])
-        order = "by number" if self.picture.by_number else "outliers first"
+        order = "by number" if self.picture.by_number else "odd nodes first" if self.picture.nodes else "outliers first"
         title: Row = (*panel_title(f"Ranks: {main.metric_label}", self.focused), (f"  {order}", "muted"))
+        if self.main_plan.part:
+            title = (*title[:-1], (f"  nodes {self.main_plan.part}", "title-warn"), title[-1])
         rows = [main.draw_title(title, self.width), *sentence, *main.draw_rows()]
         ranks = self._find_ranks(1 + len(sentence), self.main_plan)
         sections = [(1 + len(sentence), main)]
@@ -110,7 +114,9 @@ class _MapPanel:
         if len(lines) > most:
             lines = wrap_text(self.glyphs.to_plain(short), room, most, self.glyphs) if most else []
         style = "warn" if attention else "muted"
-        return [fit_row(((f" {line}", style),), self.width, self.glyphs) for line in lines]
+        rows = [fit_row(((f" {line}", style),), self.width, self.glyphs) for line in lines]
+        network = describe_network(self.picture.network) if most else ""
+        return rows + [fit_row(((f" {network}", "muted"),), self.width, self.glyphs)] * bool(network)
 
     @cached_property
     def main_plan(self) -> MapPlan:
@@ -146,12 +152,15 @@ class _MapPanel:
     @cached_property
     def map_shape(self) -> MapShape:
         """The horizontal layout, the same in all sections so that their steps are aligned."""
-        label = 2 + min(_MAX_LABEL_WIDTH, max((len(line.label) for line in self.main_plan.lines), default=1))
-        room = max(1, self.width - label - FIGURE_WIDTH - 1)
+        by_node = bool(self.picture.nodes)
+        most = min(_MAX_NODE_WIDTH, self.width // _NODE_SHARE) if by_node else _MAX_LABEL_WIDTH
+        label = 2 + min(most, max((len(line.mark + line.label) for line in self.main_plan.lines), default=1))
+        figure = RANGE_WIDTH if by_node and self.width >= _LEAST_RANGE_WIDTH else FIGURE_WIDTH
+        room = max(1, self.width - label - figure - 1)
         count = len(self.picture.matrix.steps)
         planned = max(count, min(self.picture.total_steps or round_count_up(count), room))
         step_width = max(1.0, min(_MAX_STEP_WIDTH, room / max(1, planned)))
-        return MapShape(self.width, label, room, step_width, min(count, room))
+        return MapShape(self.width, label, room, step_width, min(count, room), figure)
 
     def _draw_axis(self) -> Row:
         shape, steps = self.map_shape, self.picture.matrix.steps

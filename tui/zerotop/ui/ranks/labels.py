@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import format_ranks
+from zerotop.analysis.formatting import format_count, format_ranks
 from zerotop.analysis.ranks.delays import Hang
 from zerotop.analysis.ranks.matrix import RankMetric
+from zerotop.analysis.ranks.nodes import Network
 from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
@@ -80,6 +81,16 @@ def _name_steps(skew: Skew) -> str:
     if skew.since_step is not None:
         return f" in each step since step {skew.since_step}"
     return f" in each of the last {skew.steps} steps" if skew.is_in_each else f" in the last {skew.steps} steps on average"
+
+
+def describe_network(network: Network) -> str:
+    """Return how many nodes send full detail, and how well the clocks of nodes agree; "" where neither is known."""
+    parts = []
+    if network.reduced:
+        parts.append(f"{format_count(network.full, 'node')} full, {len(network.reduced):,} reduced")
+    if network.clock_error_ns is not None:
+        parts.append(f"clocks within {format_duration(network.clock_error_ns / 1e9)}")
+    return "; ".join(parts)
 
 
 def describe_hang(hang: Hang, ranks: int) -> str:

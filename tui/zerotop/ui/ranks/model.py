@@ -13,6 +13,7 @@ from zerotop.analysis.live_view import JobState
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
 from zerotop.analysis.ranks.matrix import METRIC_TABLES, RECENT_STEPS, Matrix, RankMatrices, RankMatrix, RankMetric
+from zerotop.analysis.ranks.nodes import Network, NodeRows, group_nodes, view_network
 from zerotop.analysis.ranks.outliers import (
     RankComparison,
     Skew,
@@ -31,6 +32,7 @@ from zerotop_probe.recording.events import JobStarted
 
 METRICS = tuple(RankMetric)
 _MANY_RANKS = 128  # above this, pictures and lookups are made less often
+_MOST_LINES = 64  # with more ranks than this on several nodes, each node has a line at first
 _REFRESH_NS = 1_000_000_000
 _TABLE_METRICS = sorted(METRICS, key=lambda metric: (metric is not RankMetric.WAIT, metric in METRIC_TABLES))
 
@@ -56,6 +58,9 @@ class RankPicture:
     samples: RankSamples
     total_steps: int | None
     why_empty: str  # a sentence where there is nothing to draw
+    nodes: tuple[NodeRows, ...]  # in display order, where each node has a line; else none
+    opened: str  # the node whose ranks have lines of their own, too
+    network: Network
 
     @cached_property
     def table_rows(self) -> tuple[RankComparison, ...]:
@@ -107,14 +112,49 @@ class RankPicture:
         """Whether to show a metric unasked: reading the samples of a thousand ranks takes a while."""
         return metric not in METRIC_TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY_RANKS
 
+    @cached_property
+    def lines(self) -> tuple[NDArray[np.intp], ...]:
+        """The rows of each line that can be chosen, in the displayed order: of a rank, or of a node that is not open."""
+        if not self.nodes:
+            return tuple(self.order[:, None])
+        parts = [np.sort(node.rows)[:, None] if node.host == self.opened else node.rows[None, :] for node in self.nodes]
+        return tuple(line for part in parts for line in part)
+
     def find_neighbor(self, number: int, rank: int | None) -> int | None:
-        """Return the rank ``number`` places after ``rank``, or after the chosen one, in the displayed order."""
-        if not len(self.order):
+        """Return the rank ``number`` lines after that of ``rank``, or after the chosen one, in the displayed order."""
+        if not self.lines:
             return None
-        ranks = self.matrix.rank_numbers[self.order]
-        places = np.flatnonzero(ranks == rank) if rank is not None else np.flatnonzero(self.order == self.chosen)
-        place = int(places[0]) + number if len(places) else 0
-        return int(ranks[max(0, min(len(ranks) - 1, place))])
+        ranks = self.matrix.rank_numbers
+        rank = self.chosen_rank if rank is None else rank
+        place = next((place for place, line in enumerate(self.lines) if rank in ranks[line]), None)
+        if place is not None and not number:
+            return rank
+        place = 0 if place is None else max(0, min(len(self.lines) - 1, place + number))
+        return int(ranks[self.lines[place][0]])
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the ranks are on several nodes."""
+        return len(set(self.matrix.host_names)) > 1
+
+    @property
+    def chosen_rank(self) -> int | None:
+        return None if self.chosen is None else int(self.matrix.rank_numbers[self.chosen])
+
+    def find_host(self, rank: int | None) -> str:
+        """Return the node of a rank, "" for an unknown one."""
+        rows = np.flatnonzero(self.matrix.rank_numbers == rank)
+        return self.matrix.host_names[rows[0]] if len(rows) else ""
+
+    def find_node(self, rank: int | None) -> str:
+        """Return the node of a rank that has one line with others; "" for any other rank."""
+        host = self.find_host(rank) if self.nodes else ""
+        return "" if host == self.opened else host
+
+    def find_first_rank(self, ranks: Sequence[int]) -> int:
+        """Return the one of these ranks that differs most."""
+        rows = np.flatnonzero(np.isin(self.matrix.rank_numbers, ranks))
+        return int(self.matrix.rank_numbers[rows[np.argmax(self.oddness[rows])]])
 
 
 class Ranking:
@@ -124,6 +164,8 @@ class Ranking:
         self.metric = RankMetric.ITERATION
         self._is_metric_chosen = False  # by the user, or because a rank delays the others
         self.by_number = False
+        self.by_node: bool | None = None  # as the user chose
+        self.opened = ""  # a node
         self._source = source
         self._matrices = RankMatrices()
         self._samples = RankSamples(source.recording)
@@ -155,6 +197,15 @@ class Ranking:
         """Order ranks by their numbers, or outliers first again."""
         self.by_number = not self.by_number
 
+    def switch_nodes(self) -> None:
+        """Give each node a line, or each rank again."""
+        picture = self._last_picture
+        self.by_node, self.opened = picture is not None and not picture.nodes, ""
+
+    def open_node(self, host: str) -> None:
+        """Show the ranks of a node below it, and those of no other; of none for ""."""
+        self.opened = host
+
     def make_picture(self, frame: Frame, columns: int | None = None) -> RankPicture:
         """Return the picture at the frame's cursor and rank, of ``columns`` steps; None: as many as before."""
         self._columns = columns or self._columns
@@ -171,9 +222,11 @@ class Ranking:
         matrix, values = self._find_values(matrix)
         view, rank = frame.view, (frame.rank, frame.is_rank_chosen)
         hang = _find_hang(frame, matrix)
+        network = view_network(self._source.recording.at(view.cursor_ns))
         asked = (matrix, id(values), self.metric, self.by_number, rank, view.progress.total_steps, view.job.state, hang)
-        if self._last_picture is None or asked != self._picture_key:
-            self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, skew, frame, hang)
+        key = *asked, self.by_node, self.opened, network
+        if self._last_picture is None or key != self._picture_key:
+            self._picture_key, self._last_picture = key, self._build_picture(matrix, values, skew, frame, hang, network)
         return self._last_picture
 
     def _find_skew(self, whole: RankMatrix) -> tuple[RankMatrix, Skew | None]:
@@ -225,7 +278,7 @@ class Ranking:
         return cursor_ns
 
     def _build_picture(
-        self, matrix: RankMatrix, values: Matrix, skew: Skew | None, frame: Frame, hang: Hang | None
+        self, matrix: RankMatrix, values: Matrix, skew: Skew | None, frame: Frame, hang: Hang | None, network: Network
     ) -> RankPicture:
         metric = self.metric
         deviation = _measure_deviations(matrix, metric, values)
@@ -234,6 +287,8 @@ class Ranking:
             # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
             odd = np.maximum(deviation, _measure_deviations(matrix, RankMetric.WAIT, matrix.times[RankMetric.WAIT]))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
+        is_by_node = len(values) > _MOST_LINES if self.by_node is None else self.by_node
+        by_node = is_by_node and len(set(matrix.host_names[: len(values)])) > 1
         return RankPicture(
             matrix=matrix,
             metric=metric,
@@ -248,6 +303,9 @@ class Ranking:
             samples=self._samples,
             total_steps=frame.view.progress.total_steps,
             why_empty="" if len(values) else describe_empty(self._source.recording, matrix.processes, frame.view.job.state),
+            nodes=group_nodes(matrix, odd, by_number=self.by_number) if by_node else (),
+            opened=self.opened,
+            network=network,
         )
 
 

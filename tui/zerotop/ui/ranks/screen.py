@@ -18,6 +18,7 @@ from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.pointed_panel import PointedPanel
+from zerotop.ui.dialogs.find_rank_dialog import FindRankDialog, FoundRanks
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
@@ -154,16 +155,29 @@ class RanksScreen(MonitorScreen):
             "stopped skipping steps; where some were only counted, of the others. Memory and cores are medians. Beside\n"
             "them are those of the median rank, of two ranks the other's.",
         ),
+        (
+            "nodes",
+            "A line for each node, with its ranks and the range of their values. Its colours show the most extreme rank.\n"
+            "Nodes of which a rank differs come first. Enter shows a node's ranks, / finds a node or a rank.",
+        ),
+        (
+            "reduced",
+            "With many nodes, those with a dim name send steps, phases, GPU memory and events once a second, and the rest\n"
+            "while they are chosen or have a finding. clocks within: how far times of two nodes may be wrong at most.",
+        ),
         LEFT_OUT_TERM,
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("m", "metric(1)", "ranks.metric", "Metric", "The next metric: times, memory, cores", 6),
         bind("M", "metric(-1)", "ranks.metric.back", "Previous metric", "The previous metric"),
+        bind("N", "nodes", "ranks.nodes", "Nodes", "A line for each node, or for each rank", 6),
+        bind("slash", "find", "ranks.find", "Find", "Find a node or a rank", 4, priority=True),
         bind("o", "order", "ranks.order", "Order", "Sort outliers first, or by rank", 4),
         *rank_bindings("ranks.up", "ranks.down", action="choose", importance=4),
         bind("S", "stacks", "ranks.stacks", "Stacks", "Show or hide the stacks of stuck ranks", 7),
-        bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
+        bind("enter", "timeline", "ranks.timeline", "Timeline", "Show a node's ranks, or the chosen rank's timeline", 5),
+        bind("escape", "back", "ranks.back", "Close the node", "Restore all panels, or show the node as one line again"),
     ]
 
     def __init__(self, glyphs: Glyphs, source: RecordingSource) -> None:
@@ -190,7 +204,8 @@ class RanksScreen(MonitorScreen):
         return {"rank-stacks": Box(room.x, room.y, room.width, wanted), **self._layout_map(below, frame)}
 
     def _layout_map(self, room: Box, frame: Frame) -> dict[str, Box]:
-        if self.ranking.make_picture(frame).why_empty:
+        picture = self.ranking.make_picture(frame)
+        if picture.why_empty:
             return {"rank-map": room}
         if room.width >= _SIDE_BY_SIDE_WIDTH:
             left = room.width - GAP - TABLE_WIDTH
@@ -198,8 +213,8 @@ class RanksScreen(MonitorScreen):
                 "rank-map": Box(room.x, room.y, left, room.height),
                 "rank-table": Box(room.x + left + GAP, room.y, TABLE_WIDTH, room.height),
             }
-        # The map has a line for each rank if the table keeps half of its rows.
-        under = max(_TABLE_ROWS // 2, min(_TABLE_ROWS, room.height - len(frame.view.ranks) - _MAP_EXTRA_ROWS))
+        # The map has a line for each rank or node if the table keeps half of its rows.
+        under = max(_TABLE_ROWS // 2, min(_TABLE_ROWS, room.height - len(picture.lines) - _MAP_EXTRA_ROWS))
         under = under if room.height >= 12 else 0
         return {
             "rank-map": Box(room.x, room.y, room.width, room.height - under),
@@ -213,7 +228,11 @@ class RanksScreen(MonitorScreen):
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
         stands_still = self._stacks.find_stillness(frame) is not None
+        picture = self.ranking.last_picture
         return {
+            "ranks.nodes": "each rank" if picture is not None and picture.nodes else "nodes",
+            "ranks.find": "" if picture is None or not picture.has_nodes else "find",
+            "ranks.timeline": "its ranks" if picture is not None and picture.find_node(picture.chosen_rank) else "timeline",
             "ranks.order": "outliers" if self.ranking.by_number else "by rank",
             "ranks.stacks": "" if not stands_still else "stacks" if self._hides_stacks else "hide stacks",
         }
@@ -241,6 +260,44 @@ class RanksScreen(MonitorScreen):
         self._wanted_rank = event.rank
 
     async def action_timeline(self) -> None:
-        """Show the timeline of the chosen rank."""
+        """Show the ranks of the chosen node, or the timeline of the chosen rank."""
         await self.action_choose(0)
-        await self.run_action("app.switch('timeline')")
+        picture = self.ranking.last_picture
+        if picture is not None and (host := picture.find_node(picture.find_neighbor(0, self._wanted_rank))):
+            self.request_redraw(partial(self.ranking.open_node, host))
+        else:
+            await self.run_action("app.switch('timeline')")
+
+    def action_nodes(self) -> None:
+        self.request_redraw(self.ranking.switch_nodes)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action == "back":
+            return bool(self.zoomed or self.ranking.opened)
+        if action == "nodes":
+            picture = self.ranking.last_picture
+            return picture is not None and picture.has_nodes
+        return super().check_action(action, parameters)
+
+    def action_back(self) -> None:
+        """Restore all panels, or show the open node as one line again."""
+        if self.zoomed:
+            self.action_unzoom()
+        else:
+            self.request_redraw(partial(self.ranking.open_node, ""))
+
+    def action_find(self) -> None:
+        picture = self.ranking.last_picture
+        if picture is not None and picture.matrix.processes:
+            ranks = dict(zip(picture.matrix.rank_numbers.tolist(), picture.matrix.host_names, strict=True))
+            self.app.push_screen(FindRankDialog(ranks, self.glyphs), self._show_found)
+
+    async def _show_found(self, found: FoundRanks | None) -> None:
+        """Choose the line of a node, or a rank, whose node then shows its ranks."""
+        picture = self.ranking.last_picture
+        if found is None or picture is None:
+            return
+        rank = picture.find_first_rank(found.ranks)
+        self._wanted_rank = rank
+        await self.run_action(f"app.set_rank({rank})")
+        self.request_redraw(partial(self.ranking.open_node, "" if found.is_node else picture.find_host(rank)))

@@ -19,7 +19,7 @@ from zerotop.ui.ranks.labels import choose_unit, format_figure
 from zerotop.ui.ranks.lines import MapPlan, compute_line_values
 from zerotop.ui.ranks.model import RankPicture
 
-FIGURE_WIDTH = 6
+FIGURE_WIDTH, RANGE_WIDTH = 6, 13  # of a value, and of the range of a node's values
 _MIN_SPREAD = 0.25  # share of the usual value that the colours span at least, so that similar values look similar
 
 
@@ -32,6 +32,7 @@ class MapShape:
     map_width: int
     step_width: float  # on average: steps are drawn in whole cells
     shown_steps: int  # number of steps
+    figure_width: int = FIGURE_WIDTH
 
     @cached_property
     def step_columns(self) -> Ints:
@@ -74,8 +75,16 @@ class Section:
     @cached_property
     def usual_values(self) -> Matrix:
         """The usual value of each line's rank, as in the table; of several ranks the worst."""
+        return self._find_usual_values()
+
+    def _find_usual_values(self, *, best: bool = False) -> Matrix:
         usual = self.picture.matrix.find_usual(self.metric, self.picture.find_values(self.metric))
-        return compute_line_values(self.plan.lines, usual[:, None], self.metric)[:, 0]
+        return compute_line_values(self.plan.lines, usual[:, None], self.metric, best=best)[:, 0]
+
+    @cached_property
+    def usual_ranges(self) -> Matrix:
+        """The lowest and the highest usual value of each line's ranks, shape (2, lines)."""
+        return np.sort([self.usual_values, self._find_usual_values(best=True)], axis=0)
 
     @cached_property
     def rank_deviations(self) -> Matrix:
@@ -122,7 +131,7 @@ class Section:
         line = self.plan.lines[index]
         steps = self.picture.matrix.steps
         step = int(steps[len(steps) - self.shape.shown_steps + place])
-        word = "rank " if line.label[:1].isdigit() else ""
+        word = "" if line.host else "rank "
         unit, factor = choose_unit(self.metric, self.heat_range[1])
         value = format_figure(float(self.line_values[index, place]) * factor, self.heat_range[1] * factor, FIGURE_WIDTH)
         return f"{word}{line.label}, step {step}: {value.strip()} {unit}".rstrip()
@@ -140,27 +149,36 @@ class Section:
     def _draw_side(self, row: int) -> tuple[Row, Row]:
         """Draw the label and the figure of a row; a line several rows tall has them in its first row."""
         if self.plan.tall > 1 and row % self.plan.tall:
-            return ((" " * self.shape.label_width, "text"),), ((" " * FIGURE_WIDTH, "text"),)
+            return ((" " * self.shape.label_width, "text"),), ((" " * self.shape.figure_width, "text"),)
         index, is_chosen = self._choose_line(row)
         line = self.plan.lines[index]
-        is_single = len(line.matrix_rows) == 1
-        is_odd = is_single and self.picture.oddness[line.matrix_rows[0]] > 0
+        is_compared = len(line.matrix_rows) == 1 or bool(line.host)
+        is_odd = is_compared and self.picture.oddness[line.matrix_rows].max() > 0
         room = self.shape.label_width - 2
-        style = "accent" if is_chosen else "warn" if is_odd else "label"
+        usual = "muted" if line.host in self.picture.network.reduced else "label"
+        style = "accent" if is_chosen else "warn" if is_odd else usual
         mark = self.glyphs.prompt if is_chosen else " "
-        label: Row = ((mark, "accent"), (line.label[:room].rjust(room), style), (" ", "text"))
+        # The names of nodes begin alike.
+        name = line.label[-max(1, room - len(line.mark)) :].ljust(room - len(line.mark))
+        text = line.mark + name if line.mark else line.label[:room].rjust(room)
+        label: Row = ((mark, "accent"), (text, style), (" ", "text"))
+        deviates = is_compared and self.rank_deviations[line.matrix_rows].max() > 0
+        value = self.glyphs.to_plain(self._format_usual(index))
+        return label, ((value, "warn" if deviates else "value" if is_chosen else "muted"),)
+
+    def _format_usual(self, index: int) -> str:
+        """Return the usual value of a line's rank; where nodes have lines, the range of those of a node's ranks."""
         _, factor = choose_unit(self.metric, self.heat_range[1])
-        value = format_figure(float(self.usual_values[index]) * factor, self.heat_range[1] * factor, FIGURE_WIDTH)
-        deviates = is_single and self.rank_deviations[line.matrix_rows[0]] > 0
-        return label, ((self.glyphs.to_plain(value), "warn" if deviates else "value" if is_chosen else "muted"),)
+        ends = self.usual_ranges[:, index] if self.shape.figure_width > FIGURE_WIDTH else (self.usual_values[index],)
+        told = [format_figure(float(end) * factor, self.heat_range[1] * factor, FIGURE_WIDTH).strip() for end in ends]
+        return "–".join(dict.fromkeys(told)).rjust(self.shape.figure_width)
 
     def _choose_line(self, row: int) -> tuple[int, bool]:
         """Return the line for a row, and whether it is the chosen rank's: of two lines that one, else the upper."""
         first = self.plan.find_line(row)
         last = first if self.plan.tall else min(first + 1, len(self.plan.lines) - 1)
         for index in range(first, last + 1):
-            rows = self.plan.lines[index].matrix_rows
-            if len(rows) == 1 and rows[0] == self.picture.chosen:
+            if self.plan.lines[index].is_chosen:
                 return index, True
         return first, False
 
