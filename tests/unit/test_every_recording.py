@@ -114,6 +114,14 @@ def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:
     assert recorded.detection.findings_at(recording.begin_ns - 1) == ()
 
 
+def no_finding_covers_less_than_before(recorded: Recorded) -> None:
+    covered: dict[object, int] = {}
+    for known_ns in sorted({finding.known_ns for finding in recorded.detection.ordered_findings}):
+        for finding in recorded.detection.findings_at(known_ns):
+            assert finding.end_ns >= covered.get(finding.event, 0)
+            covered[finding.event] = finding.end_ns
+
+
 def reading_in_pieces_makes_no_difference(recorded: Recorded) -> None:
     """As a growing job is read, or a long one a little at a time."""
     recording, known = recorded.recording, [finding.known_ns for finding in recorded.findings]
@@ -316,6 +324,7 @@ INVARIANTS = (
     findings_match_the_labels,
     every_finding_is_complete,
     findings_at_a_cursor_are_those_known_by_then,
+    no_finding_covers_less_than_before,
     reading_in_pieces_makes_no_difference,
     an_update_says_whether_there_are_new_findings,
     what_was_not_staged_explains_nothing,

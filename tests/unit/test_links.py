@@ -96,6 +96,26 @@ def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it()
     assert drop_superseded([slower, later]) == (slower, later)
 
 
+def test_a_line_that_was_sampled_late_is_told_once_with_the_change_that_names_it() -> None:
+    """As of a loop that sleeps from step 601 on: 25 ms longer there, and from the samples since step 613 on 31 ms lost."""
+
+    def make(name: str, step: int, place: str, end_s: int, **evidence: float) -> Finding:
+        finding = make_finding(name, step, (0,), **evidence)
+        headline = Text("{place}", {"place": place})
+        return dataclasses.replace(finding, headline=headline, end_ns=finding.begin_ns + end_s * 10**9)
+
+    slower = make("iteration_shift", 601, "clip.py:55", 30, before_s=0.012, after_s=0.037)
+    lost = make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.031)
+    assert drop_superseded([slower, lost]) == (slower,)
+    for other in (
+        make("time_lost_in_line", 613, "clip.py:56", 10, added_s=0.031),
+        make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.06),
+        make("time_lost_in_line", 640, "clip.py:55", 10, added_s=0.031),  # after the change had ended
+        make("time_lost_in_line", 560, "clip.py:55", 10, added_s=0.031),
+    ):
+        assert drop_superseded([slower, other]) == (slower, other)
+
+
 def test_causes_come_first() -> None:
     other, late = make_finding("peak_owner", 1), make_finding("straggler", 20, late_s=0.1, data_s=0.1)
     data = make_finding("data_stall", 20)

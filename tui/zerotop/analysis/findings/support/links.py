@@ -278,12 +278,26 @@ def _waits_as_long(effect: Finding, cause: Finding) -> bool:
 
 def _names_same_line(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer at a line of which another finding tells as much, since then or before."""
-    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
-    if len(lines) < 2 or lines[0] is None or lines[0] != lines[1]:
+    if not _share_line(effect, cause):
         return False
     added = effect.evidence["after_s"] - effect.evidence["before_s"]
     is_part = _begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
     return is_part or _explains_shift(effect, cause)
+
+
+def _share_line(effect: Finding, cause: Finding) -> bool:
+    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
+    return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1]
+
+
+def _is_in_change(effect: Finding, cause: Finding) -> bool:
+    """Whether time lost at a line, sampled since a change of pace at that line, is no more than twice that change.
+
+    The change is told with the levels of the moment, and with its end.
+    """
+    if not _share_line(effect, cause) or not cause.begin_ns <= effect.begin_ns <= cause.end_ns:
+        return False
+    return cause.evidence["after_s"] - cause.evidence["before_s"] >= effect.evidence["added_s"] / 2
 
 
 def _is_lost_there(effect: Finding, cause: Finding) -> bool:
@@ -453,6 +467,7 @@ _SUPERSEDED = (
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
     _Link("iteration_shift", "time_lost_in_line", _is_lost_there),
+    _Link("time_lost_in_line", "iteration_shift", _is_in_change),
     _Link("iteration_drift", "iteration_shift", _goes_on),
     *(_Link("iteration_drift", cause, _grew_in_a_jump) for cause in ("data_stall", "iteration_shift", "time_lost_in_line")),
 )
