@@ -60,6 +60,7 @@ LINKED = {
     "hardware-bus",
     "hardware-event",
     "hardware-nvlink-hang",
+    "host-cache",
     "host-killed",
     "gpu-lines-jump",
     "hand-fp32",

@@ -191,6 +191,12 @@ def _is_one_of_pauses(effect: Finding, cause: Finding) -> bool:
     return _is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
 
 
+def _pauses_as_often(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations pause with each of the checkpoints that another finding counts."""
+    apart = abs(effect.evidence["period"] - cause.evidence.get("period", float("inf")))
+    return apart < 0.5 and _is_simultaneous(effect, cause)
+
+
 def _is_told_again(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
 
@@ -288,6 +294,11 @@ def _names_same_line(effect: Finding, cause: Finding) -> bool:
 def _share_line(effect: Finding, cause: Finding) -> bool:
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
     return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1]
+
+
+def _is_told_of_mode(effect: Finding, cause: Finding) -> bool:
+    """Whether a costly mode explains a change of pace: both begin together, or a later change names the mode's line."""
+    return _explains_shift(effect, cause) or (_share_line(effect, cause) and _begins_before(effect, cause))
 
 
 def _is_in_change(effect: Finding, cause: Finding) -> bool:
@@ -411,6 +422,7 @@ _LINKS = (
     _Link("iteration_shift", "time_lost_in_line", _explains_shift),
     _Link("iteration_shift", "slow_forward", _explains_shift),
     _Link("iteration_shift", "slow_cores", _explains_shift),
+    _Link("repeated_pause", "checkpoint_pause", _pauses_as_often),
     _Link("iteration_shift", "slow_gpu", _waits_as_long),
     _Link("iteration_shift", "iteration_drift", _explains_shift),
     _Link("iteration_shift", "throttled", _explains_shift),
@@ -452,7 +464,7 @@ _SUPERSEDED = (
     _Link("allocator_retries", "out_of_memory", _flushed_before_it),
     _Link("allocator_retries", "memory_creep", _filled_by_leak),
     _Link("memory_step", "memory_creep", _grew_with_leak),
-    _Link("long_pause", "data_stall", _is_one_of_pauses),
+    *(_Link("long_pause", cause, _is_one_of_pauses) for cause in ("data_stall", "repeated_pause")),
     _Link("repeated_pause", "data_stall", _is_same_wait),
     _Link("iteration_shift", "data_stall", _is_that_wait),
     *(_Link("steps_in_turn", cause, _is_simultaneous) for cause in ("repeated_pause", "data_stall")),
@@ -462,7 +474,7 @@ _SUPERSEDED = (
     _Link("steps_in_turn", "evaluations_often", _begins_together),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
     _Link("long_pause", "hung_ranks", _is_simultaneous),
-    *(_Link("iteration_shift", mode, _explains_shift) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
+    *(_Link("iteration_shift", mode, _is_told_of_mode) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
     _Link("memory_creep", "memory_creep", _grew_at_pauses),
