@@ -122,6 +122,8 @@ def test_pauses_are_told_once() -> None:
     assert drop_superseded([first, each]) == (each,)
     longer = make_finding("long_pause", 40, pause_s=15.0)
     assert drop_superseded([longer, each]) == (longer, each)
+    unseen = dataclasses.replace(make_finding("steps_unseen", 39), end_ns=first.end_ns)  # the rank trains on
+    assert drop_superseded([first, unseen]) == (unseen,)
     saves = dataclasses.replace(make_finding("checkpoint_pause", 39, period=8.0), end_ns=each.end_ns)
     assert find_names(saves, each) == [None, "checkpoint_pause"]
     rare = dataclasses.replace(saves, evidence={"period": 24.0})

@@ -473,7 +473,7 @@ _SUPERSEDED = (
     _Link("steps_in_turn", "iteration_shift", _begins_together),
     _Link("steps_in_turn", "evaluations_often", _begins_together),
     _Link("evaluations_often", "evaluation_growth", _is_simultaneous),
-    _Link("long_pause", "hung_ranks", _is_simultaneous),
+    *(_Link("long_pause", cause, _is_simultaneous) for cause in ("hung_ranks", "steps_unseen")),
     *(_Link("iteration_shift", mode, _is_told_of_mode) for mode in ("anomaly_mode", "profiler_on", "cache_emptied")),
     _Link("hung_ranks", "hung_ranks", _is_told_again),
     _Link("hung_ranks", "hung_ranks", _is_told_again, shares_ranks=False),
