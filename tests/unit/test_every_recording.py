@@ -60,6 +60,7 @@ LINKED = {
     "hardware-bus",
     "hardware-event",
     "hardware-nvlink-hang",
+    "host-cache",
     "host-killed",
     "gpu-lines-jump",
     "hand-fp32",
@@ -112,6 +113,14 @@ def findings_at_a_cursor_are_those_known_by_then(recorded: Recorded) -> None:
         assert found == recorded.detection.findings_at(cursor_ns)
         assert all(finding.known_ns <= cursor_ns for finding in found)
     assert recorded.detection.findings_at(recording.begin_ns - 1) == ()
+
+
+def no_finding_covers_less_than_before(recorded: Recorded) -> None:
+    covered: dict[object, int] = {}
+    for known_ns in sorted({finding.known_ns for finding in recorded.detection.ordered_findings}):
+        for finding in recorded.detection.findings_at(known_ns):
+            assert finding.end_ns >= covered.get(finding.event, 0)
+            covered[finding.event] = finding.end_ns
 
 
 def reading_in_pieces_makes_no_difference(recorded: Recorded) -> None:
@@ -316,6 +325,7 @@ INVARIANTS = (
     findings_match_the_labels,
     every_finding_is_complete,
     findings_at_a_cursor_are_those_known_by_then,
+    no_finding_covers_less_than_before,
     reading_in_pieces_makes_no_difference,
     an_update_says_whether_there_are_new_findings,
     what_was_not_staged_explains_nothing,

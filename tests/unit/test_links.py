@@ -44,6 +44,7 @@ def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **e
 
 
 LEAK = make_finding("memory_creep", 10, (0, 1), bytes_per_step=0.1 * GIB)
+LONGER = {"before_s": 0.01, "after_s": 0.04}
 FULL = make_finding("out_of_memory", 60, requested_bytes=6 * GIB, free_bytes=2 * GIB)
 
 
@@ -95,6 +96,57 @@ def test_a_change_of_pace_is_told_once_by_the_line_that_takes_nearly_all_of_it()
     assert drop_superseded([named, line]) == (named, line)
     later = dataclasses.replace(line, step=110, begin_ns=line.begin_ns + 17 * 10**9)
     assert drop_superseded([slower, later]) == (slower, later)
+
+
+def test_a_line_that_was_sampled_late_is_told_once_with_the_change_that_names_it() -> None:
+    """As of a loop that sleeps from step 601 on: 25 ms longer there, and from the samples since step 613 on 31 ms lost."""
+
+    def make(name: str, step: int, place: str, end_s: int, **evidence: float) -> Finding:
+        finding = make_finding(name, step, (0,), **evidence)
+        headline = Text("{place}", {"place": place})
+        return dataclasses.replace(finding, headline=headline, end_ns=finding.begin_ns + end_s * 10**9)
+
+    slower = make("iteration_shift", 601, "clip.py:55", 30, before_s=0.012, after_s=0.037)
+    lost = make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.031)
+    assert drop_superseded([slower, lost]) == (slower,)
+    for other in (
+        make("time_lost_in_line", 613, "clip.py:56", 10, added_s=0.031),
+        make("time_lost_in_line", 613, "clip.py:55", 10, added_s=0.06),
+        make("time_lost_in_line", 640, "clip.py:55", 10, added_s=0.031),  # after the change had ended
+        make("time_lost_in_line", 560, "clip.py:55", 10, added_s=0.031),
+    ):
+        assert drop_superseded([slower, other]) == (slower, other)
+
+
+def test_pauses_are_told_once() -> None:
+    first, each = make_finding("long_pause", 40, pause_s=7.0), make_finding("repeated_pause", 40, pause_s=7.1, period=8.0)
+    assert drop_superseded([first, each]) == (each,)
+    longer = make_finding("long_pause", 40, pause_s=15.0)
+    assert drop_superseded([longer, each]) == (longer, each)
+    unseen = dataclasses.replace(make_finding("steps_unseen", 39), end_ns=first.end_ns)  # the rank trains on
+    assert drop_superseded([first, unseen]) == (unseen,)
+    saves = dataclasses.replace(make_finding("checkpoint_pause", 39, period=8.0), end_ns=each.end_ns)
+    assert find_names(saves, each) == [None, "checkpoint_pause"]
+    rare = dataclasses.replace(saves, evidence={"period": 24.0})
+    assert find_names(rare, each) == [None, None]
+
+
+def test_slow_steps_at_the_line_of_a_mode_are_a_part_of_it() -> None:
+    """As of steps 413 to 418 of a loop that empties the cache from step 290 on."""
+
+    def make(name: str, step: int, place: str, **evidence: float) -> Finding:
+        return dataclasses.replace(make_finding(name, step, (0,), **evidence), headline=Text("{place}", {"place": place}))
+
+    emptied, slower = (
+        make(name, step, "sde.py:66", **LONGER) for name, step in (("cache_emptied", 290), ("iteration_shift", 413))
+    )
+    assert drop_superseded([emptied, slower]) == (emptied,)
+    for other in (make("iteration_shift", 413, "sde.py:70", **LONGER), make("iteration_shift", 200, "sde.py:66", **LONGER)):
+        assert drop_superseded([emptied, other]) == (emptied, other)
+
+
+def test_a_change_that_a_late_rank_explains_is_because_of_it() -> None:
+    assert list_links("host-cache") == [("iteration_shift", "straggler")]
 
 
 def test_links_lead_to_kinds_of_findings() -> None:

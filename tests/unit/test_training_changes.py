@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from memory_recording import (
     record_two_steps,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
-from zerotop.analysis.findings import Finding, detect_findings
+from zerotop.analysis.findings import Finding, Severity, detect_findings
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
@@ -207,8 +208,19 @@ def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
     assert choose_changes(found, at[2], at[3], at[4]) == found
 
 
-def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float = -1) -> PlantedRecording:
-    """Record 30 steps of one length and 30 of another, from second 10 on."""
+def record_pace(
+    folder: Path,
+    before_s: float,
+    after_s: float,
+    *,
+    gpu_use: float = -1,
+    passes: Sequence[float] = (),
+    with_step: bool = False,
+) -> PlantedRecording:
+    """Record 30 steps of one length and 30 of another, from second 10 on; then forwards and backwards of these seconds.
+
+    ``with_step``: after each of them, one of several optimizers makes a step, which ends no step of the loop.
+    """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
     recording.write_engine(kind="loop", zero_stage=None, device="cuda:0")
@@ -223,6 +235,10 @@ def record_pace(folder: Path, before_s: float, after_s: float, *, gpu_use: float
             spans.append(make_span(begin, at + share * long, name, step, flags))
             begins.append(make_record(tables.BEGINS, begin, step=step, phase=PHASE_CODE[name]))
         at += long
+    for long in passes:
+        spans += [make_span(at, at + long / 2, "forward", 60), make_span(at + long / 2, at + long, "backward", 60)]
+        at += long
+        spans += [make_span(at - 0.001, at, "step", 60)] * with_step
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, [make_reading(11, 2, 4)], born=1)
@@ -289,6 +305,28 @@ def test_steps_that_are_not_seen_are_admitted(replays: int, tmp_path: Path) -> N
         assert "train.py:40 in main" in finding.details
     else:
         assert "GPU 0 works" in finding.headline
+
+
+@pytest.mark.parametrize("growth_s", [0.0, 0.01])
+def test_passes_without_a_step_are_admitted(growth_s: float, tmp_path: Path) -> None:
+    """Iterations take 0.1 s; each later pass, which no step follows, takes as long, or longer than the one before."""
+    passes = [0.1 + growth_s * number for number in range(200 if growth_s else 600)]
+    recording = record_pace(tmp_path, 0.1, 0.1, passes=passes).open_recording()
+    told = [one for one in detect_findings(recording, BEGIN_NS + 27 * S) if one.name == "steps_unseen"]
+    assert [one.step for one in told] == [59]
+    finding = find_named(recording, "steps_unseen")[0]
+    assert finding.evidence["backwards"] > 1.5 * told[0].evidence["backwards"]
+    count = f"{finding.evidence['backwards']:.0f}"
+    assert finding.headline == f"No optimizer step since step 59: {count} forwards and backwards seen"
+    assert (finding.severity is Severity.WARNING) is bool(growth_s)
+    assert ("instead of 100 ms" in finding.details) is ("detach" in finding.advice) is bool(growth_s)
+
+
+@pytest.mark.parametrize(("passes", "with_step"), [(150, True), (12, False)])
+def test_a_step_in_progress_is_not_called_unseen(passes: int, with_step: bool, tmp_path: Path) -> None:
+    """One of several optimizers makes steps, or there are only as many passes as in a larger accumulation."""
+    recording = record_pace(tmp_path, 0.1, 0.1, passes=[12.0 / passes] * passes, with_step=with_step)
+    assert find_named(recording.open_recording(), "steps_unseen") == []
 
 
 def test_an_idle_gpu_does_not_train_unseen(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from zerotop.analysis.findings.support.links import (
     is_lost_there,
     is_part_of,
     is_that_wait,
+    is_told_of_mode,
     names_same_line,
     waits_as_long,
 )
@@ -68,7 +69,7 @@ _KIND = FindingKind(
     superseded_by=(
         Kinds(is_part_of, "iteration_shift"),
         Kinds(is_that_wait, "data_stall"),
-        Kinds(explains_shift, "anomaly_mode", "profiler_on", "cache_emptied"),
+        Kinds(is_told_of_mode, "anomaly_mode", "profiler_on", "cache_emptied"),
         Kinds(is_lost_there, "time_lost_in_line"),
     ),
 )

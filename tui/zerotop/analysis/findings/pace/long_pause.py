@@ -36,8 +36,8 @@ _KIND = FindingKind(
     repeats=(Kinds(is_simultaneous, "rank_stopped", "checkpoint_pause"),),
     superseded_by=(
         Kinds(begins_together, "iteration_shift"),
-        Kinds(is_one_of_pauses, "data_stall"),
-        Kinds(is_simultaneous, "hung_ranks"),
+        Kinds(is_one_of_pauses, "data_stall", "repeated_pause"),
+        Kinds(is_simultaneous, "hung_ranks", "steps_unseen"),
     ),
 )
 _EVALUATION = _KIND.with_changes(

@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.code_line import read_line
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
+from zerotop.recording.samples import Ints
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
@@ -33,33 +34,54 @@ _REPLAYS = _KIND.with_changes(
 )
 _BACKWARDS = _KIND.with_changes(
     confidence=0.9,
-    headline="No steps seen since step {step}: {backwards:,.0f} backwards without an update of an optimizer",
+    headline="No optimizer step since step {step}: {backwards:,.0f} forwards and backwards seen",
     details=(
-        "Updates that a script makes itself, in hooks of gradients or by hand, are not visible. Forwards and backwards are"
-        " shown as parts of one step. {measured}"
+        "In the {quiet_s:seconds} after it no optimizer made a step that PyTorch shows. Updates that a script makes itself,"
+        " in hooks of gradients or by hand, are not visible[; a pass takes {pass_s:seconds} instead of {usual_s:seconds}]."
+        " All passes are shown as parts of one step."
     ),
 )
+_LONGER = _BACKWARDS.with_changes(
+    severity=Severity.WARNING,
+    advice="See why the loop no longer calls the optimizer's step(), and what it does more in each pass.",
+    fix="optimizer.step()",
+)
+_GROWING = _LONGER.with_changes(
+    details=f"{_BACKWARDS.details} The first of them took {{first_s:seconds}}.",
+    advice=(
+        "See why the loop no longer calls the optimizer's step(), and detach what it carries from pass to pass: a graph that"
+        " is kept grows with each."
+    ),
+    fix="state = state.detach()",
+)
 _MEASURED = "Still measured: the use and memory of GPUs by NVML, processes, threads and output."
-# Time without steps before it is worth a word (ns), and in iterations; backwards in that time, and the share of it in which
-# the GPU must have worked.
-_QUIET_NS, _ITERATIONS, _MANY_BACKWARDS, _LEAST_USE = 10_000_000_000, 20, 100, 0.2
+# Time without steps before it is worth a word (ns), and in iterations; the share of it in which the GPU must have worked.
+_QUIET_NS, _ITERATIONS, _LEAST_USE = 10_000_000_000, 20, 0.2
+# Backwards without a step: so many, and so many times as many as in a usual step. They are told again after each quarter of
+# more time.
+_MANY_BACKWARDS, _USUAL_TIMES, _MORE_TIME = 20, 10, 1.25
+# Passes whose time is that of the moment; how many times as long as before, or as the first ones, they are if that counts.
+_LAST_PASSES, _LONGER_TIMES, _GROWN_TIMES = 10, 2.0, 1.5
 _MOST = 3
-_FORWARD, _BACKWARD = PHASE_CODE["forward"], PHASE_CODE["backward"]
+_BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 
 
 class _Gap(NamedTuple):
-    """A time without steps, in unix nanoseconds: it begins with the end of ``step``, and was known a while later."""
+    """A time without steps, in unix nanoseconds: it begins with the end of ``step``, and is looked at a while later."""
 
     step: int
     begin_ns: int
     known_ns: int
+    is_first: bool  # the first look
+    micro_steps: int  # of a usual step before
+    usual_s: float  # of one of them
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report some of the gaps of each attempt's lead."""
     for gap in _find_gaps(window):
-        if window.count_reports(_KIND) < _MOST:
+        if not gap.is_first or window.count_reports(_KIND) < _MOST:
             yield _explain_gap(window.subject, gap)
 
 
@@ -68,29 +90,58 @@ def _find_gaps(window: SearchWindow[Group]) -> Iterator[_Gap]:
     first = max(0, window.steps(steps).start - 1)  # after the last one known before, the gap may still go on
     ends = np.append(steps["end_unix_ns"][first:], process.at.cursor_ns)
     for index in (first + np.flatnonzero(np.diff(ends) >= _QUIET_NS)).tolist() if len(steps) else ():
-        durations = steps["iteration_s"][max(0, index - 50) : index + 1]
-        usual_s = float(np.nanmedian(durations)) if np.isfinite(durations).any() else 0.0
+        before = steps[max(0, index - 50) : index + 1]
+        usual_s = float(np.nanmedian(before["iteration_s"])) if np.isfinite(before["iteration_s"]).any() else 0.0
+        micro_steps = max(1, int(np.median(before["micro_steps"])))
         end_ns, next_ns = (int(ends[number - first]) for number in (index, index + 1))
-        known_ns = end_ns + max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9))
-        if next_ns >= known_ns and find_deadline(process, end_ns, known_ns - end_ns) >= known_ns:
-            yield _Gap(int(steps["step"][index]), end_ns, known_ns)
+        looks = _list_looks(process, end_ns, max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9)), next_ns)
+        for known_ns in window.items(looks, of=end_ns):
+            yield _Gap(int(steps["step"][index]), end_ns, known_ns, known_ns == looks[0], micro_steps, usual_s / micro_steps)
+
+
+def _list_looks(process: Process, begin_ns: int, quiet_ns: int, until_ns: int) -> list[int]:
+    """Return when a gap is looked at: after it was quiet for a while, and after each quarter of more time."""
+    looks: list[int] = []
+    while begin_ns + quiet_ns <= until_ns and find_deadline(process, begin_ns, quiet_ns) >= begin_ns + quiet_ns:
+        looks.append(begin_ns + quiet_ns)
+        quiet_ns = round(_MORE_TIME * quiet_ns)
+    return looks
 
 
 def _explain_gap(group: Group, gap: _Gap) -> Finding | None:
     process = group.lead
-    spans = process.read_phases(gap.begin_ns, gap.known_ns, "forward", "backward").rows
+    spans = process.read_phases(gap.begin_ns + 1, gap.known_ns, "forward", "backward", "step").rows
     trained = spans[spans["flags"] & EVAL == 0] if len(spans) else spans
-    backwards = int((trained["phase"] == _BACKWARD).sum()) if len(trained) else 0
+    if len(trained) and (trained["phase"] == _STEP).any():
+        return None  # one of several optimizers made steps, and a step of the loop has one of each
+    backwards = trained[trained["phase"] == _BACKWARD] if len(trained) else trained
+    if len(backwards) >= max(_MANY_BACKWARDS, _USUAL_TIMES * gap.micro_steps):
+        return _tell_backwards(group, gap, np.sort(backwards["end_ns"]))
+    return _explain_quiet(group, gap) if gap.is_first and not len(trained) else None  # else a step is in progress
+
+
+def _tell_backwards(group: Group, gap: _Gap, ends: Ints) -> Finding:
+    """Return that forwards and backwards go on, and whether they take longer than in the steps before."""
+    seconds = np.diff(ends) / 1e9
+    first_s, pass_s = (float(np.median(part)) for part in (seconds[:_LAST_PASSES], seconds[-_LAST_PASSES:]))
+    evidence: dict[str, float | None] = {"quiet_s": (gap.known_ns - gap.begin_ns) / 1e9, "backwards": len(ends)}
+    is_longer, kind = 0 < _LONGER_TIMES * gap.usual_s <= pass_s, _BACKWARDS
+    if is_longer:
+        kind = _GROWING if pass_s >= _GROWN_TIMES * first_s else _LONGER
+        evidence |= {"pass_s": pass_s, "usual_s": gap.usual_s, "first_s": first_s}
+    values: dict[str, Any] = {} if is_longer else {"pass_s": None, "usual_s": None}
+    cost = 1 - gap.usual_s / pass_s if is_longer else 0.0
+    return kind.at(group.lead, gap.begin_ns, gap.known_ns, evidence, step=gap.step, cost=cost, **values)
+
+
+def _explain_quiet(group: Group, gap: _Gap) -> Finding | None:
+    process = group.lead
     use, gpu = _measure_use(process, gap), process.gpu_key[1] if process.gpu_key is not None else None
     quiet_s = (gap.known_ns - gap.begin_ns) / 1e9
     evidence: dict[str, float | None] = {"quiet_s": quiet_s, "use": use}
     values: dict[str, Any] = {"gpu": gpu, "measured": _MEASURED}
     replays = [event for event in process.events_of(events.GraphReplays) if event.unix_ns <= gap.known_ns]
-    if backwards >= _MANY_BACKWARDS:
-        kind, evidence = _BACKWARDS, evidence | {"backwards": backwards}
-    elif len(trained):
-        return None  # a step is in progress
-    elif (count := _count_replays(replays, gap)) > 0:
+    if (count := _count_replays(replays, gap)) > 0:
         line = read_line(replays[-1])
         kind, evidence = _REPLAYS, evidence | {"replays": count, "rate": count / quiet_s}
         values["line"] = line.text if line is not None else None

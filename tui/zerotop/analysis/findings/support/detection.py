@@ -98,13 +98,15 @@ class Detection:
     def findings_at(self, cursor_ns: int) -> tuple[Finding, ...]:
         """Return the findings known at the cursor, in the order in which they became known. Any thread may ask.
 
-        Of findings about the same event only the latest counts: its numbers are those of the cursor.
+        Of findings about the same event only the one that covers most counts, and the latest of these. One about less may
+        become known later, as it waited for samples of its line.
         """
-        latest = {}
+        latest: dict[tuple[object, ...], Finding] = {}
         for finding in self.ordered_findings:
             if finding.known_ns > cursor_ns:
                 break
-            latest[finding.event] = finding
+            if finding.end_ns >= latest.get(finding.event, finding).end_ns:
+                latest[finding.event] = finding
         findings, (known, settled) = tuple(latest.values()), self._settled
         if findings != known:
             settled = drop_superseded(settle_attempts(findings, self._attempt_begins))

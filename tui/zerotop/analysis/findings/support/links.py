@@ -181,6 +181,12 @@ def is_one_of_pauses(effect: Finding, cause: Finding) -> bool:
     return is_simultaneous(effect, cause) and effect.evidence.get("pause_s", 0.0) <= most
 
 
+def pauses_as_often(effect: Finding, cause: Finding) -> bool:
+    """Whether iterations pause with each of the checkpoints that another finding counts."""
+    apart = abs(effect.evidence["period"] - cause.evidence.get("period", float("inf")))
+    return apart < 0.5 and is_simultaneous(effect, cause)
+
+
 def is_told_again(effect: Finding, cause: Finding) -> bool:
     return cause.begin_ns == effect.begin_ns and cause.known_ns > effect.known_ns
 
@@ -268,12 +274,31 @@ def waits_as_long(effect: Finding, cause: Finding) -> bool:
 
 def names_same_line(effect: Finding, cause: Finding) -> bool:
     """Whether iterations became longer at a line of which another finding tells as much, since then or before."""
-    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
-    if len(lines) < 2 or lines[0] is None or lines[0] != lines[1]:
+    if not _share_line(effect, cause):
         return False
     added = effect.evidence["after_s"] - effect.evidence["before_s"]
     is_part = begins_before(effect, cause) and 0 < added <= cause.evidence.get("added_s", 0.0)
     return is_part or explains_shift(effect, cause)
+
+
+def _share_line(effect: Finding, cause: Finding) -> bool:
+    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
+    return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1]
+
+
+def is_told_of_mode(effect: Finding, cause: Finding) -> bool:
+    """Whether a costly mode explains a change of pace: both begin together, or a later change names the mode's line."""
+    return explains_shift(effect, cause) or (_share_line(effect, cause) and begins_before(effect, cause))
+
+
+def is_in_change(effect: Finding, cause: Finding) -> bool:
+    """Whether time lost at a line, sampled since a change of pace at that line, is no more than twice that change.
+
+    The change is told with the levels of the moment, and with its end.
+    """
+    if not _share_line(effect, cause) or not cause.begin_ns <= effect.begin_ns <= cause.end_ns:
+        return False
+    return cause.evidence["after_s"] - cause.evidence["before_s"] >= effect.evidence["added_s"] / 2
 
 
 def is_lost_there(effect: Finding, cause: Finding) -> bool:

@@ -140,7 +140,9 @@ def _check_late_rank(change: step_change.StepChange) -> step_change.Cause | None
     is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * change.after_s)
     is_straggler = is_long and seen >= needed
     fix = f"py-spy dump --pid {culprit.source.pid}"
-    return step_change.Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
+    return step_change.Cause(
+        text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, finding="straggler", culprit=culprit, where=BETWEEN
+    )
 
 
 def _check_growth(change: step_change.StepChange) -> step_change.Cause | None:

@@ -82,12 +82,17 @@ def find_shortage(change: StepChange) -> float:
 
 
 def computes_longer(change: StepChange) -> bool:
-    """Whether the lead's first thread computes longer in each iteration, which others on its core cannot cause."""
+    """Whether the lead's first thread computes longer in each iteration, which others on its core cannot cause.
+
+    It may compute in evaluations and checkpoints, too, which are no part of the iterations.
+    """
     before, after = (measure_usual_use(change.process, rows, change.latest_ns) for rows in (change.before, change.after))
     if before is None or after is None:
         return False
-    added_s = after.computed - before.computed
-    return added_s >= _COMPUTING_SHARE * change.before_s and after.computed >= _COMPUTING_TIMES * before.computed
+    apart = [float(np.mean(rows["eval_s"] + rows["checkpoint_s"])) for rows in (change.before, change.after)]
+    computed = after.computed - max(0.0, apart[1] - apart[0])
+    added_s = computed - before.computed
+    return added_s >= _COMPUTING_SHARE * change.before_s and computed >= _COMPUTING_TIMES * before.computed
 
 
 def waits_longer(process: Process, before: Rows, after: Rows, added_s: float, known_ns: int) -> bool:
