@@ -136,9 +136,9 @@ def ask_node(tmp_path: Path) -> Callable[[str], ssh.Answer]:
 
 def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask_node: Callable[[str], ssh.Answer]) -> None:
     answer = ask_node('echo "Welcome!"; printf "{\\"zerotop_there\\""; for last; do :; done; exec "$last"')
-    assert answer.is_here
+    assert answer.said.here
     assert answer.why_not == ""
-    assert (answer.host, answer.facts["format"]) == (clock.read_hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
+    assert (answer.said.host, answer.said.format) == (clock.read_hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 
 from zerotop_probe.outside.attaching.remote_agent import ANSWER_KEY
 from zerotop_probe.outside.own_python import BOOT_CODE, SOURCE_ROOT
+from zerotop_probe.recording.event_base import Facts
 
 _OPTIONS = (
     "-T",
@@ -58,6 +59,29 @@ class NoSsh(OSError):
     """The ssh command cannot be executed; the text is a sentence."""
 
 
+class RankAnswer(Facts):
+    """What became of a request to enter or leave a rank."""
+
+    rank: int | None
+    pid: int
+    said: str  # its reply
+    why_not: str  # "" if it was done
+    pending: bool  # whether it may still be done
+
+
+class NodeAnswer(Facts):
+    """What a node says: none of it where it did not answer."""
+
+    why_not: str | None  # why it refused
+    here: bool | None  # whether that node is this one
+    host: str | None  # its own hostname
+    format: list[int] | None  # that its zerotop writes
+    entries: list[RankAnswer] | None
+    ranks: int | None  # that it runs
+    ahead_s: float | None  # of its clock
+    part: str | None  # the recording that is its part of this one
+
+
 @dataclass(frozen=True)
 class Answer:
     """A node's answer, or the reason why there is none."""
@@ -65,22 +89,7 @@ class Answer:
     name: str  # as passed to ssh
     why_not: str = ""  # why the request failed; "" if it succeeded
     is_lost: bool = False  # the request may have succeeded: it began, but the answer was lost
-    facts: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether that node is this one."""
-        return bool(self.facts.get("here"))
-
-    @property
-    def host(self) -> str:
-        """Its own hostname; "" if it did not answer."""
-        return str(self.facts.get("host") or "")
-
-    @property
-    def rank_entries(self) -> list[dict[str, Any]]:
-        """The result for each rank: rank, pid, said, why_not, pending."""
-        return [entry for entry in self.facts.get("entries") or () if isinstance(entry, dict)]
+    said: NodeAnswer = field(default_factory=lambda: NodeAnswer({}))
 
 
 class RemoteCalls:
@@ -114,11 +123,11 @@ class RemoteCalls:
             output, errors = process.communicate(timeout=max(left_s, 0.0))
         except subprocess.TimeoutExpired as error:
             return Answer(name, f"it has not answered within {PATIENCE_S:.0f} s", is_lost=_has_begun(error.stdout or b""))
-        facts = _parse_answer(output)
-        if facts is None:
+        said = _parse_answer(output)
+        if said is None:
             lost = process.returncode == _SSH_FAILED and _has_begun(output)
             return Answer(name, _LOST if lost else _describe_silence(process.returncode, errors), lost)
-        return Answer(name, str(facts.get("why_not") or ""), facts=facts)
+        return Answer(name, said.why_not or "", said=said)
 
     def kill_remaining(self) -> None:
         """Kill the ssh processes of nodes that have not answered."""
@@ -179,7 +188,7 @@ def _has_begun(output: str | bytes) -> bool:
     return _BEGUN_MARK in (output.decode("utf-8", "replace") if isinstance(output, bytes) else output)
 
 
-def _parse_answer(output: str) -> dict[str, Any] | None:
+def _parse_answer(output: str) -> NodeAnswer | None:
     """Return the answer; skip lines that the shell's startup files may print."""
     for line in output.splitlines():
         if line.startswith('{"' + ANSWER_KEY):
@@ -188,7 +197,7 @@ def _parse_answer(output: str) -> dict[str, Any] | None:
             except (ValueError, KeyError):
                 continue
             if isinstance(facts, dict):
-                return facts
+                return NodeAnswer(facts)
     return None
 
 

@@ -112,7 +112,7 @@ def join_hosts(
     parts: dict[str, str] = {}  # of nodes that do not see the recording's folder
     request = {"action": "join", "enter": enter, "meeting": meeting.to_json()}
     for answer in _ask_hosts(path, names, request, meanwhile):
-        if answer.is_here:
+        if answer.said.here:
             continue
         if answer.why_not:
             if answer.is_lost:  # it may take part: include it in later requests
@@ -120,12 +120,12 @@ def join_hosts(
             attaching.note_not_reached(str(path), answer.name, answer.why_not)
             messages.append((_MAYBE_JOINED if answer.is_lost else _NOT_JOINED).format(name=answer.name, why=answer.why_not))
             continue
-        if "part" in answer.facts:
-            parts[answer.name] = str(answer.facts["part"])
-        ranks = int(answer.facts.get("ranks") or 0)
-        attaching.note_reached(str(path), answer.name, host=answer.host, ranks=ranks, joined=True)
-        missing = [text for entry in answer.rank_entries if (text := _describe_entry(entry, answer.name))]
-        entered += len(answer.rank_entries) - len(missing)
+        said = answer.said
+        if said.part is not None:
+            parts[answer.name] = said.part
+        attaching.note_reached(str(path), answer.name, host=said.host or "", ranks=said.ranks or 0, joined=True)
+        missing = [text for entry in said.entries or () if (text := _describe_entry(entry, answer.name))]
+        entered += len(said.entries or ()) - len(missing)
         messages += _describe_format(answer) + _describe_clock(answer) + missing
     if parts:
         _start_collector(path, parts)
@@ -168,13 +168,12 @@ def leave_hosts(path: Path, names: list[str], meanwhile: Callable[[], None]) -> 
             done = False
             messages.append(f"{answer.name} is not detached: {answer.why_not}.")
             continue
-        if not answer.is_here:
-            attaching.note_reached(str(path), answer.name, host=answer.host, joined=False)
-        for entry in answer.rank_entries:
-            done = done and (not entry["why_not"] or bool(entry["pending"]))
-            messages += describe_leaving(
-                f"Process {entry['pid']} on {answer.name}", entry["said"], entry["why_not"], entry["pending"]
-            )
+        if not answer.said.here:
+            attaching.note_reached(str(path), answer.name, host=answer.said.host or "", joined=False)
+        for entry in answer.said.entries or ():
+            done = done and (not entry.why_not or entry.pending)
+            who = f"Process {entry.pid} on {answer.name}"
+            messages += describe_leaving(who, entry.said, entry.why_not, entry.pending)
     return messages, done
 
 
@@ -200,21 +199,21 @@ def describe_leaving(who: str, reply: str, why_not: str, pending: bool) -> list[
     return [f"{who} {results[reply]}."] if reply in results else []
 
 
-def _describe_entry(entry: dict[str, Any], name: str) -> str:
-    who = f"Process {entry['pid']}" if entry["rank"] is None else f"Rank {entry['rank']}"
-    state = "not yet" if entry["pending"] else "not"
-    return f"{who} on {name} is {state} entered: {entry['why_not'].rstrip('.')}." if entry["why_not"] else ""
+def _describe_entry(entry: ssh.RankAnswer, name: str) -> str:
+    who = f"Process {entry.pid}" if entry.rank is None else f"Rank {entry.rank}"
+    state = "not yet" if entry.pending else "not"
+    return f"{who} on {name} is {state} entered: {entry.why_not.rstrip('.')}." if entry.why_not else ""
 
 
 def _describe_format(answer: ssh.Answer) -> list[str]:
-    theirs, ours = list(answer.facts.get("format") or ()), [FORMAT_MAJOR, FORMAT_MINOR]
+    theirs, ours = answer.said.format or [], [FORMAT_MAJOR, FORMAT_MINOR]
     if theirs == ours:
         return []
     return [_FORMATS_DIFFER.format(name=answer.name, theirs=".".join(map(str, theirs)), ours=".".join(map(str, ours)))]
 
 
 def _describe_clock(answer: ssh.Answer) -> list[str]:
-    ahead_s = float(answer.facts.get("ahead_s") or 0.0)
+    ahead_s = answer.said.ahead_s or 0.0
     way = "ahead of" if ahead_s > 0 else "behind"
     return [_CLOCK_APART.format(name=answer.name, apart=attaching.format_age(abs(ahead_s)), way=way)] if ahead_s else []
 

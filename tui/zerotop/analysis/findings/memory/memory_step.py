@@ -36,8 +36,6 @@ _LENGTH = _KIND.with_changes(
 )
 _TRAINING = _KIND.with_changes(confidence=0.9, advice="", fix="")
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
-
-
 # By how many steps a change may be off.
 _STEPS_OFF = 2
 

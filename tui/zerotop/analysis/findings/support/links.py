@@ -104,11 +104,8 @@ def name_relation(effect: Finding, cause: Finding) -> str:
     is_measured = effect.kind is not None and effect.kind.measured_cause == cause.name
     grown = effect.evidence.get("after_s", 0.0) - effect.evidence.get("before_s", 0.0)
     has_amount = 0 < grown <= 2 * cause.evidence.get("added_s", 0.0)
-    return (
-        "Because of"
-        if is_measured or has_amount or any(link.agrees not in _OF_TIMES for link in links)
-        else "Likely because of"
-    )
+    is_sure = is_measured or has_amount or any(link.agrees not in _OF_TIMES for link in links)
+    return "Because of" if is_sure else "Likely because of"
 
 
 def _index_by_name(findings: Sequence[Finding]) -> dict[str, list[int]]:
