@@ -11,6 +11,7 @@ import pytest
 from zerotop.analysis.findings.support.causes.batch_causes import check_batch
 from zerotop.analysis.findings.support.causes.step_change import Cause, StepChange
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import EngineFacts
 
 
@@ -51,12 +52,44 @@ def test_larger_batches_by_a_plan_are_expected(earlier: list[int], is_planned: b
     assert find_cause(before, after, {}, first=24).is_expected == is_planned
 
 
-def find_cause(before: Any, after: Any, engine: dict[str, Any], *, first: int = 0) -> Cause:
-    """Return the cause of a change between these steps; a few of them, from ``first`` on, are those nearest to it."""
+@pytest.mark.parametrize(
+    ("size", "forwards", "text"),
+    [
+        ((6, 0, 1), (2, 3), "steps have 3 forwards instead of 2"),
+        ((6, 384, 1), (2, 3), "steps have 3 forwards instead of 2"),
+        ((6, 0, 1), (2, 2), "steps have 6 rows instead of 4"),
+        ((12, 0, 1), (2, 3), "steps have 12 rows instead of 4"),
+        ((4, 384, 1), (2, 2), "batches have 384 tokens instead of 256"),
+    ],
+    ids=["one more", "of tokens", "larger ones", "more and larger ones", "longer ones"],
+)
+def test_more_forwards_are_no_larger_batches(size: tuple[int, int, int], forwards: tuple[int, int], text: str) -> None:
+    before, after = make_steps(4, 256 if size[1] else 0, 1, 0.1), make_steps(*size, 0.15)
+    assert find_cause(before, after, {}, forwards=forwards).text == text
+
+
+def find_cause(
+    before: Any, after: Any, engine: dict[str, Any], *, first: int = 0, forwards: tuple[int, int] = (1, 1)
+) -> Cause:
+    """Return the cause of a change between these steps; a few of them, from ``first`` on, are those nearest to it.
+
+    ``forwards``: in each step before and after. The others are those of an evaluation, and of a model without a batch.
+    """
     steps = np.concatenate([before, after])
     steps["step"] = np.arange(len(steps))
+    spans = np.zeros(
+        len(before) * (forwards[0] + 2) + len(after) * (forwards[1] + 2), [(name, code) for name, code in tables.SPANS.dtype]
+    )
+    counts = np.repeat(np.add(forwards, 2), (len(before), len(after)))
+    spans["step"], spans["rows"] = np.repeat(steps["step"], counts), 2
+    first_of_step = np.cumsum(counts) - counts
+    spans["rows"][first_of_step], spans["flags"][first_of_step + 1] = -1, tables.EVAL
     before, after = np.split(steps, [len(before)])
-    process = SimpleNamespace(engine=EngineFacts(engine), phased_steps_until=lambda known_ns: steps)
+    process = SimpleNamespace(
+        engine=EngineFacts(engine),
+        phased_steps_until=lambda known_ns: steps,
+        read_phases=lambda begin_ns, end_ns, name: SimpleNamespace(rows=spans),
+    )
     group = cast(Any, SimpleNamespace(processes=[process], lead=process))
     change = StepChange(group, before[first:], after, known_ns=0)
     vars(change)["phased"] = before[first:], after[: len(after) - first]

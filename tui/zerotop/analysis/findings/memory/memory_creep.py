@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -71,21 +70,16 @@ class _Found(NamedTuple):
 
 
 class _Creep(NamedTuple):
-    """Ranks whose memory creeps alike, the steps of one of them, the first of these, and when it was known to have ended."""
+    """Ranks whose memory creeps alike, and the steps of one of them, of which the first is ``onset``.
+
+    ``next``: the index of the first stretch that was not looked at before.
+    """
 
     stretch: growing_readings.GrowthStretch
     ranks: list[int]
     onset: int
-    ended_ns: int | None = None
-
-
-@dataclass
-class _Reported:
-    """The last finding of a group."""
-
-    creep: _Creep | None = None
-    end_ns: int = 0  # of the last reading that was looked at
-    known_ns: int = -1
+    next: int
+    ended_ns: int | None = None  # when it was known to have ended
 
 
 @in_each_attempt(kinds=None)
@@ -94,27 +88,36 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 
     The finding is told again each time the growth has doubled, and when it has ended.
     """
-    last = window.keep(_Reported)
-    creeps = _find_creeps(window, last)
-    for creep, found in window.await_each(creeps, partial(_await_look, window.subject)):
-        # What was told while a look was awaited is known with it: newer numbers come later.
-        last.known_ns = max(found.known_ns, last.known_ns + 1)
-        yield _build_finding(creep, found._replace(known_ns=last.known_ns))
+    stretches: list[growing_readings.GrowthStretch] = window.keep(list)
+    found = [one for process in window.subject.processes for one in growing_readings.read_stretches(window, process)]
+    stretches += sorted(found, key=lambda one: (one.end_ns, one.process.rank))
+    creeps = window.extend(partial(_find_next, window, stretches), 0)
+    known_ns = -1
+    for creep, look in window.results(window.await_each(creeps, partial(_await_look, window.subject)), None):
+        # What was found while a look was awaited is known with it: newer numbers come later.
+        known_ns = max(look.known_ns, known_ns + 1)
+        yield _build_finding(creep, look._replace(known_ns=known_ns))
 
 
-def _find_creeps(window: SearchWindow[Group], last: _Reported) -> Iterator[_Creep]:
-    processes = window.subject.processes
-    found = [stretch for process in processes for stretch in growing_readings.read_stretches(window, process)]
-    for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
-        yield from _follow_last(window, last, stretch.end_ns)
-        is_same = last.creep is not None and last.creep.ended_ns is None and stretch.process.rank in last.creep.ranks
-        if not is_same or stretch.begin_ns > last.end_ns:
-            stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
-            ranks = [process.rank for process in processes if _grows_alike(window, process, stretch)]
-            onset = find_growth_onset(stretch.steps, stretch.held, stretch.slope)
-            last.creep, last.end_ns = _Creep(stretch, ranks, onset), stretch.end_ns
-            yield last.creep
-    yield from _follow_last(window, last, window.recording.cursor_ns)
+def _find_next(
+    window: SearchWindow[Group], stretches: list[growing_readings.GrowthStretch], last: _Creep | None
+) -> _Creep | None:
+    """Return the last creep again, when it has grown much further or ended, or else the next one."""
+    for index in range(last.next if last is not None else 0, len(stretches)):
+        stretch = stretches[index]
+        if last is not None and last.ended_ns is None:
+            news, end_ns = _follow(window, last, stretch.end_ns)
+            if news is not None:
+                return news._replace(next=index)
+            if stretch.process.rank in last.ranks and stretch.begin_ns <= end_ns:
+                continue
+        stretch = _extend_back(window.keep(growing_readings.MemoryReadings, stretch.process), stretch)
+        ranks = [process.rank for process in window.subject.processes if _grows_alike(window, process, stretch)]
+        return _Creep(stretch, ranks, find_growth_onset(stretch.steps, stretch.held, stretch.slope), index + 1)
+    if last is None or last.ended_ns is not None:
+        return None
+    news, _ = _follow(window, last, window.recording.cursor_ns)
+    return news._replace(next=len(stretches)) if news is not None else None
 
 
 def _extend_back(
@@ -136,29 +139,27 @@ def _extend_back(
     return readings.select_stretch(stretch.process, begin, stretch.first + len(stretch.held))
 
 
-def _follow_last(window: SearchWindow[Group], last: _Reported, until_ns: int) -> Iterator[_Creep]:
-    """Yield the last creep again, each time it has grown much further, and once it has ended."""
-    while last.creep is not None and last.creep.ended_ns is None:
-        stretch = last.creep.stretch
-        readings, told = window.keep(growing_readings.MemoryReadings, stretch.process), len(stretch.held)
-        steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
-        count = int(np.searchsorted(ends_ns, until_ns, "right"))
-        if count <= told:
-            return
-        steps, held, indices = steps[:count], held[:count], np.arange(count)
-        is_new = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]])
-        highest = np.maximum.accumulate(np.where(is_new, indices, 0))
-        last.end_ns = int(ends_ns[highest[-1]])
-        has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
-        has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
-        has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
-        index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
-        if index is None:
-            return
-        ended_ns = int(ends_ns[index]) if has_ended[index] else None
-        grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + int(highest[index]) + 1)
-        last.creep = last.creep._replace(stretch=grown, ended_ns=ended_ns)
-        yield last.creep
+def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_Creep | None, int]:
+    """Return a creep when it has grown much further, or once it has ended, and when its memory had its last new maximum."""
+    stretch = last.stretch
+    readings, told = window.keep(growing_readings.MemoryReadings, stretch.process), len(stretch.held)
+    steps, ends_ns, held = readings.select_times(stretch.process, stretch.first)
+    count = int(np.searchsorted(ends_ns, until_ns, "right"))
+    if count <= told:
+        return None, stretch.end_ns
+    steps, held, indices = steps[:count], held[:count], np.arange(count)
+    is_new = np.concatenate([[True], held[1:] > np.maximum.accumulate(held)[:-1]])
+    highest = np.maximum.accumulate(np.where(is_new, indices, 0))
+    end_ns = int(ends_ns[highest[-1]])
+    has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
+    has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
+    has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
+    index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
+    if index is None:
+        return None, end_ns
+    ended_ns = int(ends_ns[index]) if has_ended[index] else None
+    grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + int(highest[index]) + 1)
+    return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
 
 
 def _await_look(group: Group, creep: _Creep) -> _Found | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.findings.support.causes import step_change
-from zerotop.analysis.findings.support.evidence import Rows
+from zerotop.analysis.findings.support.evidence import Process, Rows
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.script_terms import set_accumulation
 from zerotop.analysis.stats.wander import measure_order
+from zerotop_probe.recording.tables import EVAL
 
 _GROUPS: step_change.Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _LENGTH: step_change.Advice = (
@@ -18,7 +19,8 @@ _LENGTH: step_change.Advice = (
 )
 _ROWS: step_change.Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
-# A micro-batch counts as unchanged if its rows change by less.
+_FORWARDS = "See which code calls the model more often in each step."
+# A micro-batch, or the batch of a forward, counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
 # Batches that grow so often, with at least so many steps between, do so by a plan.
 _PLANNED_RISES, _PLANNED_STEPS = 2, 3
@@ -32,7 +34,7 @@ _MOST_STEPS, _FEWEST_STEPS, _ORDERED_SHARE = 100, 10, 0.7
 def check_batch(change: step_change.StepChange) -> step_change.Cause | None:
     """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     is_one = len(change.group.processes) == 1
-    cause = _compare_batches(change, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
+    cause = _compare_batches(change, change.process, _widen_parts(change), "" if is_one else "a rank's ", _LENGTH)
     if cause is not None and _is_planned(change):
         cause = cause._replace(is_expected=True)
     # The larger batches are another change, with a finding of its own.
@@ -52,7 +54,7 @@ def check_other_batches(change: step_change.StepChange) -> step_change.Cause | N
     """Return the cause that another rank's batch size changed, and the lead waits for it."""
     for process in change.group.processes:
         if process is not change.process:
-            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}'s ", _GROUPS)
+            cause = _compare_batches(change, process, change.read_phased(process), f"rank {process.rank}'s ", _GROUPS)
             if cause is not None:
                 # All wait for the rank with the most work.
                 return cause._replace(is_expected=False, culprit=process)
@@ -79,7 +81,7 @@ def _varies(rows: Rows) -> bool:
 
 
 def _compare_batches(
-    change: step_change.StepChange, parts: tuple[Rows, Rows], owner: str, advice: step_change.Advice
+    change: step_change.StepChange, process: Process, parts: tuple[Rows, Rows], owner: str, advice: step_change.Advice
 ) -> step_change.Cause | None:
     tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
     growth = tokens or rows
@@ -96,6 +98,10 @@ def _compare_batches(
         fix = set_accumulation(change.process.engine, round(count[0]))
         # Less certain than a change of the training: an optimizer that calls a closure forwards and backwards more often.
         return step_change.Cause(text, _MICRO_STEPS, fix, 0.8, is_expected=is_expected)
+    forwards = _count_forwards(process, parts[0]), _count_forwards(process, parts[1])
+    if min(forwards) > 0 and forwards[0] != forwards[1] and _is_same_size(growth, forwards):
+        text = f"{owner}steps have {format_count(round(forwards[1]), 'forward')} instead of {forwards[0]:.0f}"
+        return step_change.Cause(text, _FORWARDS, "", 0.85, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}steps have {format_count(round(rows[1]), 'row')} instead of {rows[0]:.0f}"
         return step_change.Cause(text, *_ROWS, 0.9, is_expected=is_expected)
@@ -105,8 +111,17 @@ def _compare_batches(
     return step_change.Cause(text, advice[0], fix, 0.9, is_expected=is_expected)
 
 
+def _count_forwards(process: Process, rows: Rows) -> float:
+    """Return how many forwards of the model, whose batch is known, these steps have; 0 without any."""
+    if not len(rows):
+        return 0.0
+    spans = process.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "forward").rows
+    steps = np.sort(spans["step"][(spans["rows"] > 0) & (spans["flags"] & EVAL == 0)])
+    return float(np.median(np.searchsorted(steps, rows["step"], "right") - np.searchsorted(steps, rows["step"])))
+
+
 def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
-    """Whether each micro-batch is as large as before."""
+    """Whether each micro-batch, or forward, is as large as before."""
     before, after = (size / number for size, number in zip(growth, count, strict=True))
     return abs(after - before) <= _SAME_SHARE * before
 
@@ -125,7 +140,9 @@ def find_batch_step(change: step_change.StepChange, cause: step_change.Cause) ->
     """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
-    if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
+    if cause.advice not in (_LENGTH[0], _GROUPS[0], _ROWS[0], _MICRO_STEPS, _FORWARDS) or not all(
+        len(part) for part in parts
+    ):
         return None
     rows = process.phased_steps_until(change.latest_ns)
     rows = rows[step_change.match_steps(rows, np.concatenate([change.before, change.after]))]
