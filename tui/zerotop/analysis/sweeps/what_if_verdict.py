@@ -179,5 +179,5 @@ def name_steps(steps: tuple[int, int]) -> str:
     return f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"
 
 
-def _format_value(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,}"
+def _format_value(value: float | str | None) -> str:
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)
