@@ -314,6 +314,7 @@ async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(recording_root: Pa
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
         assert "damaged" in start.text()
+        assert "damaged     session.json is damaged" in start.text()  # the path is below the list
         await pilot.press("slash", *"broken", "enter", "enter")
         await wait_until(pilot, lambda: any("is damaged" in notice for notice in start.notices()))
         assert isinstance(start.app.screen, StartScreen)

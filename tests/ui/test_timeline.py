@@ -94,6 +94,14 @@ async def test_the_timeline_names_all_its_lanes() -> None:
             assert words in text
 
 
+async def test_phases_are_shown_without_samples() -> None:
+    async with open_timeline(open_recording("x2-slow-links")) as seen:
+        text = seen.read_text()
+        assert "rank 1" in text
+        assert "iteration s" in text
+        assert "Not recorded: GPU, CPU (no sampler)" in text
+
+
 async def test_after_a_job_without_a_failure_no_step_is_in_progress() -> None:
     async with open_timeline(open_recording("story")) as seen:
         assert max(number for _, number in seen.picture.steps) == 13

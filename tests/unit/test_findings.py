@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import long_recording
 import recordings
 from zerotop.analysis.findings import Finding, begin_detection, detect_findings
 from zerotop.recording.reader import Recording
+from zerotop.recording.steps.step_table import read_rank_steps
 
 LABELS = recordings.read_labels()
 
@@ -235,6 +237,22 @@ def test_steps_that_are_all_skipped_after_others(all_findings: Findings) -> None
     stuck = find_one(all_findings["blind-overflows"], "steps_skipped")
     assert stuck.headline == "fp16 has skipped all steps since step 39: nothing is trained any more"
     assert (stuck.evidence["loss_scale_first"], stuck.evidence["loss_scale_now"]) == (4096, 8)
+
+
+def test_steps_that_are_skipped_without_a_loss_scale() -> None:
+    """DeepSpeed skips a step of bf16 or fp32 only if its gradients are not finite."""
+
+    def train_in_bf16(event: dict[str, Any]) -> dict[str, Any]:
+        return {**event, "dtype": "bf16", "autocast": None, "kind": None} if event.get("event") == "engine" else event
+
+    recording = recordings.rewrite_events("blind-overflows", train_in_bf16)
+    found = detect_findings(recording, recording.last_written_ns)
+    assert "steps_skipped" not in {one.name for one in found}
+    (lasting,) = (one for one in found if one.name == "gradients_not_finite")
+    assert lasting.headline == "All steps are skipped since step 39: their gradients are infinite or NaN"
+    first_ns = int(next(iter(read_rank_steps(recording)))["end_unix_ns"][39])
+    (single,) = (one for one in detect_findings(recording, first_ns) if one.name == "gradients_not_finite")
+    assert single.headline == "Step 39 was skipped: its gradients are infinite or NaN"
 
 
 def test_device_memory_that_grows(all_findings: Findings) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, SearchShortage, describe_fragmentation
+from zerotop.commands.fit import _print_results
+from zerotop.commands.sweeping.fit_runner import FitRunner
 
 GIB = float(1 << 30)
 
@@ -134,6 +141,14 @@ def test_a_failed_run_bounds_the_line_without_formulas() -> None:
     assert search.predict_largest() is None
     search.note_failing(1024, SearchShortage(80 * GIB))
     assert search.predict_largest() == pytest.approx(512)
+
+
+def test_the_json_has_the_notes_of_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    result = LargestResult({"stage": 3}, 4608, 4864, True, None, None, 3, fragmented_bytes=int(13.24 * GIB))
+    sweep = SimpleNamespace(path=Path("fit"), points=())
+    runner = cast(FitRunner, SimpleNamespace(results=[result], searched="seq_length", runs=3, sweep=sweep))
+    _print_results(runner, argparse.Namespace(json=True))
+    assert json.loads(capsys.readouterr().out)["notes"] == describe_fragmentation([result], "seq_length")
 
 
 def test_fragmentation_is_said_with_the_option_that_helps() -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from printing import Printing
+from small_recording import make_identity, make_record, write_table
 from zerotop.analysis.steps.logged_values import parse_line, read_logged
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.logged_names import find_column
+from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS
 
 
 @pytest.mark.parametrize(
@@ -138,3 +140,20 @@ def test_each_update_of_a_progress_bar_counts(tmp_path: Path) -> None:
     series = read_logged(recording)["loss"]
     assert series.values.tolist() == [4.5, 3.5, 2.5, 1.5]
     assert len(set(series.times.tolist())) == 4
+
+
+@pytest.mark.parametrize(("engine", "library", "expected"), [(5, 0, "engine"), (2, 0, "printed"), (5, 1, "library")])
+def test_a_loss_that_an_engine_was_given_counts_if_fewer_are_printed(
+    tmp_path: Path, engine: int, library: int, expected: str
+) -> None:
+    """A library's counts before both: it is the one that people see."""
+    job = Printing(tmp_path)
+    job.write_output(b"loss 1.0\nloss 1.0\nloss 1.0\n")
+    kinds = [(2.0, ENGINE_LOSS)] * engine + [(3.0, 0)] * library
+    records = [
+        make_record(LOGGED, time_ns=second, loss=loss, known=LOGGED_BITS["loss"] | mark)
+        for second, (loss, mark) in enumerate(kinds)
+    ]
+    write_table(job.path, LOGGED, make_identity(0), *records).close()
+    values = read_logged(Recording.open(job.path))["loss"].values.tolist()
+    assert values == {"engine": [2.0] * engine, "printed": [1.0] * 3, "library": [3.0] * library}[expected]

@@ -138,6 +138,8 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("Host memory of a node: 2.22 GiB -> 2.22 GiB, fits")
     assert lines[3].startswith("Time of a step: 131 ms -> ")
     assert "micro-batch 4 -> 8" in lines
+    assert "\nmicro-batch 4 -> 1,000,000\n" in (text := ask(capsys, "z2", "--micro-batch", "1000000"))
+    assert not re.search(r"\d{4,}(\.\d+)? (GiB|s)\b", text)
     text = ask(capsys, "z2", "--memory", "10GB")
     assert text.startswith("Stage 2, 4 x 512 tokens, does not fit: it needs ")
     assert "as recorded: all figures are measurements" in text

@@ -38,6 +38,8 @@ class EngineState(TrainingState):
         self.reference = weakref.ref(engine)
         # The backward in progress, if loss.backward() began it and not the engine.
         self.direct_backward: Span | None = None
+        # The losses given to backward() since the last optimizer step, if they are numbers on the host.
+        self.losses: list[float] = []
         self.uses_loss_scale = False
         self.offloads_optimizer = False
         self.offloads_parameters = False

@@ -30,7 +30,7 @@ def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
     if size >= GIB / 10:
         place, decimals = 2, 2 if size < 100 * GIB else 0
     name, unit = units[place]
-    return f"{count / unit:.{decimals}f} {name}"
+    return f"{count / unit:,.{decimals}f} {name}"
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", re.IGNORECASE)
@@ -56,7 +56,7 @@ def format_gib(count: float, *, sign: bool = False) -> str:
 def format_seconds(duration: float) -> str:
     """Return ``2.67 s``, ``12 s``, ``34 ms``, ``3.4 ms`` or ``0.34 ms``."""
     if duration >= 1:
-        return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
+        return f"{duration:.2f} s" if duration < 10 else f"{duration:,.0f} s"
     milliseconds = max(0.0, duration * 1e3)
     decimals = 0 if milliseconds >= 9.95 or milliseconds == 0 else 1 if milliseconds >= 0.995 else 2
     return f"{milliseconds:.{decimals}f} ms"

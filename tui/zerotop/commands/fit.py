@@ -133,7 +133,8 @@ def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
     results, searched = runner.results, runner.searched
     if options.json:
         content = {"path": str(runner.sweep.path), "searched": searched, "runs": runner.runs}
-        print(json.dumps({**content, "series": [asdict(result) for result in results]}, indent=1))
+        notes = [*filter(None, _explain_results(runner))]
+        print(json.dumps({**content, "series": [asdict(result) for result in results], "notes": notes}, indent=1))
         return
     names = list(results[0].settings) if results else []
     title = searched.replace("_", "-")
@@ -150,19 +151,19 @@ def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
             )
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
-    lines += describe_fragmentation(results, searched)
-    lines += _explain_measurements(runner)
+    lines += _explain_results(runner)
     print("", *map(escape_unprintable, lines), sep="\n")
     runs = f"{format_count(runner.runs, 'run')}{describe_cost(runner.sweep)}"
     print(f"{runs}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
 
 
-def _explain_measurements(runner: FitRunner) -> list[str]:
-    """Return what is missing in the measurements of runs that fit, each once."""
+def _explain_results(runner: FitRunner) -> list[str]:
+    """Return which series fragmentation ended, and what is missing in the measurements of runs that fit, each once."""
     reasons = dict.fromkeys(
         point.result.reason for point in runner.sweep.points if point.result and point.result.outcome == OK
     )
-    return ["", *filter(None, reasons)] if any(reasons) else []
+    fragmented = describe_fragmentation(runner.results, runner.searched)
+    return [*fragmented, *(["", *filter(None, reasons)] if any(reasons) else [])]
 
 
 def _format_largest(result: LargestResult) -> tuple[str, str]:

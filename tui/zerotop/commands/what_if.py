@@ -78,8 +78,8 @@ def _format_ledger(answer: WhatIfAnswer, *, explain: bool) -> Iterator[str]:
 def _format_time(time: TimePrediction, *, explain: bool) -> Iterator[str]:
     cells = [("seconds of a step", "recorded", "then", "least", "most", "")]
     for row in time.rows:
-        ends = (f"{row.low:.4f}", f"{row.high:.4f}") if row.high > row.low else ("", "")
-        cells.append((f"  {row.name}", f"{row.before:.4f}", f"{row.likely:.4f}", *ends, row.formula if explain else ""))
+        ends = (f"{row.low:,.4f}", f"{row.high:,.4f}") if row.high > row.low else ("", "")
+        cells.append((f"  {row.name}", f"{row.before:,.4f}", f"{row.likely:,.4f}", *ends, row.formula if explain else ""))
     yield from align_columns(cells, "<>>>><")
 
 

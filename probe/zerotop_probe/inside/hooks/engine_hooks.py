@@ -17,10 +17,11 @@ from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.inspection import batch_shape
+from zerotop_probe.inside.logged_values import read_number
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, ENGINE_LOSS, EVAL, FAILED, PHASE_CODE, SKIPPED, UNKNOWN
 
 _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
 
@@ -68,7 +69,7 @@ class EngineHooks(TrainingHooks):
         meter, counting, updates = self._probe.meter, self._probe.counting, self._updates
         wrap_method(engine_class, "__init__", self._begin_construction, self._end_construction, meter)
         wrap_method(engine_class, "forward", self._begin_forward, self._end_forward, meter, NEVER_COUNTED)
-        wrap_method(engine_class, "backward", self.begin_backward, self.end_backward, meter, counting)
+        wrap_method(engine_class, "backward", self.begin_backward, self.end_backward, meter, NEVER_COUNTED)
         wrap_method(engine_class, "_backward_prologue", self._begin_direct, self._end_failed_direct, meter, counting)
         wrap_method(engine_class, "_backward_epilogue", self._find_direct, self._end_direct, meter, counting)
         wrap_method(engine_class, "allreduce_gradients", self._begin_reduce, self.end_span, meter, counting)
@@ -169,15 +170,35 @@ class EngineHooks(TrainingHooks):
             self._probe.evaluation.end_forward(time_ns)
 
     def begin_backward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> tuple[EngineState, Span] | None:
+        if self._probe.counting.is_on:
+            counted = self._probe.engines.find_state(engine)
+            if counted is not None:
+                self._note_loss(counted, args, kwargs)
+            return None
         state = self._find_state(time_ns, engine, trains=True)
         if state is None or self._probe.recorder is None or self._probe.recorder.find_phase("backward"):
             return None
+        self._note_loss(state, args, kwargs)
         return state, self._probe.recorder.begin_span(time_ns, "backward", state.get_position())
 
     def end_backward(self, token: tuple[EngineState, Span], time_ns: int, flags: int, result: Any) -> None:
         state, span = token
         self.end_span(span, time_ns, flags, result)
         state.backward_count += not flags & FAILED
+
+    def _note_loss(self, state: EngineState, args: Any, kwargs: Any) -> None:
+        """Keep the loss of a backward on the first rank, if it is a number on the host; a pipeline's are no losses."""
+        loss = kwargs.get("loss", args[0] if args else None)
+        if not state.index and self._probe.is_first_rank and getattr(loss, "grad_fn", None) is not None:
+            number = read_number(loss)
+            if number is not None:
+                state.losses.append(number)
+
+    def _write_loss(self, state: EngineState, time_ns: int) -> None:
+        """Record the mean of the losses of a step that has just ended."""
+        if state.losses and self._probe.recorder is not None:
+            self._probe.recorder.logged.write(time_ns, {"loss": sum(state.losses) / len(state.losses)}, ENGINE_LOSS)
+            state.losses.clear()
 
     # ``loss.backward()`` calls no method of the engine. DeepSpeed's own hooks in the graph mark its begin and
     # end; on a GPU they run in autograd's thread while the training thread waits.
@@ -243,6 +264,8 @@ class EngineHooks(TrainingHooks):
             span.flags &= ~BOUNDARY  # the engine will make this step again
         self.end_span(span, time_ns, flags, result)
         if span.flags & BOUNDARY and self._probe.recorder is not None:
+            if isinstance(current, EngineState):
+                self._write_loss(current, time_ns)
             self._probe.recorder.end_step(span, time_ns, can_count=self._can_count())
         if self._probe.leaving and self._probe.recorder is not None and not self._probe.recorder.stack:
             self._probe.leave_process()
@@ -266,6 +289,7 @@ class EngineHooks(TrainingHooks):
         elif engine.global_steps > step.step:
             step.state.backward_count = 0
             skipped = SKIPPED if engine.skipped_steps > step.skipped_steps else 0
+            self._write_loss(step.state, time_ns)
             recorder.counted.end_step(step.begin_ns, time_ns, step.step, step.state.index, skipped)
 
     # --- shared by all hooks --------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from zerotop.recording.samples import Rows
 from zerotop.recording.steps.step_dtype import sum_training_s
 
 _SKIPPING = "skipping_ended", "steps_skipped"
+_SKIPPED = *_SKIPPING, "gradients_not_finite"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 GROWING = ("memory_creep", "host_growth", "loader_growth")
 """Findings about memory that grows until it runs out."""
@@ -39,7 +40,7 @@ class FindingCost:
     @property
     def seconds_text(self) -> str:
         """The steps in which the seconds were spent, as the end of a phrase; "" where the finding names them."""
-        return " in skipped steps" if self.finding.name in _SKIPPING else ""
+        return " in skipped steps" if self.finding.name in _SKIPPED else ""
 
     def compute_share(self, training_s: float) -> float:
         """Return the seconds as a share of the training time; ``training_s`` of it are in finished steps."""
@@ -118,7 +119,7 @@ def _select_hung_step(finding: Finding, steps: Rows) -> Rows:
 
 def _compute_seconds(finding: Finding, findings: Sequence[Finding], steps: Rows, end_ns: int) -> float:
     name = finding.name
-    if name in _SKIPPING:
+    if name in _SKIPPED:
         skipped = steps[steps["skipped"]]
         return float(np.nansum(skipped["iteration_s"] * skipped["steps"]))
     if finding.kind is not None and finding.kind.lost_once:

@@ -1,5 +1,7 @@
 """The loss, gradient norm and learning rate of a training, as its ranks recorded them, else as the job printed them.
 
+A loss that only a DeepSpeed engine was given counts if the job prints fewer.
+
 The loss, gradient norm and learning rate that a job prints, in the common forms.
 
 These are a dict as the Trainer prints it, ``{'loss': 1.2, 'learning_rate': 1e-5}``, JSON, and pairs such as ``step 3: loss
@@ -22,7 +24,7 @@ from zerotop.recording.output.transcript import read_updates
 from zerotop.recording.reader import Recording, Source
 from zerotop.recording.samples import Floats, Ints, Rows
 from zerotop_probe.recording.logged_names import find_column
-from zerotop_probe.recording.tables import LOGGED, LOGGED_BITS, OF_NEXT_STEP, STREAMS, UNKNOWN
+from zerotop_probe.recording.tables import ENGINE_LOSS, LOGGED, LOGGED_BITS, OF_NEXT_STEP, STREAMS, UNKNOWN
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?![\w.]*\w)"
 _DICT = re.compile(r"\{[^{}]*loss[^{}]*\}", re.IGNORECASE)
@@ -163,19 +165,22 @@ class LoggedReader:
         counts = tuple(len(source.array) for source in sources)
         if counts != self._counts:
             self._counts = counts
-            recorded, printed = self._read_recorded(), self._read_printed()
+            engine, printed = self._read_recorded(ENGINE_LOSS), self._read_printed()
+            if len(engine.get("loss", NO_VALUES).times) > len(printed.get("loss", NO_VALUES).times):
+                printed = printed | engine
             # By name: an engine records its learning rate alone.
-            self._series = printed | recorded
+            self._series = engine | printed | self._read_recorded(0)
         return self._series
 
-    def _read_recorded(self) -> dict[str, LoggedSeries]:
+    def _read_recorded(self, mark: int) -> dict[str, LoggedSeries]:
         tables = [source for source in self._recording.sources["logged"] if len(source.array)]
         found: dict[str, LoggedSeries] = {}
         for name in NAMES:
-            known = [source for source in tables if (source.array["known"] & LOGGED_BITS[name]).any()]
-            lowest = min((source.rank for source in known), default=-1)
+            read = [(source.rank, _read_table(source, name, mark)) for source in tables]
+            known = [(rank, series) for rank, series in read if len(series.times)]
+            lowest = min((rank for rank, _ in known), default=-1)
             if known:
-                found[name] = _join_series([_read_table(source, name) for source in known if source.rank == lowest])
+                found[name] = _join_series([series for rank, series in known if rank == lowest])
         return found
 
     def _read_printed(self) -> dict[str, LoggedSeries]:
@@ -207,8 +212,9 @@ def _spread_times(times: Ints, last_ns: int) -> Ints:
     return spread
 
 
-def _read_table(source: Source, name: str) -> LoggedSeries:
-    rows: Rows = source.array[(source.array["known"] & LOGGED_BITS[name]) > 0]
+def _read_table(source: Source, name: str, mark: int) -> LoggedSeries:
+    """Return a name's values that have this mark, ENGINE_LOSS or 0."""
+    rows: Rows = source.array[(source.array["known"] & (LOGGED_BITS[name] | ENGINE_LOSS)) == LOGGED_BITS[name] | mark]
     are_next = (rows["known"] & OF_NEXT_STEP) > 0
     return LoggedSeries(source.unix_times(rows), rows[name].astype(np.float64), np.full(len(rows), UNKNOWN), are_next)
 

@@ -147,7 +147,7 @@ def describe_changes(answer: WhatIfAnswer) -> str:
         ("bytes of a weight", base.setup.bytes_each, setup.bytes_each),
         ("bytes of its state", base.setup.state_each, setup.state_each),
     )
-    changes = [f"{name} {old} -> {new}" for name, old, new in pairs if old != new]
+    changes = [f"{name} {_format_value(old)} -> {_format_value(new)}" for name, old, new in pairs if old != new]
     return ", ".join(changes) if changes else "as recorded: all figures are measurements"
 
 
@@ -177,3 +177,7 @@ def name_steps(steps: tuple[int, int]) -> str:
     """Return ``steps 182 to 241``."""
     first, last = steps
     return f"steps {first:,} to {last:,}" if last > first else f"step {first:,}"
+
+
+def _format_value(value: float | str | None) -> str:
+    return f"{value:,}" if isinstance(value, (int, float)) else str(value)

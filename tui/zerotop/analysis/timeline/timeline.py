@@ -99,9 +99,10 @@ class TimelineBuilder:
 
     def find_probed_ranks(self) -> dict[int, str]:
         """Return the host of each rank with a probe, which records phases."""
-        begins = self._recording.sources["begins"]
-        if len(begins) != self._probed_ranks[0]:
-            self._probed_ranks = len(begins), dict(sorted((source.rank, source.host) for source in begins))
+        # Begins are left out of some recordings, as they only complete the spans.
+        begun = [*self._recording.sources["begins"], *self._recording.sources["spans"]]
+        if len(begun) != self._probed_ranks[0]:
+            self._probed_ranks = len(begun), dict(sorted((source.rank, source.host) for source in begun))
         return self._probed_ranks[1]
 
     def _find_sampled_ranks(self) -> dict[int, str]:

@@ -229,8 +229,8 @@ def format_offload(overview: Overview, glyphs: Glyphs) -> str:
 
 
 def _format_seconds(seconds: float) -> str:
-    """Format three digits: ``0.132``, ``2.75``, ``12.3``, ``123``."""
-    return f"{seconds:.3f}" if seconds < 0.9995 else format_significant(seconds)
+    """Format three digits or four decimals: ``0.0004``, ``0.132``, ``2.75``, ``12.3``, ``123``."""
+    return f"{seconds:.{3 if seconds > 0.01 else 4}f}" if seconds < 0.9995 else format_significant(seconds)
 
 
 def draw_sparkline(values: Sequence[float], width: int, glyphs: Glyphs) -> Row:

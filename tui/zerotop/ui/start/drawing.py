@@ -61,8 +61,15 @@ def _draw_damaged(line: ListLine, placed: PlacedColumns[ListLine], width: int, g
     """Draw a damaged recording, with the problem instead of figures."""
     first = PlacedColumns(placed.columns[:3])
     begin = sum(size + 1 for _, _, size in first.columns)
-    sentence = fit_text(sanitize(line.overview.problem, glyphs), max(0, width - begin), glyphs)
+    sentence = fit_text(sanitize(_describe_problem(line.item), glyphs), max(0, width - begin), glyphs)
     return fit_row((*first.draw_row(line, begin, glyphs), (sentence, "muted")), width, glyphs)
+
+
+def _describe_problem(item: LibraryItem) -> str:
+    """Return why a recording cannot be read, without its path, which stands below the list."""
+    if isinstance(item, RunningJob) or item.overview is None:
+        return ""
+    return item.overview.problem.removeprefix(str(item.path)).lstrip("/ ")
 
 
 def draw_detail(item: LibraryItem | None, width: int, glyphs: Glyphs) -> list[Row]:
@@ -93,7 +100,7 @@ def _describe_recording(recording: ListedRecording, glyphs: Glyphs) -> list[tupl
     if overview is None:
         return [("Reading …", "muted")]
     if overview.problem:
-        return [(overview.problem, "alert"), (str(recording.path), "muted")]
+        return [(_describe_problem(recording), "alert"), (str(recording.path), "muted")]
     _, style = describe_state(recording, glyphs)
     return [
         (_describe_end(recording, overview), "text" if style in ("good", "text") else style),

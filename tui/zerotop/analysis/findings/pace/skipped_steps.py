@@ -1,7 +1,7 @@
 """fp16 skips steps until the loss scale fits; time and memory change when skipping ends.
 
 Three findings: nothing has been updated yet; the changes when skipping ended; and all later steps are skipped, which no loss
-scale explains.
+scale explains. Without a loss scale DeepSpeed skips a step whose gradients are not finite: the first one is a finding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from zerotop.analysis.engine import LOOP
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.steps import fp16_warmup
 from zerotop.analysis.findings.support.steps.runs import find_first_run
@@ -37,6 +38,23 @@ _STUCK = _SKIPPING.with_changes(
     ),
     advice="A loss or gradient is infinite or NaN, which no loss scale cures: look for it in the first of these steps.",
     fix="torch.autograd.set_detect_anomaly(True)",
+)
+_LOOK = (
+    "Look at the batch of this step, and for a division by zero or a logarithm of zero in the loss: anomaly detection names"
+    " the operation."
+)
+_INFINITE = FindingKind(
+    name="gradients_not_finite",
+    confidence=0.99,
+    headline="Step {step} was skipped: its gradients are infinite or NaN",
+    details="DeepSpeed updates nothing in such a step. The engine trains in {dtype}, without a loss scale.",
+    advice=_LOOK,
+    fix=_STUCK.fix,
+)
+_ALL_INFINITE = _INFINITE.with_changes(
+    severity=Severity.ERROR,
+    headline="All steps are skipped since step {step}: their gradients are infinite or NaN",
+    details="{skipped_steps:count step} in a row updated nothing. The engine trains in {dtype}, without a loss scale.",
 )
 _ENDED = FindingKind(
     name="skipping_ended",
@@ -65,6 +83,10 @@ _STUCK_STEPS = 10
 def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     """Report each once for each attempt of the job."""
     group, steps, skipped = window.subject, window.subject.lead.steps, fp16_warmup.count_skipped_first(window.subject.lead)
+    if group.engine.kind != LOOP and group.engine.dtype and "fp16" not in (group.engine.dtype, group.engine.autocast):
+        yield window.find_once(partial(_find_infinite, window, _INFINITE, 1), _INFINITE)
+        yield window.find_once(partial(_find_infinite, window, _ALL_INFINITE, _STUCK_STEPS), _ALL_INFINITE)
+        return
     yield window.find_once(partial(_find_stuck, window), _STUCK)
     if skipped < fp16_warmup.SKIPPED_STEPS or int(steps["step"][0]) != 0:
         return
@@ -73,6 +95,17 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding | None]:
     real = skipped + np.flatnonzero(~steps["skipped"][skipped : skipped + _SEARCH_STEPS])
     if len(real) > REAL_STEPS:
         yield window.find_once(partial(_build_end_finding, group, skipped, steps[real[: REAL_STEPS + 1]]), _ENDED)
+
+
+def _find_infinite(window: SearchWindow[Group], kind: FindingKind, count: int) -> Finding | None:
+    """Return the finding about the first steps that were skipped without a loss scale, so many in a row."""
+    group, steps = window.subject, window.subject.lead.steps
+    fresh = window.steps(steps, count - 1, of=kind)
+    first = find_first_run(steps["skipped"][fresh], count)
+    if first is None:
+        return None
+    rows = steps[fresh.start + first : fresh.start + first + count]
+    return kind.at_steps(group, rows, {"skipped_steps": count}, dtype=group.engine.autocast or group.engine.dtype)
 
 
 def _find_stuck(window: SearchWindow[Group]) -> Finding | None:
