@@ -174,7 +174,7 @@ def _start_programs(
         command = [*program, "send", str(folder), server.url, *part]
         forwarders.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         running.append(forwarders[-1])
-        if end == options.full_nodes:  # those that play everything have to be the first ones that take part
+        if end == options.full_nodes < options.nodes:  # those that play everything have to be the first ones that take part
             while _count_known(folder) < end:
                 time.sleep(0.1)
     assert server.process is not None
