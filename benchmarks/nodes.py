@@ -41,6 +41,7 @@ from viewer_cost import SCREENS, Terminal, build_attach_command, measure_latenes
 
 from nats_servers import TOKEN, NatsServer
 from programs import ZEROTOP, make_environment
+from zerotop.commands.common.node_orders import NODES_FILE
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import BEGINS, GPUS
 
@@ -54,7 +55,7 @@ _LOSE_S = 60.0
 _LOOK_S = 0.02
 _SETTLE_S = 3.0
 # Forwarders in a process: 64 processes would only be busy with starting here.
-_TOGETHER = 16
+_TOGETHER, _REDUCED_TOGETHER = 16, 128
 
 
 def main() -> None:
@@ -168,14 +169,30 @@ def _start_programs(
     while len(list(folder.glob(f"node*/{BEGINS.name}-rank*"))) < options.nodes * options.ranks:
         time.sleep(0.1)
     forwarders = []
-    for first in range(0, options.nodes, _TOGETHER):
-        part = [str(first), str(min(first + _TOGETHER, options.nodes))]
+    for first, end in _divide_nodes(options):
+        part = [str(first), str(end)]
         command = [*program, "send", str(folder), server.url, *part]
         forwarders.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL))
         running.append(forwarders[-1])
+        if end == options.full_nodes < options.nodes:  # those that play everything have to be the first ones that take part
+            while _count_known(folder) < end:
+                time.sleep(0.1)
     assert server.process is not None
     found = {"collector": [collector.pid], "server": [server.process.pid], "player": [player.pid]}
     return found | {"forwarder": [one.pid for one in forwarders]}
+
+
+def _divide_nodes(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """Return the nodes of each process of forwarders, as (first, end)."""
+    full = min(options.nodes, options.full_nodes)
+    parts = [(0, full, _TOGETHER), (full, options.nodes, _REDUCED_TOGETHER)]
+    return [(first, min(first + size, end)) for begin, end, size in parts for first in range(begin, end, size)]
+
+
+def _count_known(folder: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return len(json.loads((folder / played_nodes.COLLECTED / NODES_FILE).read_text()))
+    return 0
 
 
 def _look_at_ages(folder: Path, hosts: list[str], seconds: float) -> dict[str, list[float]]:
@@ -202,9 +219,8 @@ def _watch(screen: Terminal, seen: list[tuple[int, int]], is_over: threading.Eve
 
 def _lose_nodes(options: argparse.Namespace, forwarders: list[int], screen: Terminal) -> list[float]:
     """Take the last node of each process of forwarders away; return the seconds until the screen names it."""
-    ends = [min(first + _TOGETHER, options.nodes) for first in range(0, options.nodes, _TOGETHER)]
     times = []
-    for end, process in list(zip(ends, forwarders, strict=True))[: options.lose]:
+    for (_, end), process in list(zip(_divide_nodes(options), forwarders, strict=True))[: options.lose]:
         screen.collect_facts(_SETTLE_S)
         os.kill(process, signal.SIGUSR1)
         times.append(screen.measure_key(b"", f"node{end - 1:03} has sent nothing".encode(), _LOSE_S))

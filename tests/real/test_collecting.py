@@ -443,6 +443,9 @@ def test_a_node_that_is_looked_at_sends_full_detail(programs: Programs, tmp_path
     target, hosts = tmp_path / "zerotop" / "sessions" / "llama", [f"node{number}" for number in range(4)]
     jobs, forwarders = [], []
 
+    def has_steps(host: str) -> bool:
+        return any(target.glob(f"spans-*-{host}-*"))
+
     def list_tables(host: str) -> set[str]:
         return {path.name.partition("-")[0] for path in target.glob(f"*-{host}-*.rec")}
 
@@ -455,7 +458,7 @@ def test_a_node_that_is_looked_at_sends_full_detail(programs: Programs, tmp_path
             jobs.append(programs.grow(tmp_path / host, *given, host=host))
             forward = ("forward", str(tmp_path / host), "--collector", server.url, *JOB)
             forwarders.append(programs.start(*forward, host=host))
-            screen.wait_until(lambda _, host=host: any(target.glob(f"spans-*-{host}-*")))
+            screen.wait_until(lambda _: all(map(has_steps, hosts[: len(jobs)])))
         screen.type_keys("5")
         screen.wait_until(lambda _: "2 nodes full, 2 reduced; clocks within " in screen.screen)
         screen.type_keys("N")

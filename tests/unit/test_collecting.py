@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import ssl
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from free_ports import find_free_port
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.node_orders import NODES_FILE, count_stops, order_stop
 from zerotop.commands.nodes import collector as collecting
@@ -26,7 +28,7 @@ from zerotop.commands.nodes.clocks import Alignment
 from zerotop.commands.nodes.collected_folder import NodeFiles, OutOfStep
 from zerotop.commands.nodes.collector import Collector, prepare_folder
 from zerotop.commands.nodes.forwarder import Forwarder
-from zerotop.commands.nodes.link import Link, LinkError
+from zerotop.commands.nodes.link import Link, LinkError, connect_nats
 from zerotop.commands.nodes.messages import BadMessage, FileChange, JobKey
 from zerotop.commands.nodes.sent_files import SentFiles
 from zerotop.recording.reader import Recording
@@ -660,6 +662,30 @@ def read_true_time(folder: Path, host: str) -> int:
     line = json.loads((folder / f"events-node-{host}-7.jsonl").read_text().splitlines()[1])
     pair = clock.read_clock_pair()
     return int(line["time_ns"]) - pair["monotonic_ns"] + pair["unix_ns"]
+
+
+def test_trying_again_reads_the_machines_authorities_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 23 ms of a processor, and a node whose server is not there tries twice a second."""
+    pytest.importorskip("nats")
+    made: list[object] = []
+    create = ssl.create_default_context
+
+    def count() -> ssl.SSLContext:
+        made.append(create())
+        return create()
+
+    monkeypatch.setattr(ssl, "create_default_context", count)
+    url = f"nats://127.0.0.1:{find_free_port()}"
+
+    async def connect() -> None:
+        with pytest.raises(LinkError):
+            await connect_nats(url, KEY)
+
+    for name, times in (("a", 2), ("b", 1)):
+        monkeypatch.setenv("SSL_CERT_DIR", f"/nowhere/{name}{os.getpid()}")
+        for _ in range(times):
+            asyncio.run(connect())
+    assert len(made) == 2, "and again for other authorities"
 
 
 @pytest.mark.parametrize("value", [None, [1, 2], [1, 2, -3], [1, 2.0, 3], [1 << 63, 1, 1], "123"])

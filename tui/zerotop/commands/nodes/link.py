@@ -9,6 +9,7 @@ import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -81,6 +82,12 @@ def pin_certificate(url: str, certificate: str) -> str:
 
 def _make_context(pinned: str) -> ssl.SSLContext:
     """Return what decides whether a server is trusted. Raise ValueError."""
+    # Reading the machine's authorities takes tens of milliseconds of a processor, and nodes try again twice a second.
+    return _read_context(pinned, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+
+@cache
+def _read_context(pinned: str, *_: str | None) -> ssl.SSLContext:
     if not pinned:
         return ssl.create_default_context()  # the machine's authorities, or those in $SSL_CERT_FILE
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
