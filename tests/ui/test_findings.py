@@ -13,7 +13,7 @@ from textual.widgets import OptionList
 from played_source import PlayedSource
 from story_app import Watch
 from waiting import wait_until
-from zerotop.analysis.findings import Finding, Severity
+from zerotop.analysis.findings import Finding, Severity, load_kinds
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
@@ -36,6 +36,7 @@ def make_finding(name: str, at_s: float, severity: Severity, **changes: object) 
         "advice": f"Set what helps with {name}.",
         "fix": f"{name}=1",
         "evidence": {"gap_s": 1.8, "gap_share": 0.67, "state_bytes": float(15 << 30), "broken_bytes": math.nan},
+        "kind": load_kinds().get(name),
     }
     facts = {**usual, **changes}
     return Finding(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]

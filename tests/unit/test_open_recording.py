@@ -63,6 +63,20 @@ def test_a_window_has_only_what_is_within() -> None:
     assert (window.end, at.between(end_ns, at.cursor_ns).end) == (None, at.end)
 
 
+def test_a_rank_has_its_own_samples() -> None:
+    recording = open_recording("cpu-dead")
+    at = recording.at(recording.end_ns - S)
+    rank = at.ranks[1]
+    assert repr(rank) == f"<rank 1, process {rank.pid} on vm>"
+    assert (repr(at), repr(at.nodes["vm"])) == (f"<cpu-dead at {at.cursor_ns}: ranks 0, 1>", "<node vm>")
+    samples, spans = rank.samples("processes"), rank.samples("spans")
+    assert set(samples.rows["pid"].tolist()) == {rank.pid}
+    assert 0 < max(samples.times[-1], spans.times[-1]) <= at.cursor_ns
+    assert not len(rank.samples("gpus"))
+    with pytest.raises(AttributeError, match="A moment is immutable"):
+        at.cursor_ns += 1
+
+
 def test_the_last_steps_and_their_frame() -> None:
     steps = open_recording("cpu-dead").at().ranks[1].steps
     last = steps.last(5)

@@ -396,8 +396,8 @@ def test_rows_of_other_gpus_go_on_while_a_call_hangs(
     thread = GuardedThread("gpus", sampler, on_error=lambda *_: None, on_silent=lambda *facts: silences.append(facts))
     thread.start_sampling()
     wait_for(lambda: sampler._writers is not None)
-    writer = sampler._writers[0] if sampler._writers else None
-    monkeypatch.setattr(writer, "write", lambda *row: rows.append((row[0], row[-1])))
+    writer, gpu = sampler._writers[0] if sampler._writers else None, [field.name for field in GPUS.fields].index("gpu")
+    monkeypatch.setattr(writer, "write", lambda *row: rows.append((row[0], row[gpu])))
 
     def tick(count: int) -> None:
         for number in range(count):

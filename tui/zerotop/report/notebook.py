@@ -43,6 +43,17 @@ class OpenRecording:
         )
         return ElementTree.tostring(frame, encoding="unicode", method="html")
 
+    @property
+    def begin_ns(self) -> int:
+        """When it begins, in unix nanoseconds."""
+        return self.recording.begin_ns
+
+    @property
+    def end_ns(self) -> int:
+        """When it ends, or its last record so far."""
+        self.recording.refresh()
+        return self.recording.end_ns
+
     def at(self, cursor_ns: int | None = None) -> At:
         """Return the recording at a moment in unix nanoseconds, or at its end as it is now."""
         self.recording.refresh()

@@ -31,6 +31,15 @@ _MOST_KEPT = 32  # moments: a picture asks for the cursor, for those of peaks, a
 class RankAt(RankRecords):
     """A rank's last process."""
 
+    def __repr__(self) -> str:
+        return f"<rank {self.rank}, process {self.pid} on {self.host}>"
+
+    def samples(self, table: str) -> Samples:
+        """Return its records in a table, for example ``spans``, or those of samplers about it: ``processes`` or ``gpus``."""
+        sampled = {"processes": self.host_samples, "gpus": self.gpu_samples}
+        records = sampled.get(table) or self.records(table)
+        return records.read_window(self.at.begin_ns, self.at.cursor_ns)
+
     @property
     def steps(self) -> Samples:
         """The finished optimizer steps, by their ends (STEP_DTYPE), also those of which only the number is known."""
@@ -53,6 +62,9 @@ class NodeAt:
         self.gpus = {gpu.index: gpu for one in reports for gpu in one.gpus or ()}
         """Its GPUs by the sampler's number."""
 
+    def __repr__(self) -> str:
+        return f"<node {self.name}>"
+
     def samples(self, table: str) -> Samples:
         """Return the records of its samplers in a table, for example ``gpus``, ``hosts`` or ``processes``."""
         return self.at.records(table, self.name).read_window(self.at.begin_ns, self.at.cursor_ns)
@@ -60,6 +72,9 @@ class NodeAt:
 
 class At(Moment):
     """A recording at a moment in unix time. It does not change: what was written later cannot be reached from here."""
+
+    def __repr__(self) -> str:
+        return f"<{self.recording.name} at {self.cursor_ns}: ranks {', '.join(map(str, self.ranks))}>"
 
     @property
     def nodes(self) -> dict[str, NodeAt]:

@@ -34,6 +34,11 @@ class Moment:
         self.known_results = known_results
         """The same of all moments between two events."""
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):
+            raise AttributeError(f"A moment is immutable: ask the recording for another one, instead of setting {name}")
+        super().__setattr__(name, value)
+
     @property
     def whole(self) -> Moment:
         """The moment with all that was known then."""

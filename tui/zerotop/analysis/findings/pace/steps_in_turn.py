@@ -96,7 +96,10 @@ def _find_place(rows: Rows, evidence: dict[str, float]) -> str:
     long, others = (some[has_phases(some)] for some in (rows[is_long], rows[~is_long]))
     if min(len(long), len(others)) < _FEWEST_PHASED:
         return BETWEEN
-    medians = [{name: float(np.median(_read(some, name))) for name in line_findings.PLACES} for some in (long, others)]
+    medians = [
+        {name: float(np.median(line_findings.read_part(some, name))) for name in line_findings.PLACES}
+        for some in (long, others)
+    ]
     return line_findings.PLACES[max(line_findings.PLACES, key=lambda name: medians[0][name] - medians[1][name])]
 
 
@@ -110,10 +113,6 @@ def _add_apart(known: Rows, begin: int, evidence: dict[str, float]) -> dict[str,
             parts = {"pause_s": turns_s, "before_s": seconds[:begin].mean(), "after_s": seconds[begin:].mean()}
             added = {key: value + float(parts[key]) for key, value in added.items()} | {evidence_name: turns_s}
     return evidence | {key: value + evidence.get(key, 0.0) for key, value in added.items()}
-
-
-def _read(rows: Rows, name: str) -> Floats:
-    return line_findings.measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
 
 
 def _measure(seconds: Floats) -> tuple[int, dict[str, float] | None]:

@@ -8,7 +8,7 @@ from zerotop.analysis.findings.support.causes.host_causes import computes_longer
 from zerotop.analysis.findings.support.causes.pace_shift import PaceShift, explain_change
 from zerotop.analysis.findings.support.causes.step_change import StepChange
 from zerotop.analysis.findings.support.evidence import Floats, Group, Rows
-from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.lines.line_findings import read_part
 from zerotop.analysis.findings.support.steps.onsets import find_onset
 from zerotop.analysis.findings.support.thresholds import WARM_UP_STEPS
 from zerotop.analysis.stats.knee import is_gradual
@@ -128,8 +128,8 @@ def find_carrier(shift: PaceShift) -> str:
 
 
 def _carries(shift: PaceShift, name: str) -> bool:
-    early, late = (_read_part(rows, name) for rows in shift.change.phased)
-    rests = [compute_known_median(rows["iteration_s"] - _read_part(rows, name)) for rows in shift.change.phased]
+    early, late = (read_part(rows, name) for rows in shift.change.phased)
+    rests = [compute_known_median(rows["iteration_s"] - read_part(rows, name)) for rows in shift.change.phased]
     factor, sign = rests[1] / rests[0] if rests[0] > 0 else 1.0, float(np.sign(shift.added_s))
     early = early * (max(1.0, factor) if sign > 0 else min(1.0, factor))
     low, high = (early, late) if sign > 0 else (late, early)
@@ -149,7 +149,3 @@ def _differ(low: Floats, high: Floats) -> bool:
     low, high = np.minimum(low, most), np.minimum(high, most)
     error = np.sqrt(low.var(ddof=1) / len(low) + high.var(ddof=1) / len(high))
     return bool(high.mean() - low.mean() >= _ERRORS * error > 0)
-
-
-def _read_part(rows: Rows, name: str) -> Floats:
-    return np.asarray(measure_between(rows) if name == "other_s" else rows[name], np.float64)

@@ -67,3 +67,8 @@ def measure_between(rows: Rows) -> Floats:
     """Return the seconds of each step outside all phases."""
     phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
     return np.asarray(rows["iteration_s"] - phases, np.float64)
+
+
+def read_part(rows: Rows, name: str) -> Floats:
+    """Return the seconds of each step in a phase, as ``data_s``, or outside all phases: ``other_s``."""
+    return measure_between(rows) if name == "other_s" else np.asarray(rows[name], np.float64)
