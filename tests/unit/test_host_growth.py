@@ -10,7 +10,7 @@ import pytest
 
 from in_pieces import find_at_end, find_in_pieces
 from small_recording import S, make_identity, make_record, make_span, write_table
-from zerotop.analysis.findings import Finding
+from zerotop.analysis.findings import Finding, Severity
 from zerotop.analysis.findings.host import host_growth
 from zerotop_probe.recording.events import GrowingContainers
 from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
@@ -116,6 +116,19 @@ def test_the_finding_has_newer_numbers_while_memory_grows(tmp_path: Path) -> Non
     (finding,) = find_growth(tmp_path, 1000, grow_from(0, 1.0), container=((240, 270), {"added_bytes": 20 * MIB}))
     assert finding.evidence["grown_bytes"] > 500 * MIB
     assert "'kept'" in finding.headline
+
+
+def test_growth_that_ends_is_no_warning(tmp_path: Path) -> None:
+    """As that of a cache of all samples, which the first epoch fills."""
+    (finding,) = find_growth(tmp_path, 900, lambda step: 1.0 * min(max(0, step - 50), 300))
+    assert finding.severity is Severity.INFO
+    assert finding.headline == "Host memory grew 1.0 MiB a step on rank 0 to step 338"
+    assert finding.details.endswith(", and not since.")
+
+
+def test_a_rise_after_one_that_ended_is_another_finding(tmp_path: Path) -> None:
+    first, second = find_growth(tmp_path, 1200, lambda step: min(max(0, step - 50), 200) + max(0, step - 900))
+    assert (first.severity, second.severity) == (Severity.INFO, Severity.WARNING)
 
 
 def test_a_steeper_rise_is_another_finding(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from zerotop_probe.inside.growing_containers.host_watch import (
     read_held_bytes,
 )
 from zerotop_probe.inside.growing_containers.names import OwnerPlace
-from zerotop_probe.inside.growing_containers.reachable_values import find_places
+from zerotop_probe.inside.growing_containers.reachable_values import find_places, find_untracked_dicts
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.own_lines import OwnPlace
 from zerotop_probe.inside.stacks.paths import PathNames
@@ -66,7 +66,8 @@ class ContainerFinder:
         is_growing = self._watch.add_reading(reading)
         if self._begin is None:
             if is_growing:
-                self._begin, self._lengths = reading, measure_lengths()
+                untracked = find_untracked_dicts(sys._getframe(), PathNames.for_this_process())
+                self._begin, self._lengths = reading, measure_lengths(untracked)
                 self._cost_ns = self._note_cost(reading.time_ns)
         elif is_too_late(self._begin, reading):
             self._begin, self._lengths = None, {}
@@ -81,7 +82,7 @@ class ContainerFinder:
         named: dict[OwnerPlace, ContainerGrowth] = {}
         frame, paths = sys._getframe(), PathNames.for_this_process()
         lines: dict[OwnerPlace, list[OwnPlace]] = {}
-        growing = find_growing(lengths)
+        growing = find_growing(lengths, find_untracked_dicts(frame, paths))
         matters = [
             one
             for one in growing

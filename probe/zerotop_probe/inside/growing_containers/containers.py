@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -35,15 +35,15 @@ class ContainerGrowth(NamedTuple):
     keeps_graph: bool  # an entry is a tensor with the graph that has computed it
 
 
-def measure_lengths() -> dict[int, int]:
-    """Map the id() of each container that the garbage collector tracks to its length."""
-    return {id(one): len(one) for one in _list_containers()}
+def measure_lengths(untracked: Iterable[Any] = ()) -> dict[int, int]:
+    """Map the id() of each container that the garbage collector tracks, and of others, to its length."""
+    return {id(one): len(one) for one in (*_list_containers(), *untracked)}
 
 
-def find_growing(before: Mapping[int, int]) -> list[ContainerGrowth]:
+def find_growing(before: Mapping[int, int], untracked: Iterable[Any] = ()) -> list[ContainerGrowth]:
     """Return the containers with most new entries, largest content of new entries first."""
     longer: list[tuple[int, Any]] = []
-    for one in _list_containers():
+    for one in (*_list_containers(), *untracked):
         added = len(one) - before.get(id(one), len(one))
         if added > 0 and one is not before and one is not longer:
             longer.append((added, one))

@@ -11,10 +11,10 @@ from typing import NamedTuple
 # Time between two readings (ns), and between those that are compared: it doubles up to this number of times. Memory grows if
 # the last ones differ by these bytes and this share, and each from the one before by at least this part of an even growth.
 _EVERY_NS, _DOUBLINGS = 500_000_000, 11
-_READINGS = 5
+_READINGS = 4
 _GROWN_BYTES = 48 << 20
 _GROWN_SHARE = 0.02
-_EVENNESS = 0.4
+_EVENNESS = 0.5
 # The first steps create buffers and compile.
 _FIRST_STEPS = 10
 # Between the two parts of a look: steps, bytes by which memory has grown, and the time after which it is given up (ns).

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
+from gc import get_referents, is_tracked
 from inspect import CO_OPTIMIZED
 from itertools import islice
 from time import thread_time_ns
@@ -32,6 +33,7 @@ from zerotop_probe.recording.interruptions import suppress_own
 # each (ns).
 _MOST_VALUES, _MOST_WITHIN, _MOST_NS = 20_000, 5_000, 20_000_000
 _CLOCK_EVERY = 256
+_CACHED = type(lru_cache(maxsize=None)(int))
 _ATOMS = frozenset(map(id, (int, float, complex, bool, str, bytes, type(None), range, slice)))
 # Of a long container with no other values at its end, nothing is looked at.
 _LOOKED_AT = 8
@@ -97,6 +99,9 @@ class ReachableValues:
             self._waiting += [Visit(one, None, one) for one in (value.__self__, value.__func__)]
         elif kind is partial:
             self._enter_partial(value)
+        elif kind is _CACHED:
+            within = [one for one in get_referents(value) if type(one) is dict]
+            self._waiting.extend(Visit(one, visit.place, visit.root, visit.levels + 1) for one in within)
         elif issubclass(kind, type):
             file = self._find_file(value)
             if file is not None and file.is_own:
@@ -196,6 +201,12 @@ def find_places(values: Collection[Any], frame: FrameType | None, paths: PathNam
     """Return the variables and attributes that lead to values, as far as they are found, by id() of the value."""
     visits = ReachableValues(frame, paths).visit((), values)
     return {id(one.value): one.place._replace(levels=one.levels) for one in visits if one.place is not None}
+
+
+def find_untracked_dicts(frame: FrameType | None, paths: PathNames) -> list[Any]:
+    """Return the dicts of the job that the collector does not list: those of arrays, strings or numbers alone."""
+    visits = ReachableValues(frame, paths).visit((dict,))
+    return list({id(one.value): one.value for one in visits if not is_tracked(one.value)}.values())
 
 
 def _list_within(value: Any, kind: type) -> list[Any] | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zerotop.analysis.findings.host.growing_containers import FoundContainer, await_container
-from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, in_each_attempt
+from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
 from zerotop.analysis.findings.support.host_load import count_workers, read_memory
 from zerotop.analysis.findings.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.findings.support.thresholds import HOST_GROWTH_BYTES, WARM_UP_STEPS
@@ -39,6 +41,13 @@ _KIND = FindingKind(
 _SHARED = _KIND.with_changes(
     advice="Batches from DataLoader workers are shared memory: keep none in lists. Delete files on /dev/shm after use.",
 )
+_ENDED = _KIND.with_changes(
+    severity=Severity.INFO,
+    headline="Host memory grew {bytes_per_step:bytes} a step[ in '{kept_in}'] on {concerned:ranks} to step {until_step:.0f}",
+    details="Rank {rank}'s memory grew by {grown_bytes:bytes} to {resident_bytes:bytes}, and not since.",
+    advice="",
+    fix="",
+)
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
 # Memory hardly varies, so four blocks are enough. A cache that fills up grows more and more slowly.
@@ -50,6 +59,8 @@ _STEADY_BYTES = 96 * MIB
 _NAMED_BYTES, _NAMED_EVENNESS = 48 * MIB, 0.5
 # One without a name counts if it would fill the node's memory within this time (ns).
 _SOON_NS = 86_400_000_000_000
+# It has ended if in at least so many steps, and as many as it had, memory grew by less than this share of the pace.
+_END_STEPS, _END_SHARE = 64, 0.1
 # Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
 
@@ -109,31 +120,74 @@ class _Growth(NamedTuple):
         steps = self.rise.begin - told.rise.end
         return self.process is told.process and self.rise.low - told.rise.high >= told.rise.slope / _ALIKE * max(0, steps)
 
+    def find_end(self) -> tuple[int, _Growth] | None:
+        """Return the whole growth, and when it was known to be over: memory hardly grew for as many steps again."""
+        length, held = max(_END_STEPS, len(self.rows)), self.process.steps["host_held_bytes"][self.rise.end - 1 :]
+        early, late = held[:-length], held[length:]
+        is_over = (early > 0) & (late > 0) & (late - early < _END_SHARE * self.rise.slope * length)
+        if not is_over.any():
+            return None
+        index = int(np.argmax(is_over))
+        end, block = self.rise.end + index, self.rise.block_length // 2  # the last level is that of one step now
+        rise = self.rise._replace(end=end, high=max(self.rise.high, float(early[index])), block_length=block)
+        return int(self.process.steps["end_unix_ns"][rise.end - 1 + length]), self._replace(rise=rise)
+
     def extend_back(self, told: _Growth) -> _Growth:
         """Return the growth since an earlier rise began."""
         begin, low = told.rise.begin, told.rise.low
         return self._replace(rise=self.rise._replace(begin=begin, low=low), ranks=told.ranks)
 
 
+class _News(NamedTuple):
+    """A growth as it is told, with its container, at a time; ``has_ended``: it has not gone on for as long."""
+
+    growth: _Growth
+    held: FoundContainer
+    has_ended: bool = False
+
+
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report each rise, with newer numbers while it continues, and again if it becomes steeper.
+    """Report each rise, with newer numbers while it continues, when it has ended, and again if it becomes steeper.
 
     Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
     """
     settled = [one for one in window.await_each(_find_growths(window), _await_container) if _counts(window.subject, *one)]
-    settled.sort(key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
-    told: list[tuple[_Growth, FoundContainer]] = []
-    for growth, held in window.results(settled, None):
-        index = next((index for index, (earlier, _) in enumerate(told) if growth.repeats(earlier)), len(told))
+    growths: list[tuple[_Growth, FoundContainer]] = window.keep(list)
+    growths += sorted(settled, key=lambda one: (one[1].known_ns, one[0].end_ns, one[0].process.rank))
+    for news in window.items(_list_news(growths, window.recording.cursor_ns)):
+        yield _build_finding(window.subject, news)
+
+
+def _list_news(growths: list[tuple[_Growth, FoundContainer]], cursor_ns: int) -> list[_News]:
+    """Return what is told about rises up to a moment, in the order in which it was known."""
+    news: list[_News] = []
+    told: list[_News] = []
+    for growth, held in growths:
+        news += _end_known(told, held.known_ns)
+        index = next((index for index, one in enumerate(told) if growth.repeats(one.growth)), len(told))
+        one = _News(growth, held)
         if index < len(told):
-            earlier, container = told[index][0], held.container or told[index][1].container
+            earlier, container = told[index].growth, held.container or told[index].held.container
             if not growth.continues(earlier):
                 continue
-            known_ns = max(held.known_ns, told[index][1].known_ns + 1)
-            growth, held = growth.extend_back(earlier), FoundContainer(container, known_ns)
-        told[index : index + 1] = [(growth, held)]
-        yield _build_finding(window.subject, growth, held)
+            known_ns = max(held.known_ns, told[index].held.known_ns + 1)
+            one = _News(growth.extend_back(earlier), FoundContainer(container, known_ns))
+        told[index : index + 1] = [one]
+        news.append(one)
+    return news + _end_known(told, cursor_ns)
+
+
+def _end_known(told: list[_News], known_ns: int) -> list[_News]:
+    """Remove those that are known to have ended at a time, and return them, as ended."""
+    ended = []
+    for one in list(told):
+        end = one.growth.find_end()
+        if end is not None and end[0] <= known_ns:
+            told.remove(one)
+            known = one.held._replace(known_ns=max(end[0], one.held.known_ns + 1))
+            ended.append(_News(end[1], known, has_ended=True))
+    return sorted(ended, key=lambda one: one.held.known_ns)
 
 
 def _counts(group: Group, growth: _Growth, held: FoundContainer) -> bool:
@@ -215,7 +269,8 @@ def _await_container(growth: _Growth) -> FoundContainer | None:
     return await_container(growth.process, growth.begin_ns, growth.end_ns)
 
 
-def _build_finding(group: Group, growth: _Growth, held: FoundContainer) -> Finding:
+def _build_finding(group: Group, news: _News) -> Finding:
+    growth, held, has_ended = news
     (process, rise, ranks, _), rows = growth, growth.rows
     node_ranks = len(group.processes_on(process.host))
     free = _read_free_bytes(growth)
@@ -226,13 +281,15 @@ def _build_finding(group: Group, growth: _Growth, held: FoundContainer) -> Findi
         "grown_bytes": growth.bytes,
         "resident_bytes": rise.high,
         "steps": len(rows),
-        "free_bytes": free,
-        "last_step": last_step,
+        "free_bytes": None if has_ended else free,
+        "last_step": None if has_ended else last_step,
         "shared_bytes": shared_bytes if is_shared else None,
+        "until_step": float(rows["step"][-1]) if has_ended else None,
     }
     sharers = node_ranks if node_ranks > 1 else None
     kind, container = _SHARED if is_shared else _KIND, held.container
     kind = container.name_in(kind) if container is not None else kind
+    kind = _ENDED if has_ended else kind
     values: dict[str, Any] = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
     if not count_workers([process], growth.begin_ns, growth.end_ns):
         values["worker_count"] = None
