@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,6 +101,13 @@ async def test_phases_are_shown_without_samples() -> None:
         assert "rank 1" in text
         assert "iteration s" in text
         assert "Not recorded: GPU, CPU (no sampler)" in text
+
+
+async def test_after_the_end_the_loss_is_that_of_the_last_step() -> None:
+    """It is logged after the end of the step whose values the other lanes have."""
+    async with open_timeline(open_recording("gpu-z3-all")) as seen:
+        await seen.press_keys("end")
+        assert re.search(r"loss +3\.33\b", seen.read_text())
 
 
 async def test_after_a_job_without_a_failure_no_step_is_in_progress() -> None:

@@ -79,6 +79,7 @@ def test_options_that_the_help_does_not_show_are_not_suggested(capsys: pytest.Ca
         (("run", "torchrn", "x.py"), "'torchrn' on the PATH. Did you mean: zerotop run -- torchrun x.py?"),
         (("replay", "gone/x"), "There is no recording at gone/x: no such file or folder."),
         (("replay", "--speed", "5000", "x"), "A speed is from 0.25 to 1000, not 5000"),
+        (("replay", "--speed", "fast", "x"), "fast is not a speed such as 0.5 or 20"),
         (("sweep", "--model", "nosuch", "--seq-length", "8,16"), "There is no model 'nosuch': give a preset (tiny, "),
         (("sweep", "--micro-batch", "1,2", "--", "x.py", "{micro_batch}"), ". Did you mean: python x.py {micro_batch}?"),
         (("fit", "--micro-batch", "1:8", "x.py"), "arguments: x.py. The job's command goes after --"),

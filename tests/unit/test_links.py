@@ -192,6 +192,10 @@ def test_a_cause_is_only_likely_where_no_more_than_the_times_agree() -> None:
     assert name_relation(shift, make_finding("slow_gpu", 16, wait_s=1.0)) == "Because of"
     assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.9)) == "Because of"
     assert name_relation(shift, make_finding("time_lost_in_line", 15, added_s=0.2)) == "Likely because of"
+    with_memory = dataclasses.replace(
+        shift, kind=FindingKind(name="iteration_shift", confidence=0.9, headline="", measured_cause="memory_step")
+    )
+    assert name_relation(with_memory, make_finding("memory_step", 15)) == "Together with"
     late = make_finding("straggler", 15, data_s=1.0, late_s=1.5)
     assert name_relation(late, make_finding("data_stall", 15)) == "Because of"
     room = make_finding("host_memory_forecast", 6, fallen_bytes=5.8e8)

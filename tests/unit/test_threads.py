@@ -59,6 +59,15 @@ def write_event(folder: Path, at: float, event: type[Event], **facts: Any) -> No
     writer.close()
 
 
+def test_listed_threads_that_are_idle_now_are_no_others(tmp_path: Path) -> None:
+    """The rank has 30 threads: 2 are in the table, though one has not run for some seconds."""
+    rows = [make_thread(at / 2, 100, 0.9, name=b"python3") for at in range(1, 20)]
+    rows += [make_thread(at / 2, 101, 0.5 if at < 12 else 0.0, name=b"worker") for at in range(1, 20)]
+    threads = read_threads(record_threads(tmp_path, *rows), 9.6)
+    listed = sum(len(group.threads) for group in threads.groups)
+    assert (listed, threads.rest_threads) == (2, 28)
+
+
 def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tmp_path: Path) -> None:
     at_once = [(100, 0.5, b"python3"), (101, 0.9, b"python3"), (102, 0.8, b"python3"), (103, 0.1, b"worker-1")]
     rows = [make_thread(at / 2, tid, cores, name=name) for at in range(1, 20) for tid, cores, name in at_once]

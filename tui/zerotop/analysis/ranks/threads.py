@@ -138,7 +138,6 @@ class ThreadTable:
         used = samples["cores_used"].astype(np.float64)
         last = parts[-1].rows[-1:] if parts else samples["cores_used"][:0]
         workers, worker_cores = (read_column(last, name) for name in ("loader_workers", "loader_cores"))
-        named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
             begin_s=begin_ns / 1e9,
@@ -150,7 +149,7 @@ class ThreadTable:
             # In the sample in which a thread starts, the time that it waited before counts too.
             runnable=np.fmin(used + np.fmax(0.0, samples["waiting_cores"].astype(np.float64)), rank.thread_count),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
-            rest_threads=max(0, rank.thread_count - named),
+            rest_threads=max(0, rank.thread_count - len(threads)),
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
             node_count=self.affinities.count_nodes(rank.host),
             is_recorded=any(len(source.array) for source in tables["threads"]),

@@ -52,6 +52,14 @@ def parse_max_size(text: str) -> int:
     return size
 
 
+def parse_speed(text: str) -> float:
+    """Return the speed of a replay, such as ``4`` or ``4x``."""
+    try:
+        return float(text.removesuffix("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a speed such as 0.5 or 20") from None
+
+
 def parse_percent(text: str) -> float:
     """Return a percentage, such as ``0.3`` or ``0.3%``."""
     try:

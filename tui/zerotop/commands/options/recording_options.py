@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotop.commands.options.common_options import JSON_HELP, RECORDING_HELP, AddCommand, add_force, add_price
-from zerotop.commands.options.option_types import parse_age, parse_size
+from zerotop.commands.options.option_types import parse_age, parse_size, parse_speed
 
 
 def add_recording_commands(add_command: AddCommand) -> None:
@@ -23,7 +23,7 @@ def add_recording_commands(add_command: AddCommand) -> None:
         "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
     )
     replay.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)
-    replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
+    replay.add_argument("--speed", type=parse_speed, default=1.0, help="0.25 to 1000 [1]")
     add_price(replay)
     findings = add_command("findings", "list findings and fixes", "zerotop findings brisk-otter")
     findings.add_argument("recording", metavar="RECORDING", help=RECORDING_HELP)

@@ -10,8 +10,9 @@ import numpy as np
 from zerotop.analysis.findings import Finding
 from zerotop.analysis.hardware.gpu_faults import name_fault
 from zerotop.analysis.live_view import JobState
+from zerotop.analysis.steps.logged_values import NAMES
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
-from zerotop.analysis.timeline.timeline import MOMENT_NS, LaneSubject, Timeline, TimelineBuilder, Window
+from zerotop.analysis.timeline.timeline import MOMENT_NS, ColumnValues, LaneSubject, Timeline, TimelineBuilder, Window
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.recording.moments.at import find_cores
 from zerotop.ui.base import findings
@@ -106,11 +107,18 @@ class PictureBuilder:
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),
             scales=self._scales,
-            values_then=self._timelines.read_moment(subject, origin_ns + pointed) if window.column_ns > MOMENT_NS else {},
+            values_then=self._read_values(frame, subject, pointed) if window.column_ns > MOMENT_NS else {},
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
             phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
         )
         return self.last_picture
+
+    def _read_values(self, frame: Frame, subject: LaneSubject, pointed: int) -> dict[str, ColumnValues]:
+        values = self._timelines.read_moment(subject, self._timelines.origin_ns + pointed)
+        if self.pointed_ns is None:  # what the last step logged came after its end
+            now = self._timelines.read_moment(subject, frame.view.cursor_ns)
+            values |= {name: now[name] for name in NAMES if name in now}
+        return values
 
     def _build_state(self, frame: Frame, origin_ns: int) -> PlaybackState:
         moment, last = frame.moment, self._source.last_step

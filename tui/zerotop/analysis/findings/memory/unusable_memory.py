@@ -23,6 +23,7 @@ _KIND = FindingKind(
         "Rank {rank} reserves {reserved_bytes:bytes} there and {allocated_bytes:bytes} are in use, counted after step"
         " {counted_step}. {reason}"
     ),
+    gpu_bytes="unused_bytes",
 )
 _STREAM = _KIND.with_changes(
     advice="Return it to the driver once that stream's work is done.",
@@ -42,6 +43,7 @@ _UNUSED = FindingKind(
     ),
     advice="Return it to the driver once, after the work that needed it.",
     fix="torch.cuda.empty_cache()",
+    gpu_bytes="unused_bytes",
 )
 # Worth a finding: these bytes, and this share of the device. A pool counts as unused if at most this part of it is in use.
 _LEAST_BYTES, _LEAST_SHARE, _USED_PART = 1 * GIB, 0.02, 0.1

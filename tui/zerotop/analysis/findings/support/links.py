@@ -100,6 +100,8 @@ def find_causes(findings: Sequence[Finding]) -> dict[int, int]:
 
 def name_relation(effect: Finding, cause: Finding) -> str:
     """Return how sure it is that one finding explains another: ``Because of`` where their amounts agree, too."""
+    if effect.kind is not None and effect.kind.measured_cause == cause.name == "memory_step":
+        return "Together with"  # one change does both: memory does not make a GPU work longer
     links = [link for link in _list_links(effect) if cause.name in link.names and link.agrees(effect, cause)]
     is_measured = effect.kind is not None and effect.kind.measured_cause == cause.name
     grown = effect.evidence.get("after_s", 0.0) - effect.evidence.get("before_s", 0.0)
