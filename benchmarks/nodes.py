@@ -45,7 +45,7 @@ from zerotop.commands.common.node_orders import NODES_FILE
 from zerotop_probe.recording import segments
 from zerotop_probe.recording.tables import BEGINS, GPUS
 
-_WARM_S, _WARM_NODE_S = 10.0, 0.3
+_WARM_S, _WARM_NODE_S, _DIRECT_NODE_S = 10.0, 0.3, 0.03
 # How much later nodes may take part on a busy machine.
 _LATE_S = 60.0
 _CATCH_UP_S = 10.0
@@ -56,6 +56,8 @@ _LOOK_S = 0.02
 _SETTLE_S = 3.0
 # Forwarders in a process: 64 processes would only be busy with starting here.
 _TOGETHER, _REDUCED_TOGETHER = 16, 128
+# Played nodes in a process, which keeps their files open.
+_PLAYED_TOGETHER = 384
 
 
 def main() -> None:
@@ -70,7 +72,7 @@ def main() -> None:
     parser.add_argument("--direct", action="store_true", help="without sending anything")
     parser.add_argument("--template", type=Path)
     options = parser.parse_args()
-    warm_s = _WARM_S + options.nodes * _WARM_NODE_S
+    warm_s = _WARM_S + options.nodes * (_DIRECT_NODE_S if options.direct else _WARM_NODE_S)
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name), monitored=True) as server:
         seconds = warm_s + options.seconds + 2 * _END_S + options.lose * _LOSE_S
         template = options.template or Path(name, "template.pickle")
@@ -140,11 +142,15 @@ def _measure(
 
 
 def _wait_for_nodes(target: Path, hosts: list[str], begin: float, warm_s: float) -> None:
-    while missing := [host for host in hosts if not any(target.glob(f"{BEGINS.name}-*-{host}-*"))]:
+    while missing := set(hosts) - {name.split("-")[2] for name in _list_files(target) if name.startswith(f"{BEGINS.name}-")}:
         if time.monotonic() - begin > warm_s + _LATE_S:
             raise SystemExit(f"{len(missing)} nodes do not take part after {warm_s + _LATE_S:.0f} s")
         time.sleep(0.1)
     print(f"all nodes take part after {time.monotonic() - begin:.1f} s")
+
+
+def _list_files(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.exists() else []
 
 
 def _start_programs(
@@ -156,16 +162,20 @@ def _start_programs(
 ) -> dict[str, list[int]]:
     """Start all but the screen; return the processes of each kind."""
     program = [sys.executable, played_nodes.__file__]
-    play = [*program, "play", str(template), str(folder), str(options.nodes), str(options.full_nodes)]
+    together = ["together"] if options.direct else []
+    players = []
+    for first in range(0, options.nodes, _PLAYED_TOGETHER):
+        part = [str(first), str(min(first + _PLAYED_TOGETHER, options.nodes)), str(options.full_nodes)]
+        players.append(subprocess.Popen([*program, "play", str(template), str(folder), *part, *together]))
+    running += players
+    played = {"player": [one.pid for one in players]}
     if options.direct:
-        running.append(subprocess.Popen([*play, "together"]))
-        return {"player": [running[-1].pid]}
+        return played
     environment = make_environment(folder, ZEROTOP_TOKEN=TOKEN)
     limit = ["--full-nodes", str(options.full_nodes)]
     collected = ["--job", played_nodes.JOB, *limit, "--headless", "--recording", str(folder / played_nodes.COLLECTED)]
     collector = subprocess.Popen([*ZEROTOP, "collect", server.url, *collected], env=environment, stderr=subprocess.DEVNULL)
-    player = subprocess.Popen(play)
-    running += [collector, player]
+    running.append(collector)
     while len(list(folder.glob(f"node*/{BEGINS.name}-rank*"))) < options.nodes * options.ranks:
         time.sleep(0.1)
     forwarders = []
@@ -178,8 +188,8 @@ def _start_programs(
             while _count_known(folder) < end:
                 time.sleep(0.1)
     assert server.process is not None
-    found = {"collector": [collector.pid], "server": [server.process.pid], "player": [player.pid]}
-    return found | {"forwarder": [one.pid for one in forwarders]}
+    found = {"collector": [collector.pid], "server": [server.process.pid]}
+    return found | played | {"forwarder": [one.pid for one in forwarders]}
 
 
 def _divide_nodes(options: argparse.Namespace) -> list[tuple[int, int]]:

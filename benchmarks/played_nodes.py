@@ -1,6 +1,6 @@
 """Plays a recording of one node as those of many nodes, at its own pace: their ranks cost nothing but the writes.
 
-    python played_nodes.py play TEMPLATE FOLDER NODES FULL [together]
+    python played_nodes.py play TEMPLATE FOLDER FIRST LAST FULL [together]
     ZEROTOP_TOKEN=... python played_nodes.py send FOLDER URL FIRST LAST     # the forwarders of some of them, in one process
 
 SIGUSR1 takes the last of these forwarders away, as if its node had lost its power.
@@ -134,7 +134,7 @@ class _Player:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a piece of a file for each node."""
-        hosts = self._hosts[:1] if name.startswith("output") else self._hosts
+        hosts = [host for host in self._hosts if not host[1]] if name.startswith("output") else self._hosts
         if name == "session.json" and not hosts:
             return
         if name == "session.json":
@@ -165,19 +165,20 @@ class _Player:
         return json.dumps(_adapt(json.loads(line), host, first, self._later_ns, self._own))
 
 
-def play(template: Path, folder: Path, nodes: int, full: int, *, together: bool) -> None:
+def play(template: Path, folder: Path, nodes: range, full: int, *, together: bool) -> None:
     """Play to the end of the template."""
     ticks: list[tuple[int, dict[str, bytes]]] = pickle.loads(template.read_bytes())
     ranks = len({name.split("-")[1] for _, tick in ticks for name in tick if "-rank" in name})
     later_ns = time.monotonic_ns() + 2_000_000_000 - ticks[0][0]
-    player = _Player(folder, range(min(full, nodes)), ranks, later_ns, together=together)
-    reduced = _Player(folder, range(full, nodes), ranks, later_ns, together=together)
+    first, end = nodes.start, nodes.stop
+    player = _Player(folder, range(first, max(first, min(full, end))), ranks, later_ns, together=together)
+    reduced = _Player(folder, range(max(full, first), end), ranks, later_ns, together=together)
     kept: dict[str, bytes] = {}
     for place, (at_ns, tick) in enumerate(ticks):
         time.sleep(max(0.0, (at_ns + later_ns - time.monotonic_ns()) / 1e9))
         for name, data in tick.items():
             player.write(name, data)
-            if nodes > full and (name == "session.json" or is_reduced_file(name)):
+            if end > full and (name == "session.json" or is_reduced_file(name)):
                 kept[name] = kept.get(name, b"") + data
         if place % _REDUCED_TICKS == 0:
             for name, data in kept.items():
@@ -215,7 +216,8 @@ def main() -> None:
     if verb == "play":
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        play(Path(words[0]), Path(words[1]), int(words[2]), int(words[3]), together=words[4:] == ["together"])
+        nodes = range(int(words[2]), int(words[3]))
+        play(Path(words[0]), Path(words[1]), nodes, int(words[4]), together=words[5:] == ["together"])
     else:
         hosts = [f"node{number:03}" for number in range(int(words[2]), int(words[3]))]
         asyncio.run(send(Path(words[0]), words[1], hosts))

@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from uneven_ranks import write_ranks
 from zerotop.analysis.views import iterations
 from zerotop.analysis.views.iterations import IterationTable
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.analysis.views.restarts import AttemptMember
+from zerotop.analysis.views.restarts import AttemptMember, group_attempts
+from zerotop.recording.moments.process_exits import read_exits
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import JobEnded, RankGone
@@ -248,3 +250,21 @@ def test_a_few_steps_of_many_ranks_are_joined_at_once_as_one_by_one(data: st.Dat
     assert tables[0].rows.tobytes() == tables[1].rows.tobytes()
     assert tables[0].token_counts.tolist() == tables[1].token_counts.tolist()
     assert tables[0].known_ns.tolist() == tables[1].known_ns.tolist()
+
+
+def test_steps_of_each_process_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ended job of 8,192 ranks took minutes to open."""
+    counted: list[AttemptMember] = []
+    step_count = vars(AttemptMember)["step_count"]
+
+    def note(member: AttemptMember) -> int:
+        counted.append(member)
+        return int(step_count.__get__(member))
+
+    write_ranks(tmp_path, 40, 2, sampled=False)
+    monkeypatch.setattr(AttemptMember, "step_count", property(note))
+    recording = read_recording(tmp_path)
+    steps = RecordingSource(recording).rank_steps
+    counted.clear()
+    (group,) = group_attempts(steps, read_exits(recording.at(2**62)), 2**62)
+    assert len(counted) <= len(group) == 40

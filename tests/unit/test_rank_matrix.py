@@ -272,3 +272,24 @@ def test_who_came_late_is_compared_in_the_steps_it_has() -> None:
     values = np.tile(np.linspace(1.0, 9.0, 20, dtype=np.float32), (4, 1))  # all get slower together
     values[2, :15] = NAN
     assert not compute_deviations(values, 5.0).any()
+
+
+def test_phases_are_estimated_in_pieces_and_only_for_counted_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks at once would need a table of steps by steps for each of thousands."""
+    source = RecordingSource(open_recording("hand-rank0"))
+    whole = RankMatrices().matrix_at(source.rank_steps, 2**62, 64, meets_in_forward=False)
+    monkeypatch.setattr(matrix, "_ESTIMATED_RANKS", 1)
+    pieces = RankMatrices().matrix_at(source.rank_steps, 2**62, 64, meets_in_forward=False)
+    for metric, times in whole.figured_times.items():
+        assert np.array_equal(times, pieces.figured_times[metric], equal_nan=True)
+    assert whole.figured_steps < whole.recent_count, "some are estimated"
+    assert np.isnan(whole.times[RankMetric.OTHER]).any(), "what was recorded stays"
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("no step was only counted")
+
+    monkeypatch.setattr(matrix, "_estimate_phases", refuse)
+    write_ranks(tmp_path, 2, 6, sampled=False, first_step={1: 2})  # the second rank's first steps are not known
+    steps = RecordingSource(read_recording(tmp_path)).rank_steps
+    later = RankMatrices().matrix_at(steps, 2**62, 64, meets_in_forward=False)
+    assert np.isnan(later.figured_times[RankMetric.ITERATION]).any()

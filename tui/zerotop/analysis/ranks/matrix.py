@@ -27,6 +27,7 @@ Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are of
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
 _ALIKE_TIMES = 2.0  # the most by which the duration of a step and of the one from which its phases are estimated differ
+_ESTIMATED_RANKS = 256  # ranks of which phases are estimated together: each takes a table of steps by steps
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
 
@@ -98,21 +99,16 @@ class RankMatrix:
         iterations too, so that phases add up to them. Ranks are compared only where two of them are known.
         """
         times = {metric: self.cut_recent(values) for metric, values in self.times.items()}
-        if not times or not (is_unknown := np.isnan(times[RankMetric.OTHER])).any():
+        if not times:
             return times
-        seconds = times[RankMetric.ITERATION]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = (
-                seconds[:, :, None] / np.where(is_unknown, np.nan, seconds)[:, None, :]
-            )  # ranks x steps x like which step
-            distance = np.nan_to_num(np.abs(np.log(ratio)), nan=np.inf)
-        like = distance.argmin(axis=2)
-        rows = np.arange(len(seconds))[:, None]
-        is_like = is_unknown & (distance.min(axis=2, initial=np.inf) <= np.log(_ALIKE_TIMES))
-        for metric in _PHASES:
-            estimated = times[metric][rows, like] * ratio[rows, np.arange(seconds.shape[1]), like]
-            times[metric] = np.where(is_like, estimated, times[metric])
-        times[RankMetric.ITERATION] = np.where(is_unknown & ~is_like, np.nan, seconds)
+        is_unknown = np.isnan(times[RankMetric.OTHER])
+        # Those of a step that is not finished are unknown, too, and are not estimated.
+        counted = np.flatnonzero((is_unknown & ~np.isnan(times[RankMetric.ITERATION])).any(axis=1))
+        if not len(counted):
+            return times
+        times |= {metric: times[metric].copy() for metric in (RankMetric.ITERATION, *_PHASES)}
+        for begin in range(0, len(counted), _ESTIMATED_RANKS):
+            _estimate_phases(times, counted[begin : begin + _ESTIMATED_RANKS])
         times[RankMetric.WAIT] = _compute_waits(times, self.meets_in_forward)
         return times
 
@@ -285,6 +281,21 @@ def _compute_waits(times: dict[RankMetric, Matrix], meets_in_forward: bool) -> M
     is_comparable = np.count_nonzero(~np.isnan(alone), axis=0) >= min(2, len(alone))
     waits: Matrix = np.where(is_comparable, np.maximum(0, alone - compute_median(alone, 0)[None, :]), np.nan)
     return waits.astype(np.float32)
+
+
+def _estimate_phases(times: dict[RankMetric, Matrix], ranks: NDArray[np.intp]) -> None:
+    """Fill in the phases of some ranks' steps that were only counted, see ``figured_times``."""
+    seconds, is_unknown = times[RankMetric.ITERATION][ranks], np.isnan(times[RankMetric.OTHER][ranks])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = seconds[:, :, None] / np.where(is_unknown, np.nan, seconds)[:, None, :]  # ranks x steps x like which step
+        distance = np.nan_to_num(np.abs(np.log(ratio)), nan=np.inf)
+    like = distance.argmin(axis=2)
+    rows = np.arange(len(seconds))[:, None]
+    is_like = is_unknown & (distance.min(axis=2, initial=np.inf) <= np.log(_ALIKE_TIMES))
+    for metric in _PHASES:
+        own = times[metric][ranks]
+        times[metric][ranks] = np.where(is_like, own[rows, like] * ratio[rows, np.arange(seconds.shape[1]), like], own)
+    times[RankMetric.ITERATION][ranks] = np.where(is_unknown & ~is_like, np.nan, seconds)
 
 
 def compute_usual(metric: RankMetric, values: Matrix) -> Matrix:

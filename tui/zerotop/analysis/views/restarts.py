@@ -107,14 +107,17 @@ def _build_members(group: Iterable[RankSteps], exits: ProcessExits, end_ns: int 
     members: list[AttemptMember] = []
     lead: Rows | None = None
     processes = list(group)
+    most: int | None = 0  # steps of the members so far; None once one of them may go on
     for process, rows in zip(processes, align_blocks([process.step_rows for process in processes]), strict=True):
         late = 0
         if len(rows):
             lead = rows if lead is None else lead
             late = _count_missed(rows, lead)
-        if all(member.gone_ns is not None for member in members):  # steps that no member recorded do not count
-            late = min(late, max((member.step_count for member in members), default=0))
-        members.append(AttemptMember(rows[max(0, -late) :], _find_gone(process.source, exits, end_ns), max(0, late)))
+        if most is not None:  # steps that no member recorded do not count
+            late = min(late, most)
+        member = AttemptMember(rows[max(0, -late) :], _find_gone(process.source, exits, end_ns), max(0, late))
+        members.append(member)
+        most = None if most is None or member.gone_ns is None else max(most, member.step_count)
     return members
 
 
