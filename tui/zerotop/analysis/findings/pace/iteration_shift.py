@@ -238,10 +238,21 @@ def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, fo
             yield from _tell_joined(changes, earlier, shift, found)
             return
     shift = _explain_by_training(shift, found.known_ns)
+    if _has_passed(shift, found.known_ns):
+        return
     told = _build_finding(changes, shift, found)
     yield told
     if told in window.subject.findings[-1:]:  # it is news
         _follow(changes, shift, found)
+
+
+def _has_passed(shift: PaceShift, known_ns: int) -> bool:
+    """Whether a load of other processes is over before it could be told as the cause of a change."""
+    if shift.found_in or shift.cause is None or shift.cause.finding != "cores_taken":
+        return False
+    steps = shift.change.process.steps_until(known_ns)
+    last = steps[np.searchsorted(steps["step"], shift.step) :]["iteration_s"][-LEVEL_STEPS:]
+    return bool((np.nanmedian(last) - (shift.before_s + shift.after_s) / 2) * shift.added_s < 0)
 
 
 def _tell_joined(changes: _Changes, earlier: _Followed, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:
