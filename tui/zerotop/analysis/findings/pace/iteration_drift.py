@@ -106,8 +106,9 @@ def _is_wandering(drift: _Drift, values: Floats) -> bool:
         return True
     first, last = drift.change.before, drift.change.after
     is_host = is_paced_by_host(drift.change.group.processes, int(first["begin_unix_ns"][0]), int(last["end_unix_ns"][-1]))
-    low = rise.low if drift.changes else min([rise.low, *earlier])
-    return (is_host or not drift.changes) and rise.high < HOST_TIMES * low and not shift.has_own_part
+    if not is_host and not drift.changes:
+        return bool(rise.high < HOST_TIMES * min([rise.low, *earlier]))
+    return is_host and rise.high < HOST_TIMES * rise.low and not shift.has_own_part
 
 
 def _is_gradual(values: Floats, rise: Rise) -> bool:

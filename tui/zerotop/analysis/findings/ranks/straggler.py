@@ -22,7 +22,7 @@ from zerotop.analysis.findings.support.lines.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.steps.onsets import find_onset
@@ -89,7 +89,14 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         known_ns = max(int(process.aligned_steps["end_unix_ns"][end - 1]) for process in group.processes)
         if later is not None and known_ns > found.known_ns:
             is_priced = wait is not None and wait.known_ns <= known_ns
-            yield _build_finding(group, since, later, found._replace(known_ns=known_ns), wait if is_priced else None)
+            known = FoundLine(found.line or _find_later_line(delay, known_ns), known_ns)
+            yield _build_finding(group, since, later, known, wait if is_priced else None)
+
+
+def _find_later_line(delay: Delay, known_ns: int) -> StackLine | None:
+    """Return the line that takes the time, from samples that came after the delay had been told without one."""
+    line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
+    return line if line is not None and is_cause(line, delay) else None
 
 
 def _look_again(group: Group, late: _Late, last: _Look | None) -> _Look | None:
