@@ -233,7 +233,8 @@ def record_pace(
 ) -> PlantedRecording:
     """Record 30 steps of one length and 30 of another, from second 10 on; then forwards and backwards of these seconds.
 
-    ``back``: so many steps of the first length before these. ``with_step``: after each of them, one of several optimizers makes a step, which ends no step of the loop.
+    ``back``: so many steps of the first length before these. ``with_step``: after each of them, one of several optimizers
+    makes a step, which ends no step of the loop.
     """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
