@@ -258,6 +258,19 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
     assert any("steps 1–14" in row_text(row) for row in rows)
 
 
+def test_a_finding_about_a_late_rank_is_of_the_steps_that_figures_are_of() -> None:
+    """Its first five steps showed 119 ms, or 49 % of an iteration; those since then 121 ms and 56 %."""
+    source = open_searched("held-straggler")
+    frame = Viewer(source, None, lambda: 0.0).make_frame()
+    (late,) = (finding for finding in frame.findings if finding.name == "straggler")
+    assert late.details.startswith("In steps 12 to 33 ")
+    skew = Ranking(source).make_picture(frame, 60).skew
+    assert skew is not None
+    assert skew.since_step == late.step
+    assert late.evidence["late_s"] == pytest.approx(skew.delay_s, abs=0.0015)
+    assert late.cost == pytest.approx(skew.delay_share, abs=0.025)
+
+
 def test_sentence_table_and_map_are_of_the_same_steps() -> None:
     """A pause in every fourth step, seen in 19 of 64: a median or the last step would hide it, and a sum of parts differ."""
     source = RecordingSource(open_recording("hand-rank0"))

@@ -271,6 +271,14 @@ def test_a_rise_within_what_the_run_visited_before_is_no_drift(tmp_path: Path) -
         assert [one.name for one in find(tmp_path / name, iteration_drift.detect)] == ["iteration_drift"] * (name == "calm")
 
 
+@pytest.mark.parametrize(("times", "told"), [(1.6, False), (3.0, True)])
+def test_a_rise_of_short_steps_without_phases_is_large(times: float, told: bool, tmp_path: Path) -> None:
+    """As of a reinforcement learner that asks its policy more often, the longer it trains."""
+    seconds = 0.004 * np.linspace(1.0, times, 800) * np.random.default_rng(2).normal(1.0, 0.01, 800)
+    write_parts(tmp_path, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
+    assert bool(find(tmp_path, iteration_drift.detect)) is told
+
+
 @pytest.mark.parametrize(("where", "column"), [("between phases", 3), ("step", 2)])
 def test_iterations_that_take_turns_name_the_line_of_the_long_ones(tmp_path: Path, where: str, column: int) -> None:
     steps = [[0.004, 0.006, 0.002, 0.004] for _ in range(400)]

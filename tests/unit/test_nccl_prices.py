@@ -63,7 +63,7 @@ def test_a_sample_of_the_collectives_gives_no_price(missed: int | None, is_price
 def test_a_straggler_is_priced_by_nccl_once_its_figures_are_known(tmp_path: Path) -> None:
     job = Job(tmp_path)
     plant(job)
-    (early,), (later,) = job.find("straggler", 34), job.find("straggler")
+    (early,), (later,) = job.find("straggler", 34), job.find("straggler", 36.6)
     assert "NCCL" not in early.details
     assert early.event == later.event
     assert "nccl_wait_s" not in early.evidence

@@ -15,18 +15,23 @@ from zerotop.analysis.findings.host import crowded_cores
 from zerotop.analysis.findings.pace import iteration_drift, iteration_shift, long_pause
 from zerotop.analysis.findings.support import detection
 from zerotop_probe.recording import events
-from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, HOSTS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
 
 WHOLE = 16384
 
 
 def write_steps(
-    folder: Path, seconds: Sequence[float], tokens: Sequence[int] = (), rank: int = 0, evaluated: Sequence[int] = ()
+    folder: Path,
+    seconds: Sequence[float],
+    tokens: Sequence[int] = (),
+    rank: int = 0,
+    evaluated: Sequence[int] = (),
+    counted_from: int | None = None,
 ) -> float:
     """Write a rank whose steps take so long, nine tenths of it in forward and backward. Return when they end.
 
-    Before those ``evaluated`` there is an evaluation of 0.2 s.
+    Before those ``evaluated`` there is an evaluation of 0.2 s; those ``counted_from`` are recorded without phases.
     """
     at, spans = 0.0, []
     for step, length in enumerate(seconds):
@@ -37,7 +42,9 @@ def write_steps(
         edges = np.array([0.0, 0.3, 0.9, 0.95]) * length + at
         for phase, begin, end in zip(("forward", "backward", "step"), edges, edges[1:], strict=False):
             flags, count = (BOUNDARY, -1) if phase == "step" else (0, size if phase == "forward" else -1)
-            spans.append(make_span(begin, end, phase, step, flags, tokens=count))
+            is_counted = counted_from is not None and step >= counted_from
+            if phase == "step" or not is_counted:
+                spans.append(make_span(begin, end, phase, step, flags | COUNTED * (flags and is_counted), tokens=count))
         at += length
     write_table(folder, SPANS, make_identity(rank), *spans).close()
     return at
@@ -165,6 +172,14 @@ def test_cores_of_its_own_are_no_help_where_others_use_them(tmp_path: Path, othe
     (shift,) = find_changes(tmp_path, WHOLE)
     assert "waited for 1.2 cores instead of 0.4" in shift.details
     assert shift.fix.startswith(fix)
+
+
+@pytest.mark.parametrize(("later_s", "told"), [(0.2, True), (0.05, False)])
+def test_a_load_that_is_over_before_it_can_be_told_is_no_change(later_s: float, told: bool, tmp_path: Path) -> None:
+    """Of steps that are only counted, records that may say more are waited for."""
+    seconds = [0.05] * 40 + [0.2] * 9 + [later_s] * 60
+    write_waits(tmp_path, write_steps(tmp_path, seconds, counted_from=30), since=2.0, others=1.4)
+    assert [one.step for one in find_changes(tmp_path, WHOLE) if one.name == "iteration_shift"] == [40] * told
 
 
 def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path) -> None:

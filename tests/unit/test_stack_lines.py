@@ -189,7 +189,7 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
     folder = recordings.unpack_to_folder(recording, tmp_path)
     before = find_named(Recording.open(folder), name)
     assert before.ranks == (rank,)
-    findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
+    findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where, seconds=3.0), name)
     assert re.sub(r"\d+", "N", str(findings.headline)) == re.sub(r"\d+", "N", str(before.headline)) + ": train.py:N"
     assert "most of it at train.py:88 in build_batch (calls time.sleep)" in findings.details
     assert "py-spy" not in findings.fix
@@ -273,8 +273,8 @@ def test_a_constant_share(tmp_path: Path, stack: Any, severities: list[Severity]
     )
     findings = [one for one in detect_findings(recording, recording.end_ns) if one.name == "time_between_phases"]
     assert [one.severity for one in findings] == severities
-    assert {one.headline for one in findings} <= {"85 % of each 197 ms iteration is spent between the phases: train.py:88"}
-    assert all(re.match(r"In steps 1 to \d+, 16\d ms of it are outside data, forward,", one.details) for one in findings)
+    assert {one.headline for one in findings} <= {"87 % of each 192 ms iteration is spent between the phases: train.py:88"}
+    assert all(one.details.startswith("In steps 1 to 3, 167 ms of it are outside data, forward,") for one in findings)
 
 
 LOG = [([("train.py", line, "log_gradients", True), LOOP], "item") for line in (60, 61, 62)]

@@ -199,6 +199,19 @@ def test_parameters_changed_when_their_optimizer_was_made(tmp_path: Path) -> Non
         assert "trained_parameters" in chosen[1]
 
 
+@pytest.mark.parametrize("is_undone", [True, False])
+def test_a_change_that_stays_explains_no_slowdown_that_ends(is_undone: bool, tmp_path: Path) -> None:
+    """Iterations take twice as long from second 25 to second 55, and 0.5 s again for 60 s."""
+    planted = record_pace(tmp_path, 0.5, 1.0, back=120)
+    undone = {"name": "dtypes", "before": "9 float32", "after": "9 bfloat16", "changed_ns": int(54.9 * S)}
+    if is_undone:
+        write_change(planted, 57.1, undone)
+    made = {"name": "dtypes", "before": "9 bfloat16", "after": "9 float32", "changed_ns": int(24.9 * S)}
+    (finding,) = find_named(write_change(planted, 27.1, made), "iteration_shift")
+    assert finding.headline.endswith("from step 30 to 59")
+    assert ("parameters are float32" in finding.details) is is_undone
+
+
 def test_changes_at_another_time_are_no_cause(tmp_path: Path) -> None:
     recording = write_change(PlantedRecording(tmp_path), 20, {"name": "compiled", "before": "0", "after": "1"})
     found = list(list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS))
@@ -216,10 +229,12 @@ def record_pace(
     gpu_use: float = -1,
     passes: Sequence[float] = (),
     with_step: bool = False,
+    back: int = 0,
 ) -> PlantedRecording:
     """Record 30 steps of one length and 30 of another, from second 10 on; then forwards and backwards of these seconds.
 
-    ``with_step``: after each of them, one of several optimizers makes a step, which ends no step of the loop.
+    ``back``: so many steps of the first length before these. ``with_step``: after each of them, one of several optimizers
+    makes a step, which ends no step of the loop.
     """
     recording, who = PlantedRecording(folder), make_identity(0)
     recording.node_event()
@@ -227,8 +242,8 @@ def record_pace(
     at = 10.0
     spans: list[Any] = []
     begins: list[Any] = []
-    for step in range(60):
-        long = before_s if step < 30 else after_s
+    for step in range(60 + back):
+        long = after_s if 30 <= step < 60 else before_s
         for share, name in ((0.3, "forward"), (0.9, "backward"), (1.0, "step")):
             begin = at if name == "forward" else spans[-1][1] / S
             flags = tables.BOUNDARY if name == "step" else 0

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.findings.support.thresholds import RECENT_STEPS
 from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.recording.samples import Ints
@@ -24,7 +25,6 @@ from zerotop_probe.recording.metrics import BYTES, CORES, SECONDS, Metric
 from zerotop_probe.recording.tables import UNKNOWN
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
-RECENT_STEPS = 64  # steps at most that a rank's figures are of
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
 _ALIKE_TIMES = 2.0  # the most by which the duration of a step and of the one from which its phases are estimated differ
 _ESTIMATED_RANKS = 256  # ranks of which phases are estimated together: each takes a table of steps by steps

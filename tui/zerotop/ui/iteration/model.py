@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.findings.support.thresholds import RECENT_STEPS
 from zerotop.analysis.ranks.delays import list_delays
-from zerotop.analysis.ranks.matrix import RECENT_STEPS, RankMatrices
+from zerotop.analysis.ranks.matrix import RankMatrices
 from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.fold import WaveformFold

@@ -9,10 +9,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.findings.support.thresholds import RECENT_STEPS
 from zerotop.analysis.live_view import JobState
 from zerotop.analysis.processes.missing_probe import describe_missing_probes
 from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
-from zerotop.analysis.ranks.matrix import METRIC_TABLES, RECENT_STEPS, Matrix, RankMatrices, RankMatrix, RankMetric
+from zerotop.analysis.ranks.matrix import METRIC_TABLES, Matrix, RankMatrices, RankMatrix, RankMetric
 from zerotop.analysis.ranks.nodes import Network, NodeRows, group_nodes, view_network
 from zerotop.analysis.ranks.outliers import (
     RankComparison,

@@ -101,13 +101,18 @@ def _is_drift(drift: _Drift, values: Floats) -> bool:
 
 
 def _is_wandering(drift: _Drift, values: Floats) -> bool:
-    """Whether the run had come half as far before, or its pace is that of the host, which wanders by this much."""
+    """Whether the run had come half as far before, or its pace is that of the host, which wanders by this much.
+
+    So may that of short steps of which none was recorded with its phases.
+    """
     rise, shift = drift.rise, PaceShift(drift.change, None, "")
     earlier = compute_levels(np.asarray(values[SETTLED_STEPS : rise.begin], np.float64))
     if len(earlier) and (rise.low + rise.high) / 2 <= earlier.max():
         return True
     first, last = drift.change.before, drift.change.after
     is_host = is_paced_by_host(drift.change.group.processes, int(first["begin_unix_ns"][0]), int(last["end_unix_ns"][-1]))
+    if not is_host and not drift.changes:
+        return bool(rise.high < HOST_TIMES * min([rise.low, *earlier]))
     return is_host and rise.high < HOST_TIMES * rise.low and not shift.has_own_part
 
 

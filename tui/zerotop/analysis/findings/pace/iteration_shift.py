@@ -173,7 +173,19 @@ def _end(changes: _Changes, one: _Followed, known_ns: int, until_step: int) -> F
     """Return a change with its end, and follow it no further. The end is told after the change."""
     changes.open.remove(one)
     known_ns = max(known_ns, one.found.known_ns + 1)
-    return _build_finding(changes, one.shift, one.found._replace(known_ns=known_ns), until_step)
+    shift = replace(one.shift, cause=None) if _outlasts(one.shift, until_step, known_ns) else one.shift
+    return _build_finding(changes, shift, one.found._replace(known_ns=known_ns), until_step)
+
+
+def _outlasts(shift: PaceShift, until_step: int, known_ns: int) -> bool:
+    """Whether a change of the training, which seemed the cause, was not taken back when iterations became shorter again."""
+    change, process = replace(shift.change, known_ns=known_ns), shift.change.process
+    if shift.cause is None or shift.cause.is_code or check_training(change) != shift.cause:
+        return False
+    steps = process.steps_until(known_ns)
+    end_ns = int(steps["end_unix_ns"][np.searchsorted(steps["step"], until_step)])
+    off_ns = round(BLOCK * 1e9 * shift.after_s)  # the end is known by blocks
+    return not process.find_changes(end_ns - off_ns, end_ns + off_ns, known_ns)
 
 
 def _find_passed(one: _Followed, steps: Rows) -> tuple[int, int] | None:
@@ -261,10 +273,21 @@ def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, fo
             yield from _tell_joined(changes, earlier, shift, found)
             return
     shift = _explain_by_training(shift, found.known_ns)
+    if _has_passed(shift, found.known_ns):
+        return
     told = _build_finding(changes, shift, found)
     yield told
     if told in window.subject.findings[-1:]:  # it is news
         _follow(changes, shift, found)
+
+
+def _has_passed(shift: PaceShift, known_ns: int) -> bool:
+    """Whether a load of other processes is over before it could be told as the cause of a change."""
+    if shift.found_in or shift.cause is None or shift.cause.finding != "cores_taken":
+        return False
+    steps = shift.change.process.steps_until(known_ns)
+    last = steps[np.searchsorted(steps["step"], shift.step) :]["iteration_s"][-LEVEL_STEPS:]
+    return bool((np.nanmedian(last) - (shift.before_s + shift.after_s) / 2) * shift.added_s < 0)
 
 
 def _tell_joined(changes: _Changes, earlier: _Followed, shift: PaceShift, found: FoundLine) -> Iterator[Finding]:

@@ -68,6 +68,8 @@ _LATER = FindingKind(
     ),
     superseded_by=(Kinds(is_in_change, "iteration_shift"),),
 )
+# Findings after which steps before and after are not told together.
+_CHANGES = ("iteration_shift", "iteration_drift", "time_lost_in_line", "data_stall")
 # From the first steps on: the share of each iteration that is worth a finding.
 BETWEEN_SHARE = 0.15
 # The first steps, without the very first one.
@@ -141,13 +143,14 @@ class _SampleTotal:
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
-    """Report once for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
+    """Report for each attempt if all ranks spend time there, and once each line that takes more time from a step on.
 
-    If only one rank spends time there from the first steps on, it is a straggler.
+    The former is told again with more steps, as samples come, up to a change of pace. If only one rank spends time there
+    from the first steps on, it is a straggler.
     """
     group, samples = window.subject, window.keep(_SampleTotal)
     for event in _read_new(window, group.lead, SHARE, of=_ALWAYS):
-        if not window.count_reports(_ALWAYS) and not group.has_stages:
+        if not group.has_stages:
             samples.add(event, _count_samples(event))
             if samples.is_due(_FEWEST_SAMPLES, _MORE_SAMPLES):
                 yield from _check_whole_training(group, event)
@@ -189,10 +192,19 @@ def _check_whole_training(group: Group, event: Stacks) -> Iterator[Finding]:
             return
         line, kind, cost = repeated, _WAITS, min(1 - use, repeated.share * cost)
         evidence["idle"] = 1 - use
-    if use >= _BUSY_SHARE or is_named(group, line, known_ns):
+    if use >= _BUSY_SHARE or not _is_news(group, line, known_ns):
         return
     values = {"cost": cost, "last_step": int(rows["step"][-1]), **line_values(line)}
     yield name_line(kind, line).at_steps(group, rows[1:], evidence, known_ns=known_ns, **values)
+
+
+def _is_news(group: Group, line: StackLine, known_ns: int) -> bool:
+    """Whether no finding names the line, or only the one to tell again, and the pace did not change since."""
+    known = [one for one in group.findings if one.known_ns <= known_ns]
+    told = [one for one in known if one.name == _ALWAYS.name]
+    if not told:
+        return not is_named(group, line, known_ns)
+    return told[-1].named_line == line.location and not any(one.name in _CHANGES for one in known)
 
 
 def _spends_time(process: Process, known_ns: int) -> bool:

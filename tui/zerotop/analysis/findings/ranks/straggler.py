@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +18,12 @@ from zerotop.analysis.findings.support.causes.step_change import compute_own_sec
 from zerotop.analysis.findings.support.evidence import Floats, Group, Ints, Process, Rows
 from zerotop.analysis.findings.support.finding import Finding, FindingKind, Severity
 from zerotop.analysis.findings.support.lines.line_findings import is_cause, line_values, name_line
-from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line, find_line
 from zerotop.analysis.findings.support.links import Kinds, is_simultaneous, waits_for_data
-from zerotop.analysis.findings.support.nccl_figures import LATEST_NS, NcclWait, find_wait
+from zerotop.analysis.findings.support.nccl_figures import NcclWait, find_wait
 from zerotop.analysis.findings.support.steps.contests import find_slow_rounds
 from zerotop.analysis.findings.support.steps.onsets import find_onset
-from zerotop.analysis.findings.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
+from zerotop.analysis.findings.support.thresholds import RECENT_STEPS, STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -51,13 +52,22 @@ _DATA = _KIND.with_changes(
 
 
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
+# While it lasts, its figures are those of more steps after each quarter of them.
+_MORE_STEPS = 4
+
+
+class _Look(NamedTuple):
+    """A later look at a delay: up to which index of steps, and what it is by then; None where the rank is not as late."""
+
+    end: int
+    late: _Late | None
 
 
 @in_each_attempt(kinds=None)
 def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     """Report once for each attempt the first rank that was last in SETTLED_STEPS steps with phases in a row.
 
-    It is told again when NCCL's figures about it are known.
+    It is told again when NCCL's figures about it are known, and while it lasts, with the figures of more steps.
     """
     late = window.find_once(partial(_find_late, window))
     found = await_line(delay := _find_delay(window.subject, late)) if late is not None else None
@@ -67,12 +77,40 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     if found.line is not None and not is_cause(found.line, delay):
         window.is_closed = True
         return
-    wait = find_wait(window.subject.processes, delay.process, delay.begin_ns)
-    window.is_closed = wait is not None or window.recording.cursor_ns > found.known_ns + LATEST_NS
+    group, since = window.subject, late[1]
+    wait = find_wait(group.processes, delay.process, delay.begin_ns)
     if wait is None or wait.known_ns > found.known_ns:
-        yield _build_finding(window.subject, *late, found, None)
+        yield _build_finding(group, since, late, found, None)
     if wait is not None:
-        yield _build_finding(window.subject, *late, found, wait)
+        yield _build_finding(group, since, late, found, wait)
+    for end, later in window.extend(partial(_look_again, group, late), 0):
+        known_ns = max(int(process.aligned_steps["end_unix_ns"][end - 1]) for process in group.processes)
+        if later is not None and known_ns > found.known_ns:
+            is_priced = wait is not None and wait.known_ns <= known_ns
+            known = FoundLine(found.line or _find_later_line(delay, known_ns), known_ns)
+            yield _build_finding(group, since, later, known, wait if is_priced else None)
+
+
+def _find_later_line(delay: Delay, known_ns: int) -> StackLine | None:
+    """Return the line that takes the time, from samples that came after the delay had been told without one."""
+    line = find_line(delay._replace(end_ns=known_ns, known_ns=known_ns))
+    return line if line is not None and is_cause(line, delay) else None
+
+
+def _look_again(group: Group, late: _Late, last: _Look | None) -> _Look | None:
+    """Return the delay in the RECENT_STEPS before a step, after each quarter of more steps; None before there are these."""
+    index, first = late[0], int(late[1][0])
+    count = last.end - first if last is not None else SETTLED_STEPS
+    end = first + max(2 * SETTLED_STEPS, count + count // _MORE_STEPS)
+    if end > min(len(process.aligned_steps) for process in group.processes):
+        return None
+    begin = max(first, end - RECENT_STEPS)
+    steps = begin + np.flatnonzero(~_find_counted(group, slice(begin, end)))
+    if len(steps) < SETTLED_STEPS:
+        return _Look(end, None)
+    own = _measure_own(group, steps)
+    seconds = float(np.median(own[index] - np.delete(own, index, axis=0).max(axis=0)))
+    return _Look(end, (index, steps, seconds) if seconds >= late[2] / 2 else None)
 
 
 def _find_late(window: SearchWindow[Group]) -> _Late | None:
@@ -96,10 +134,16 @@ def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
 
 def _measure_lateness(group: Group, indices: Ints) -> tuple[Ints, Floats]:
     """Return the index of the process that the others waited for in each step (-1: none), and the seconds."""
-    own = np.stack([compute_own_seconds(process.aligned_steps[indices]) for process in group.processes])
+    own = _measure_own(group, indices)
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
     is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, indices))
     return np.where(is_late, np.argmax(own, axis=0), -1), late
+
+
+def _measure_own(group: Group, indices: Ints) -> Floats:
+    """Return the seconds of each rank's own work, ranks x steps."""
+    own: Floats = np.stack([compute_own_seconds(process.aligned_steps[indices]) for process in group.processes])
+    return own
 
 
 def _measure_iterations(group: Group, indices: Ints) -> Floats:
@@ -116,7 +160,8 @@ def _find_delay(group: Group, late: _Late) -> Delay:
     return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
 
 
-def _build_finding(group: Group, index: int, steps: Ints, late: float, found: FoundLine, wait: NcclWait | None) -> Finding:
+def _build_finding(group: Group, since: Ints, delay: _Late, found: FoundLine, wait: NcclWait | None) -> Finding:
+    index, steps, late = delay
     process = group.processes[index]
     rows = process.aligned_steps[steps]
     usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
@@ -131,7 +176,7 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         kind = name_line(kind, found.line)
     return kind.at_steps(
         process,
-        _find_begin(group, process, steps, found.known_ns),
+        _find_begin(group, process, np.append(since, steps[-1]), found.known_ns),
         evidence,
         known_ns=max(found.known_ns, wait.known_ns if wait is not None else 0),
         cost=late / usual,

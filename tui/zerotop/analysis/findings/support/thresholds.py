@@ -13,6 +13,8 @@ WARM_UP_STEPS = 20
 FAR_SHARE = 0.5
 # Changes of pace that were found within so many steps of each other, and lead the same way, are one.
 NEAR_STEPS = 30
+# The most steps that the figures of ranks beside each other are of: the last ones.
+RECENT_STEPS = 64
 # Seconds of a step between its phases that are worth a finding.
 BETWEEN_SECONDS = 0.005
 # Seconds of a step spent waiting that are worth a finding.
