@@ -244,8 +244,8 @@ def test_without_a_screen_whoever_is_told_of_findings_wants_their_nodes(tmp_path
     source = open_searched("x4-z3")
     (host,) = {table.host for table in source.recording.sources["spans"]}
     source.recording.path = tmp_path
-    publisher._want_detail(source)
+    publisher.want_detail(source)
     assert not read_wanted_nodes(tmp_path), "all nodes send full detail"
     (tmp_path / NODES_FILE).write_text("{}")
-    publisher._want_detail(source)
+    publisher.want_detail(source)
     assert [*read_wanted_nodes(tmp_path)] == [host]

@@ -78,14 +78,14 @@ def follow(recording: Recording, subscribers: Sequence[Subscriber], sleep: Calla
         is_starting = not recording.is_over and not source.job_steps.size and time.monotonic() - begin_s < _START_S
         if not (source.is_live or is_starting):
             break
-        _want_detail(source)
+        want_detail(source)
         subscribers = [one for one in subscribers if _try(one.update, source)]
         sleep(_POLL_S)
     for subscriber in subscribers:
         _try(subscriber.finish, source)
 
 
-def _want_detail(source: RecordingSource) -> None:
+def want_detail(source: RecordingSource) -> None:
     """Ask nodes with findings for full detail, as screens do, where not all nodes send it."""
     if has_nodes(source.recording.path):
         with suppress(OSError):
