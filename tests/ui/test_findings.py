@@ -54,7 +54,9 @@ FOUND = (SKIPS, REAL, SPIKE, FULL)
 
 
 @pytest.mark.parametrize(
-    ("at_s", "told"), [(40.0, None), (46.0, SKIPS), (56.0, SPIKE), (71.0, FULL), (700.0, FULL)], ids=str
+    ("at_s", "told"),
+    [(40.0, None), (46.0, SKIPS), (56.0, SPIKE), (71.0, FULL), (700.0, FULL)],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_the_most_serious_finding_is_chosen(at_s: float, told: Finding | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
