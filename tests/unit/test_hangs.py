@@ -223,6 +223,21 @@ def test_saving_is_no_hang_before_ten_minutes(tmp_path: Path) -> None:
     assert "rank 1 is in torch.save at train.py:71 in save" in hung.headline
 
 
+@pytest.mark.parametrize("function", ["_clean_up_worker", "_shutdown_workers", "__del__"])
+def test_loader_workers_that_end_slowly_are_no_hang(tmp_path: Path, function: str) -> None:
+    """At the end of a job PyTorch waits up to 5 s for each worker that persists and copies to pinned memory."""
+    method = f"_MultiProcessingDataLoaderIter.{function}"
+    frames = (
+        ("selectors.py", 415, "_PollLikeSelector.select", False),
+        ("multiprocessing/process.py", 149, "BaseProcess.join", False),
+        ("torch/utils/data/dataloader.py", 1703, method, False),
+    )
+    assert find_hung(write_standing(tmp_path, {0: Stand(frames, "poll")}, (25, 30, 40)), 60) == []
+    loading = (*frames[:2], ("torch/utils/data/dataloader.py", 740, "_BaseDataLoaderIter.__next__", False))
+    (hung,) = find_hung(write_standing(tmp_path / "other", {0: Stand(loading, "poll")}, (25, 30, 40)), 60)
+    assert "waits for the data loader" in hung.headline
+
+
 def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -> None:
     recording = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25,))
     assert find_hung(recording, 60) == []

@@ -23,13 +23,17 @@ class WaitKind(Enum):
     BUILD_LOCK = "build lock"  # of a build of an extension by another process
     NETWORK = "network"
     DATA = "data"  # of a DataLoader
+    WORKERS = "workers"  # of a DataLoader, to end: PyTorch waits up to 5 s for each
     OTHER = "other"
 
 
 FOR_OTHERS = frozenset((WaitKind.COLLECTIVE, WaitKind.BACKWARD, WaitKind.DEVICE))
 """A rank that waits like this has arrived: other ranks keep it waiting."""
 LONG_WORK = frozenset(
-    (WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.BUILD_LOCK, WaitKind.NETWORK, WaitKind.DEVICE)
+    (
+        *(WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.BUILD_LOCK, WaitKind.NETWORK, WaitKind.DEVICE),
+        WaitKind.WORKERS,
+    )
 )
 """Work that may take minutes in which nothing else happens."""
 
@@ -71,6 +75,12 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     *((WaitKind.NETWORK, f"{name}/", ".*", name) for name in ("huggingface_hub", "requests", "urllib3", "httpx", "fsspec")),
     *((WaitKind.NETWORK, name, ".*", name.partition("/")[0]) for name in ("urllib/", "wandb/", "boto3/", "botocore/")),
     (WaitKind.NETWORK, "subprocess.py", r"(?:Popen\.)?(?:wait|communicate|_communicate|run|call|check_\w+)", "a subprocess"),
+    (
+        WaitKind.WORKERS,
+        "torch/utils/data/",
+        r"(?:\w+\.)?(?:_clean_up_worker|_shutdown_workers|__del__)",
+        "the end of loader workers",
+    ),
     (WaitKind.DATA, "torch/utils/data/", ".*", "the data loader"),
     (WaitKind.BACKWARD, "torch/autograd/graph.py", "_engine_run_backward", "backward"),
     (WaitKind.DEVICE, "torch/cuda/__init__.py", "synchronize", "torch.cuda.synchronize"),
