@@ -233,6 +233,7 @@ def test_loader_workers_that_end_slowly_are_no_hang(tmp_path: Path, function: st
         ("torch/utils/data/dataloader.py", 1703, method, False),
     )
     assert find_hung(write_standing(tmp_path, {0: Stand(frames, "poll")}, (25, 30, 40)), 60) == []
+    (tmp_path / "other").mkdir()
     loading = (*frames[:2], ("torch/utils/data/dataloader.py", 740, "_BaseDataLoaderIter.__next__", False))
     (hung,) = find_hung(write_standing(tmp_path / "other", {0: Stand(loading, "poll")}, (25, 30, 40)), 60)
     assert "waits for the data loader" in hung.headline
