@@ -16,8 +16,11 @@ from zerotop.analysis.findings.support.lines.known_calls import COMPILE
 from zerotop.analysis.findings.support.links import Kinds, begins_together, is_one_of_pauses, is_simultaneous
 from zerotop.analysis.findings.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE, WARM_UP_STEPS
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.hangs.stacks import read_silent_stacks
+from zerotop.analysis.hangs.waits import WaitKind, find_wait
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
 from zerotop.recording.events.event_files import select_events
+from zerotop.recording.keys import identify_process
 from zerotop.recording.reader import Event
 from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.event_values import SILENT
@@ -130,9 +133,20 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
         lasted, usual = (event.unix_ns - begin_ns) / 1e9, float(np.nanmedian(steps["iteration_s"][-LEVEL_STEPS:]))
         trained = float(np.nansum(steps["iteration_s"]))
         is_long = lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained)
-        if is_long and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step):
+        if (
+            is_long
+            and not _ends_workers(lead, begin_ns, event)
+            and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step)
+        ):
             evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
             yield _build_unfinished(window.subject, event, begin_ns, step, evidence)
+
+
+def _ends_workers(process: Process, begin_ns: int, event: Event) -> bool:
+    """Whether there is no next step: the training is over, and the process waits for its loader's workers to end."""
+    key = identify_process(process.source)
+    stacks = read_silent_stacks(process.recording.recording, key, begin_ns, event.unix_ns)
+    return bool(stacks) and find_wait(stacks[-1].training).kind is WaitKind.WORKERS
 
 
 def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Finding:
