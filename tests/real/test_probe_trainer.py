@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loop_runs import Counted, run_loop
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, LOGGED_BITS
+from zerotop_probe.recording.tables import BOUNDARY, ENGINE_LOSS, EVAL, LOGGED_BITS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -57,7 +57,7 @@ def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> 
 def test_values_that_the_trainer_logs_are_recorded(trained_run: Counted, number: int) -> None:
     rank, own = trained_run.read_rank(number)
     logged = rank.read_table("logged")
-    by_trainer = logged[(logged["known"] & LOGGED_BITS["loss"]) > 0]
+    by_trainer = logged[logged["known"] & (LOGGED_BITS["loss"] | ENGINE_LOSS) == LOGGED_BITS["loss"]]
     assert by_trainer["loss"].tolist() == own["losses"]
     assert len(own["losses"]) == 4
     assert (by_trainer["known"] == sum(LOGGED_BITS.values())).all()

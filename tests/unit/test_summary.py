@@ -49,6 +49,10 @@ def test_the_summary_has_model_pace_and_memory(tmp_path: Path) -> None:
         "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
         "watching costs 0.10 % of the time, and 1.00 s once; 15 records, 0 lost",
         "GPU 0 H200: 1.00 GiB of 8.00 GiB in use at the end",
+        "Step 0 was skipped: its gradients are infinite or NaN.",
+        "  -> Look at the batch of this step, and for a division by zero or a logarithm of zero in the loss:"
+        " anomaly detection names the operation.",
+        "     torch.autograd.set_detect_anomaly(True)",
         "zerotop: A notice.",
         "The job ended well.",
     ]
