@@ -49,6 +49,9 @@ _SEEN_SHARE = 0.1
 _LEAST_PART = 0.02
 # A smaller change that lasts so long (seconds), in at least as many blocks of steps, is told as well.
 _LASTING_S, _LASTING_HOST_S, _LASTING_BLOCKS = 15.0, 60.0, 6
+# A change of which nothing is known but the pace has lasted as long as the steps before it, from and to (seconds): a GPU job
+# may be slower for some seconds while another one starts on its host.
+_UNKNOWN_S = 4.0, 20.0
 # The nearest steps before a change, and the last ones after it, in which the use of the training thread is compared.
 _WATCHED_STEPS = 400
 
@@ -223,8 +226,24 @@ class PaceShift:
         if not self._is_beyond_wandering(steps, known_ns, earlier, is_lasting=is_lasting):
             return False
         first = int(np.searchsorted(steps["step"], self.step))
+        if self._is_unknown and known_ns - int(self.change.after["begin_unix_ns"][0]) < 1e9 * self._find_patience(
+            steps, first
+        ):
+            return False
         before, after = steps[:first][-_WATCHED_STEPS:], steps[first:][-_WATCHED_STEPS:]
         return self.cause is not None or not waits_longer(self.change.process, before, after, self.added_s, known_ns)
+
+    @property
+    def _is_unknown(self) -> bool:
+        """Whether a GPU job became slower and nothing is known of it: no cause, and no part that is not just computing."""
+        is_computing = not self.is_by_gpu and self.carrier in ("", "forward_s", "backward_s")
+        return self.change.process.is_on_gpu and self.is_worse and self.cause is None and is_computing
+
+    def _find_patience(self, steps: Rows, first: int) -> float:
+        """Return for how many seconds a change of which nothing is known has to last."""
+        shortest, longest = _UNKNOWN_S
+        before_s = float(np.nansum(steps[:first]["iteration_s"]))
+        return min(max(before_s, shortest), longest)
 
     def _is_beyond_wandering(self, steps: Rows, known_ns: int, earlier: PaceShift | None, *, is_lasting: bool) -> bool:
         lead = self.change.process
