@@ -342,6 +342,29 @@ def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_it
     assert dead.details == "ValueError: row 7 is empty. Rank 0 failed because of that."
 
 
+@pytest.mark.parametrize(
+    ("check", "headline"),
+    [
+        ("Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d@t >= 0 && t < n_classes", "a target of the loss is none"),
+        ("IndexKernel.cu:92: operator()@-sizes[i] <= index && index < sizes[i]", "an index is outside its tensor"),
+        ("Indexing.cu:1553: indexSelectLargeIndex@srcIndex < srcSelectDimSize", "an index is outside its tensor"),
+        ("Other.cu:7: check<float>@value == value", "a kernel on its GPU found that value == value does not hold"),
+    ],
+)
+def test_a_check_that_fails_in_a_kernel_is_named(tmp_path: Path, check: str, headline: str) -> None:
+    """CUDA prints it for each thread; Python's exception comes later, from the line that waits next."""
+    kernel, assertion = check.split("@")
+    printed = "".join(
+        f"/pytorch/aten/{kernel}: block: [0,0,0], thread: [{thread},0,0] Assertion `{assertion}` failed.\n"
+        for thread in range(3)
+    )
+    raised = MIXED.replace("ValueError: row 7 is empty", "torch.AcceleratorError: CUDA error: device-side assert triggered")
+    (dead,) = _find_dead(_lose_two_ranks(tmp_path, printed + raised), 40)
+    assert headline in dead.headline
+    assert f"checks `{assertion}`" in dead.details
+    assert dead.fix == "CUDA_LAUNCH_BLOCKING=1"
+
+
 def test_a_rank_that_was_interrupted_from_the_keyboard_did_not_die(tmp_path: Path) -> None:
     text = MIXED.replace("[rank1]: ValueError: row 7 is empty", "[rank1]: KeyboardInterrupt")
     assert _find_dead(_lose_two_ranks(tmp_path, text), 40) == []

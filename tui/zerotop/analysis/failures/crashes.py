@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -127,16 +127,23 @@ class _Case:
         shortage = end_causes.choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
         if shortage is not None and self.first.signal_number is None:
             return shortage
+        if self.first.traceback is not None and "device-side assert" in self.first.traceback.message:
+            asserted = end_causes.find_assertion(self.read_last_texts())
+            if asserted is not None:
+                return asserted
         cause = end_causes.choose_cause(self.first, self.kills, self.scheduler)
         sizes = self.find_sizes() if cause is end_causes.CRASHED else {}
         return (end_causes.OTHER_SIZE, sizes) if sizes else (cause, {})
 
     def find_sizes(self) -> dict[str, int]:
         """Return what gloo printed about a tensor of an unexpected size when it ended a process; empty if it did not."""
-        since_ns = self.ended_ns - LAST_MEMORY_NS
-        lines = chain.from_iterable(read_last_lines(self.at))
-        found = (_GLOO_SIZES.search(line.text) for line in lines if line.time_ns >= since_ns)
+        found = map(_GLOO_SIZES.search, self.read_last_texts())
         return next(({name: int(size) for name, size in one.groupdict().items()} for one in found if one is not None), {})
+
+    def read_last_texts(self) -> Iterator[str]:
+        """Yield the last lines of the job's output before the end, of all nodes."""
+        since_ns = self.ended_ns - LAST_MEMORY_NS
+        return (line.text for line in chain.from_iterable(read_last_lines(self.at)) if line.time_ns >= since_ns)
 
     @cached_property
     def kills(self) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os.path
 import re
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -148,6 +149,38 @@ LEFT_ALONE = _RAISED._replace(
     ),
     fix="drop_last=True",
 )
+_BLOCKING = "The traceback names where the error was noticed. With this variable it names the line that launched the kernel."
+DEVICE_ASSERT = _RAISED._replace(
+    headline="Rank {rank} ended: a kernel on its GPU found that {assertion} does not hold",
+    details=(
+        "[{meaning} ]{kernel_place} checks `{assertion}`. {text}[ {others:Ranks} failed because of that.]"
+        "[ {launcher} printed exit code {code}.]"
+    ),
+    advice=_BLOCKING,
+    fix="CUDA_LAUNCH_BLOCKING=1",
+)
+NO_CLASS = DEVICE_ASSERT._replace(headline="Rank {rank} ended: a target of the loss is none of the classes")
+OUT_OF_RANGE = DEVICE_ASSERT._replace(headline="Rank {rank} ended: an index is outside its tensor, or its embedding")
+# A kernel's check, as CUDA prints it for each thread.
+_ASSERTION = re.compile(
+    r"(?P<kernel_place>[\w.]+\.cuh?:\d+): .*: block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<assertion>.+)` failed"
+)
+_INDEX = re.compile(r"index out of bounds|[iI]ndex.* < |< .*[sS]ize|ScatterGather|Indexing")
+
+
+def find_assertion(lines: Iterable[str]) -> tuple[EndCause, dict[str, Any]] | None:
+    """Return the cause for a check that failed in a kernel of PyTorch, by what CUDA has printed, and its values."""
+    found = next(filter(None, map(_ASSERTION.search, lines)), None)
+    if found is None:
+        return None
+    place, assertion = found["kernel_place"], found["assertion"]
+    if "n_classes" in assertion:
+        meaning = "Each target has to be at least 0 and less than the number of classes, or ignore_index."
+        return NO_CLASS, {**found.groupdict(), "meaning": meaning}
+    cause = OUT_OF_RANGE if _INDEX.search(f"{place} {assertion}") else DEVICE_ASSERT
+    return cause, {**found.groupdict(), "meaning": None}
+
+
 _EXITED = _VANISHED._replace(
     is_error=True,
     headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",
