@@ -15,6 +15,7 @@ from zerotop.analysis.failures.oom_evidence import OomCase
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.findings import detect_findings
 from zerotop.analysis.memory.allocator_settings import parse_settings
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.events import EngineFacts
@@ -250,6 +251,31 @@ def test_the_post_mortem_has_the_facts_that_the_rank_recorded(tmp_path: Path) ->
     assert (post_mortem.rows, post_mortem.sequence, post_mortem.tokens) == (4, 512, 2048)
     assert post_mortem.text.startswith("[rank0]: torch.OutOfMemoryError")
     assert [span.phase for span in post_mortem.spans] == ["forward", "backward", "step", "forward"]
+
+
+@pytest.mark.parametrize(("printed_s", "is_named"), [(20.5, True), (24.0, False)])
+def test_the_finding_names_the_line_that_python_printed(tmp_path: Path, printed_s: float, is_named: bool) -> None:
+    """Of an error that the script survives nothing is printed; an exception much later is another one's."""
+    recording = record_failure(tmp_path, 20)
+    recording.write_output(
+        printed_s,
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/score.py", line 37, in compare\n'
+        '    pairs = torch.einsum("qld,pmd->qplm", one, other)\n'
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB.\n",
+    )
+    (found,) = (
+        finding
+        for finding in detect_findings(recording.open_recording(), BEGIN_NS + 40 * S)
+        if finding.name == "out_of_memory"
+    )
+    assert ("The error came from score.py:37 in compare." in found.details) is is_named
+
+
+def test_a_request_that_is_larger_than_the_gpu_needs_no_setting() -> None:
+    case = make_case(requested_bytes=gib_to_bytes(211), limit_bytes=gib_to_bytes(140), free_bytes=gib_to_bytes(134))
+    assert "larger than the GPU" in choose_verdict(case).advice
+    assert "larger" not in choose_verdict(make_case(requested_bytes=gib_to_bytes(139), limit_bytes=gib_to_bytes(140))).advice
 
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:

@@ -29,12 +29,19 @@ _ZERO_INIT = Advice(
 _STAGE_3_FIX = '"zero_optimization": {"stage": 3}'
 _STAGE_3 = Advice("Partition the parameters too: zero_optimization.stage 3.", "zero_optimization.stage", _STAGE_3_FIX)
 _STATE_ON_HOST_FIX = "state = {name: value.cpu() for name, value in model.state_dict().items()}"
+_LARGER_THAN_GPU = Advice(
+    "No setting makes room for it: this single request is larger than the GPU. Look at the sizes of the tensors.",
+    "sizes",
+    "",
+)
 _NVME = '{"device": "nvme", "nvme_path": "/local_nvme"}'
 
 
 def advise_on_gpu(case: OomCase) -> Advice:
     """Return the advice for a GPU without enough memory."""
     engine, limit = case.engine, case.limit_bytes
+    if limit is not None and (case.requested_bytes or 0) > limit:
+        return _LARGER_THAN_GPU
     if engine.kind == LOOP:
         return _advise_loop(case, engine)
     if case.outer_phase == "init":
