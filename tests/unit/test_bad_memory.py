@@ -39,7 +39,7 @@ from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import clock, events, tables
-from zerotop_probe.recording.events import Engine, Node
+from zerotop_probe.recording.events import Engine, Hello, Node
 from zerotop_probe.recording.rings.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
@@ -212,6 +212,12 @@ def test_a_torch_without_uuids() -> None:
     made = [make_engine_event(1, 0, None, visible="3"), make_engine_event(2, 1, None), make_engine_event(3, 0, "GPU-bb1")]
     devices = Devices([make_node_event("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
+
+
+def test_an_engine_without_a_device() -> None:
+    hello = Hello({"environment": {"CUDA_VISIBLE_DEVICES": "1, 3"}}, 0, make_writer(1))
+    devices = Devices([make_node_event("GPU-aa", "GPU-bb")], [], [hello])
+    assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (1, 1), (1, 2), (2, 0))] == [1, 3, 2, 0]
 
 
 def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:

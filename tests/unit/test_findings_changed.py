@@ -8,6 +8,7 @@ import pytest
 
 import recordings
 from changed_recordings import Rows, change_table, find_named
+from zerotop.analysis.findings import Severity
 from zerotop.recording.reader import Recording
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -232,6 +233,13 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
     assert "Process 31337" in other.details
     assert other.fix == "ps -o user,lstart,cmd -p 31337"
     assert other.evidence == {"used_bytes": 5 * 2.0**30, "left_over": 0.0, "processes": 1.0}
+    assert other.severity is Severity.INFO  # most of the GPU is free
+
+    def fill_device(rows: Rows) -> None:
+        rows["used_bytes"] = rows["total_bytes"] // 4 * 3
+
+    change_table(folder, "gpus", fill_device)
+    assert find_named(folder, "others_arrived")[0].severity is Severity.WARNING
 
 
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import recordings
 from changed_recordings import Rows, change_table, find_named
+from zerotop.analysis.findings import Severity
 from zerotop.analysis.findings.support.memory.floor_rises import FloorSearch
 from zerotop.recording.samples import Ints
 
@@ -55,6 +56,36 @@ def test_memory_without_a_leak_does_not_raise_the_floor(kind: str, seed: int) ->
         "once": 3000 * (steps > 3000) + random.integers(0, 30, len(steps)),
     }
     assert FloorSearch().find_rise(steps, (1000 + more[kind]) * MIB) is None
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.0, Severity.INFO), (0.05, Severity.INFO), (0.5, Severity.WARNING)])
+def test_a_cache_that_is_full(tmp_path: Path, share: float, severity: Severity) -> None:
+    """Each step of a job leaves 32 MiB from step 300 on: here up to step 350, and then a share of it."""
+    folder = recordings.unpack_to_folder("gpu-lines-leak", tmp_path)
+    allowed = np.r_[0:350, 350 + share * np.arange(100_000)]
+
+    def fill(rows: Rows) -> None:
+        less = ((rows["step"] - allowed[rows["step"]]) * 32 * MIB).astype(np.int64)
+        for name in ("allocated_bytes", "allocated_peak_bytes"):
+            rows[name][rows[name] >= 0] -= less[rows[name] >= 0]
+
+    change_table(folder, "allocator-rank0", fill)
+    (creep,) = find_named(folder, "memory_creep")
+    assert creep.severity is severity
+    assert (" to step " in creep.headline) == (severity is Severity.INFO)
+
+
+@pytest.mark.parametrize(("mib", "severity", "cost"), [(5, Severity.INFO, 0.0), (20, Severity.WARNING, 1.0)])
+def test_growth_by_little_costs_nothing_yet(tmp_path: Path, mib: int, severity: Severity, cost: float) -> None:
+    folder = recordings.unpack_to_folder("gpu-leak", tmp_path)  # 79 GiB, and 32 MiB a step
+
+    def leak_less(rows: Rows) -> None:
+        for name in ("allocated_bytes", "allocated_peak_bytes"):
+            rows[name][rows[name] >= 0] -= (32 - mib) * MIB * rows["step"][rows[name] >= 0]
+
+    change_table(folder, "allocator-rank0", leak_less)
+    (creep,) = find_named(folder, "memory_creep")
+    assert (creep.severity, creep.cost) == (severity, cost)
 
 
 @pytest.mark.parametrize(("mib", "expected"), [(270, [110]), (0, [])])

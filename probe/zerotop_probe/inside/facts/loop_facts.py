@@ -67,9 +67,12 @@ def record_loop_tensors(
 
 
 def find_device(modules: Iterable[Any], optimizers: Iterable[Any]) -> Any:
-    """Return the torch device of the first parameter; None without parameters."""
-    first = next(_iter_parameters(modules, optimizers), None)
-    return None if first is None else first.device
+    """Return the torch device of the first parameter that has memory; None without one.
+
+    A model on the meta device is only called with the parameters of others, as in torch.func.functional_call.
+    """
+    devices = (parameter.device for parameter in _iter_parameters(modules, optimizers))
+    return next((device for device in devices if device.type != "meta"), None)
 
 
 def _iter_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.moment import Moment, at_cursor, at_event
 from zerotop.recording.table_files import Source
-from zerotop_probe.recording.events import Engine, EngineDevice, Node, NodeGpu
+from zerotop_probe.recording.events import Engine, EngineDevice, Hello, Node, NodeGpu
 
 FASTEST_LINK = 1e12
 """Bytes per second. No link is faster; counters jump when a GPU is reset."""
@@ -20,7 +20,11 @@ FASTEST_LINK = 1e12
 class Devices:
     """The GPUs of all nodes by the sampler's numbers, and the devices of processes."""
 
-    def __init__(self, nodes: Iterable[Node], engines: Iterable[Engine]) -> None:
+    def __init__(self, nodes: Iterable[Node], engines: Iterable[Engine], hellos: Iterable[Hello] = ()) -> None:
+        self._visible = {
+            (hello.writer.host, hello.writer.pid): (hello.environment or {}).get("CUDA_VISIBLE_DEVICES", "").split(",")
+            for hello in hellos
+        }
         self._numbers_by_uuid: dict[str, dict[str, int]] = {}
         self._mig_instances: dict[tuple[str, str], list[NodeGpu]] = {}
         self._numbers_by_ordinal: dict[tuple[str, int, int], int] = {}
@@ -41,7 +45,12 @@ class Devices:
 
     def find_gpu(self, host: str, pid: int, ordinal: int) -> GpuKey:
         """Return the key of a process's device. A GPU that the sampler does not list gets an unused number."""
-        return host, self._numbers_by_ordinal.get((host, pid, ordinal), ordinal)
+        number = self._numbers_by_ordinal.get((host, pid, ordinal))
+        if number is None:  # its engine names no device, as of a model that has no memory
+            visible = self._visible.get((host, pid), [])
+            name = visible[ordinal].strip() if ordinal < len(visible) else ""
+            number = int(name) if name.isdigit() else ordinal
+        return host, number
 
     def _find_number(self, host: str, ordinal: int, device: EngineDevice) -> int:
         uuid, known = _strip_uuid(device.uuid), self._numbers_by_uuid.setdefault(host, {})
@@ -74,7 +83,7 @@ def _strip_uuid(uuid: str | None) -> str:
 @at_event()
 def read_devices(at: Moment) -> Devices:
     """Return the devices of all processes."""
-    return Devices(at.events_of(Node), at.events_of(Engine))
+    return Devices(at.events_of(Node), at.events_of(Engine), at.events_of(Hello))
 
 
 @at_event()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.evidence import Ints
 from zerotop.analysis.findings.support.lines.stack_lines import find_deadline
 from zerotop.analysis.findings.support.links import Kinds, grew_at_pauses
 from zerotop.analysis.findings.support.memory import growing_readings
@@ -57,8 +58,10 @@ _SAME_PACE = 0.5  # of the growth a step, at least, before a stretch that begins
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
 # It is told again with newer numbers when it has grown by this factor; its end, after so many steps without a new maximum,
-# or so many times its longest level part.
-_TOLD_AGAIN, _END_STEPS, _END_LEVELS = 2, 2 * growing_readings.CREEP_STEPS, 3
+# or so many times its longest level part; and after as many as it had, in which it grew by less than this share of its pace.
+_TOLD_AGAIN, _END_STEPS, _END_LEVELS, _END_SHARE = 2, 2 * growing_readings.CREEP_STEPS, 3, 0.1
+# What has grown by less than this share of the device costs nothing yet: a cache that is being filled looks the same.
+_LITTLE_SHARE = 0.002
 
 
 class _Found(NamedTuple):
@@ -153,13 +156,25 @@ def _follow(window: SearchWindow[Group], last: _Creep, until_ns: int) -> tuple[_
     end_ns = int(ends_ns[highest[-1]])
     has_ended = steps - steps[highest] >= max(_END_STEPS, _END_LEVELS * stretch.longest_level)
     has_ended &= indices - highest >= growing_readings.SPARSE_RECORDS
+    slowed_since = _find_slowed(stretch, steps, np.maximum.accumulate(held))
+    is_slower, has_ended = ~has_ended & (slowed_since >= told - 1), has_ended | (slowed_since >= told - 1)
     has_doubled = (held - held[0] >= _TOLD_AGAIN * (stretch.held[-1] - held[0])) & is_new
     index = next(iter(np.flatnonzero((has_ended | has_doubled) & (indices >= told)).tolist()), None)
     if index is None:
         return None, end_ns
     ended_ns = int(ends_ns[index]) if has_ended[index] else None
-    grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + int(highest[index]) + 1)
+    last_index = int(slowed_since[index] if is_slower[index] else highest[index])
+    grown = readings.select_stretch(stretch.process, stretch.first, stretch.first + last_index + 1)
     return last._replace(stretch=grown, ended_ns=ended_ns), end_ns
+
+
+def _find_slowed(stretch: growing_readings.GrowthStretch, steps: Ints, highest: Ints) -> Ints:
+    """Return, for each reading, the one since when memory has hardly grown, for as many steps as it had; -1 if it has."""
+    length = max(_END_STEPS, _END_LEVELS * stretch.longest_level, int(stretch.steps[-1]) - stretch.before_step)
+    since = np.searchsorted(steps, steps - length, "right") - 1
+    allowed = _END_SHARE * stretch.slope * (steps - steps[since])
+    is_slow = (since >= 0) & (highest - highest[since] < allowed)
+    return np.where(is_slow & (np.arange(len(steps)) - since >= growing_readings.SPARSE_RECORDS), since, -1)
 
 
 def _await_look(group: Group, creep: _Creep) -> _Found | None:
@@ -256,9 +271,12 @@ def _build_finding(creep: _Creep, found: _Found) -> Finding:
     values |= {present: past if has_ended else present for present, past in _VERBS.items()}
     if has_ended:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
+    is_little = held[-1] - held[0] < _LITTLE_SHARE * (process.device_bytes or 0)
+    if is_little:
+        kind = kind.with_changes(severity=Severity.INFO)
     until = f" to step {held_step}" if has_ended else "" if last_step is None else f"; full near step {last_step}"
     # A full device ends the job, and the training since the last checkpoint is lost.
-    values |= {"cost": 0.0 if has_ended else 1.0, "concerned": creep.ranks, "until": until}
+    values |= {"cost": 0.0 if has_ended or is_little else 1.0, "concerned": creep.ranks, "until": until}
     steps = process.steps[begin : end + 1]
     return kind.at_steps(process, steps, evidence, known_ns=found.known_ns, ranks=creep.ranks, **values)
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, SearchWindow, Severity, in_each_node
 from zerotop.analysis.findings.support.evidence import Evidence, Group, Process
-from zerotop.analysis.findings.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.findings.support.thresholds import COMPUTING_PERCENT, OTHERS_BYTES
 from zerotop.analysis.formatting import format_ranks, pluralize
 from zerotop.recording.keys import GpuKey
+from zerotop.recording.samples import read_column
 from zerotop_probe.recording.events import Entered, GpuProcess, RankFound
 
 _BEFORE = FindingKind(
@@ -39,8 +40,10 @@ _LEFT_OVER = _ARRIVED.with_changes(
 )
 
 
-# Less than this share of a device is no loss unless memory is short; processes are read at least this often (ns).
-_LITTLE_SHARE, _RECENT_NS = 0.05, 3_000_000_000
+# Less than this share of a device is no loss while so much of its memory is free, unless its processes compute.
+_LITTLE_SHARE, _FREE_SHARE = 0.05, 0.5
+# Processes are read at least this often (ns).
+_RECENT_NS = 3_000_000_000
 
 
 class _Other(NamedTuple):
@@ -88,9 +91,10 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
         others = list(by_gpu.values())
         most = max(others, key=lambda other: other.used_bytes)
         evidence: dict[str, float] = {"used_bytes": most.used_bytes, "total_bytes": most.total_bytes}
-        is_little = most.used_bytes < _LITTLE_SHARE * most.total_bytes and not group.is_memory_short(known_ns)
         yield _build_finding(
-            _BEFORE.with_changes(severity=Severity.INFO) if is_little else _BEFORE,
+            _BEFORE.with_changes(severity=Severity.INFO)
+            if all(_is_little(group, other, known_ns) for other in others)
+            else _BEFORE,
             group,
             others,
             known_ns,
@@ -165,8 +169,11 @@ def _build_arrival(group: Group, others: list[_Other]) -> Finding:
     time_ns, _, is_left_over, *_ = others[0]
     evidence: dict[str, float] = {"used_bytes": max(other.used_bytes for other in others), "left_over": is_left_over}
     is_one = len({pid for other in others for pid in other.pids}) == 1
+    kind = _LEFT_OVER if is_left_over else _ARRIVED
+    if all(_is_little(group, other, time_ns) for other in others):
+        kind = kind.with_changes(severity=Severity.INFO)
     return _build_finding(
-        _LEFT_OVER if is_left_over else _ARRIVED,
+        kind,
         group,
         others,
         time_ns,
@@ -175,6 +182,17 @@ def _build_arrival(group: Group, others: list[_Other]) -> Finding:
         owner="Another process holds" if is_one else "Other processes hold up to",
         verb="is" if is_one else "are",
     )
+
+
+def _is_little(group: Group, other: _Other, known_ns: int) -> bool:
+    """Whether other processes take nothing that the job needs: little memory of a GPU that has much, and no time of it."""
+    at = group.lead.at
+    device = at.records("gpus", other.host, "gpu", other.gpu).read_last(known_ns)
+    if device is None or not 0 <= int(device["used_bytes"]) < (1 - _FREE_SHARE) * int(device["total_bytes"]):
+        return False
+    rows = at.records("gpu_processes", other.host, "gpu", other.gpu).read_window(known_ns - _RECENT_NS, known_ns).rows
+    uses = read_column(rows, "sm_percent")[np.isin(rows["pid"], other.pids)]
+    return other.used_bytes < _LITTLE_SHARE * int(device["total_bytes"]) and not (uses >= COMPUTING_PERCENT).any()
 
 
 def _build_finding(

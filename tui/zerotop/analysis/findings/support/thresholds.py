@@ -47,6 +47,8 @@ PLATEAU_STEPS = 3
 CREEP_BYTES = 64 * MIB
 # Another process's memory on a GPU of the job: more than the context of an idle process (0.5 GiB).
 OTHERS_BYTES = 1 * GIB
+# Another process computes on a GPU if it uses this share of its time (percent): an idle one is measured as 0 or 1.
+COMPUTING_PERCENT = 5.0
 # Share of a device from which its memory may become short. If less was ever used, nothing has to be saved.
 USED_SHARE = 0.7
 # A rise of resident memory by this much is no cache that fills up.

@@ -6,7 +6,7 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.findings.support.evidence import Process, Samples
-from zerotop.analysis.findings.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
+from zerotop.analysis.findings.support.thresholds import COMPUTING_PERCENT, FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
 from zerotop.recording.samples import read_column
 from zerotop_probe.recording import events
@@ -14,8 +14,6 @@ from zerotop_probe.recording import events
 _POWER_CAP = 0x04
 # A smaller drop of the clock is usual variation.
 _CLOCK_SHARE = 0.05
-# Another process computes on a GPU if it uses this share of its time (percent): an idle one is measured as 0 or 1.
-_COMPUTING_PERCENT = 5.0
 # How long a finding waits for a sample of the processes' GPU use (ns), which is taken once a second.
 _SAMPLED_NS = 1_000_000_000
 USE_NS = 2 * _SAMPLED_NS + 200_000_000
@@ -84,7 +82,7 @@ def _find_others(change: StepChange, process: Process) -> list[int]:
     rows = _read_uses(process, int(change.after["begin_unix_ns"][0]) - USE_NS, int(change.after["end_unix_ns"][-1])).rows
     if not len(rows):
         return []
-    is_large = (rows["used_bytes"] >= OTHERS_BYTES) | (read_column(rows, "sm_percent") >= _COMPUTING_PERCENT)
+    is_large = (rows["used_bytes"] >= OTHERS_BYTES) | (read_column(rows, "sm_percent") >= COMPUTING_PERCENT)
     pids = set(rows["pid"][is_large].tolist())
     job_pids = {other.key for other in change.group.processes}
     others = [pid for pid in sorted(pids) if (process.host, pid) not in job_pids]
@@ -118,12 +116,12 @@ def _describe_other(change: StepChange, process: Process, pid: int, must_begin: 
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)
     name, fix = f"process {pid}{_name_program(process, pid)}", f"ps -o user,lstart,cmd -p {pid}"
-    if must_begin and (not len(after) or (len(before) and before.mean() >= _COMPUTING_PERCENT)):
+    if must_begin and (not len(after) or (len(before) and before.mean() >= COMPUTING_PERCENT)):
         return None
     if not len(after):
         return Cause(f"{name} is on GPU {gpu} too", _MAY_COMPUTE, fix, 0.5)
     used, rise = float(after.mean()), float(after.mean() - (before.mean() if len(before) else 0.0))
-    if rise < _COMPUTING_PERCENT:
+    if rise < COMPUTING_PERCENT:
         return None
     text = f"{name} uses {format_percent(used / 100)} of GPU {gpu}"
     return Cause(text, _COMPUTES, fix, 0.85, finding="others_arrived")
