@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from zerotop.analysis.memory.expected.optimizer_states import StateBytes, comput
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
 from zerotop.recording.steps.step_dtype import STEP_DTYPE
+from zerotop_probe.inside.facts.loop_facts import find_device
 from zerotop_probe.recording.events import EngineFacts, EngineOptimizer
 
 
@@ -156,3 +158,12 @@ def test_advice_names_settings_of_the_script() -> None:
     )
     assert "DeepSpeed" in deepspeed["breakdown"]
     assert "DeepSpeed" not in by_trainer["breakdown"]
+
+
+def test_a_model_without_memory_has_no_device() -> None:
+    """As the model that torch.func.functional_call calls with the parameters of others."""
+    meta, real = (SimpleNamespace(device=SimpleNamespace(type=name)) for name in ("meta", "cuda"))
+    module = SimpleNamespace(parameters=lambda: [meta])
+    optimizer = SimpleNamespace(param_groups=[{"params": [real]}])
+    assert find_device([module], [optimizer]) is real.device
+    assert find_device([module], []) is None
