@@ -52,14 +52,14 @@ def write_start(
     stands: Sequence[Stand],
     read_s: Sequence[float] = (15, 30),
     *,
-    gone_s: float = 0.0,
+    gone: tuple[float, int] | None = None,
     locked_s: float = 0.0,
     moved_s: float = 60.0,
     trained_s: float = 0.0,
 ) -> Recording:
     """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time.
 
-    From ``moved_s`` on they compute, and from ``trained_s`` on they train.
+    From ``moved_s`` on they compute, and from ``trained_s`` on they train. ``gone``: when they end, and the exit code.
     """
     recording = PlantedRecording(folder)
     pids = [make_identity(rank).pid for rank in range(len(stands))]
@@ -73,10 +73,10 @@ def write_start(
             )
     if locked_s:
         recording.write_event(recording.node, locked_s, events.BuildLocked, path="/cache/my ops/lock")
-    if gone_s:
+    if gone:
         for rank, pid in enumerate(pids):
-            recording.write_event(recording.node, gone_s, events.RankGone, rank=rank, pid=pid)
-        recording.write_event(recording.node, gone_s + 1, events.JobEnded, exit_code=1)
+            recording.write_event(recording.node, gone[0], events.RankGone, rank=rank, pid=pid)
+        recording.write_event(recording.node, gone[0] + 1, events.JobEnded, exit_code=gone[1])
     rows = [
         make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=used, waiting_cores=0.0)
         for second in range(60)
@@ -115,6 +115,35 @@ def test_a_standstill_that_has_ended_is_told_in_the_past_with_its_length(tmp_pat
     assert over.details == "Then they moved on: the first step began 5.00 s later."
     assert (over.severity, over.evidence["silent_s"], over.known_ns) == (Severity.INFO, 40.0, second_to_unix_ns(46))
     assert (over.advice, over.fix) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("moved_s", "exit_code", "known_s"), [(35, 1, 45), (60, 0, 56), (60, 1, None)], ids=["computes", "ends well", "fails"]
+)
+def test_ranks_that_move_on_without_a_step_are_not_stuck(
+    tmp_path: Path, moved_s: float, exit_code: int, known_s: float | None
+) -> None:
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP], moved_s=moved_s, gone=(55, exit_code))
+    (told,), (last,) = find_stuck(recording, 44), find_stuck(recording, 58)
+    assert (told.severity, told.event) == (Severity.ERROR, last.event)
+    if known_s is None:
+        assert last.severity is Severity.ERROR
+    else:
+        assert (last.severity, last.known_ns) == (Severity.INFO, second_to_unix_ns(known_s))
+        assert last.details == "Then they moved on."
+
+
+def test_a_rank_that_is_seen_elsewhere_has_moved_on_and_may_be_stuck_again(tmp_path: Path) -> None:
+    planted, pid = PlantedRecording(tmp_path), make_identity(0).pid
+    facts = {name: value for name, value in make_facts(COMING).items() if name in ("frames", "stacks")}
+    for second, idle_s in ((40, 8.0), (52, 20.0)):
+        planted.write_event(make_identity(-1, 999), second, events.RankStacks, rank=0, pid=pid, idle_s=idle_s, **facts)
+    planted.open_recording()
+    recording = write_start(tmp_path, [ASLEEP])
+    (over,) = find_stuck(recording, 45)
+    assert (over.severity, over.details) == (Severity.INFO, "Then they moved on.")
+    again = find_stuck(recording, 55)
+    assert [one.severity for one in again if one.event != over.event] == [Severity.ERROR]
 
 
 def test_a_standstill_is_told_again_while_it_lasts(tmp_path: Path) -> None:
@@ -178,7 +207,7 @@ def test_the_stacks_are_shown_until_something_moves_or_the_job_has_ended(tmp_pat
 
 
 def test_the_stacks_of_a_job_that_was_stopped_stay(tmp_path: Path) -> None:
-    recording = write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50)
+    recording = write_start(tmp_path, [ARRIVED, ASLEEP], gone=(50, 1))
     assert find_stillness(recording.at(second_to_unix_ns(55))) is not None
 
 

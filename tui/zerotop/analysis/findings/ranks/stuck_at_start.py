@@ -11,7 +11,7 @@ from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Se
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.formatting import format_percent, format_ranks
 from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
-from zerotop.analysis.hangs.stacks import SILENT
+from zerotop.analysis.hangs.stacks import SILENT, read_silent_stacks
 from zerotop.analysis.hangs.standstill import StackGroup
 from zerotop.analysis.hangs.start import Start, find_awaited, find_standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
@@ -54,7 +54,7 @@ _LOCKED = _KIND.with_changes(
 _OVER = _KIND.with_changes(
     severity=Severity.INFO,
     headline="No rank moved for {silent_s:seconds}[ {when}]: {odd}",
-    details="Then they moved on: the first step began {later_s:seconds} later.",
+    details="Then they moved on[: the first step began {later_s:seconds} later].",
     advice="",
     fix="",
 )
@@ -64,6 +64,8 @@ _LATE_NS = 10 * 10**9
 _MOST_USES = 8
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
+# Ranks that did nothing have moved on if one of them computes for so long without a pause: one that gives up ends sooner.
+_MOVING_NS = 10 * 10**9
 # Looks at the same standstill differ by at most this much in when it began (ns).
 _SAME_NS = 2 * 10**9
 
@@ -72,26 +74,29 @@ _SAME_NS = 2 * 10**9
 def detect(window: SearchWindow[Evidence]) -> Iterator[Finding]:
     """Report if all ranks stand still before the first step, unless one of them does work that merely takes long.
 
-    It is told again while it lasts, and when the first step has ended.
+    It is told again while it lasts, when the ranks have moved on, and when the first step has ended.
     """
     recording = window.recording
     told: list[tuple[Start, Finding]] = window.keep(list)  # the standstill that was told, as it was seen each time
+    moved: list[int] = window.keep(list, "moved")  # when it was known that they had moved on since then
     ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
     first_ns = min(ends, default=recording.cursor_ns + 1)
     window.is_closed = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
     silent = [event for event in recording.events_of(events.Stacks) if event.why == SILENT]
     times = sorted(one.unix_ns for one in (*recording.events_of(events.RankStacks), *silent) if one.unix_ns < first_ns)
     for time_ns in window.items(times):
+        yield from _tell_progress(recording, told, moved, time_ns)
         start = find_standstill(recording.at.at(time_ns))
         if start is not None and _is_stuck(recording, start, time_ns):
             start = _continue(told, start)
-            yield from _tell(told, start, _build_finding(recording, start, time_ns))
+            yield from _tell(told, moved, start, _build_finding(recording, start, time_ns))
         awaited = find_awaited(recording.at.at(time_ns))
         if awaited is not None and (use := _describe_use(recording, awaited, time_ns)):
             awaited = _continue(told, awaited)
-            yield from _tell(told, awaited, _build_awaited(awaited, time_ns, use))
+            yield from _tell(told, moved, awaited, _build_awaited(awaited, time_ns, use))
+    yield from _tell_progress(recording, told, moved, min(first_ns - 1, recording.cursor_ns))
     if ends and told:
-        yield _build_over(recording, *told[-1], first_ns)
+        yield _build_over(recording, *told[-1], moved, first_ns)
 
 
 def _continue(told: list[tuple[Start, Finding]], start: Start) -> Start:
@@ -100,11 +105,44 @@ def _continue(told: list[tuple[Start, Finding]], start: Start) -> Start:
     return start._replace(since_ns=since_ns) if abs(start.since_ns - since_ns) <= _SAME_NS else start
 
 
-def _tell(told: list[tuple[Start, Finding]], start: Start, finding: Finding) -> Iterator[Finding]:
-    """Yield the finding if it is the first, or about the same standstill as the one before."""
-    if not told or finding.event == told[-1][1].event:
+def _tell(told: list[tuple[Start, Finding]], moved: list[int], start: Start, finding: Finding) -> Iterator[Finding]:
+    """Yield the finding if it is the first, or about the same standstill as the one before, or one after that has ended."""
+    if not told or (start.since_ns > told[-1][1].known_ns if moved else finding.event == told[-1][1].event):
+        moved.clear()
         told.append((start, finding))
         yield finding
+
+
+def _tell_progress(
+    recording: Evidence, told: list[tuple[Start, Finding]], moved: list[int], until_ns: int
+) -> Iterator[Finding]:
+    """Yield once that the ranks of the standstill that was told have moved on, if that is known at a time."""
+    if told and not moved and (known_ns := _find_progress(recording, *told[-1], until_ns)) is not None:
+        moved.append(known_ns)
+        yield _build_over(recording, *told[-1], moved, known_ns)
+
+
+def _find_progress(recording: Evidence, start: Start, told: Finding, until_ns: int) -> int | None:
+    """Return when it was known that ranks have moved on since they were told to be stuck; None if nothing shows it.
+
+    Only a rank that did nothing can show it: others may wait in a busy loop, or be the one that is waited for.
+    """
+    ended = [one.unix_ns for one in recording.at.at(until_ns).events_of(events.JobEnded) if one.exit_code == 0]
+    found = [time_ns for time_ns in ended if time_ns > told.known_ns]
+    for one in (stacks for group in start.standstill.groups for stacks in group.stacks):
+        if _computes(recording, one.process, start.since_ns, told.known_ns):
+            continue
+        later = read_silent_stacks(recording.at.recording, one.process, told.known_ns, until_ns)
+        found += [look.time_ns for look in later if look.training.own_frame != one.training.own_frame]
+        begun_ns = 0
+        samples = recording.at.records("processes", one.process.host, "pid", one.process.pid)
+        window = samples.read_window(told.known_ns, until_ns)
+        for time_ns, used in zip(window.times.tolist(), read_column(window.rows, "cores_used").tolist(), strict=True):
+            begun_ns = (begun_ns or time_ns) if used >= BUSY_CORES else 0
+            if begun_ns and time_ns - begun_ns >= _MOVING_NS:
+                found.append(time_ns)
+                break
+    return min(found, default=None)
 
 
 def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
@@ -128,13 +166,14 @@ def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: i
     """Whether a rank loads, compiles, waits for a server or computes."""
     if group.wait is not None and group.wait.kind in LONG_WORK:
         return group.wait.kind is not WaitKind.BUILD_LOCK or not _list_stale_locks(recording, time_ns)
-    for process in group.processes:
-        records = recording.at.records("processes", process.host, "pid", process.pid)
-        rows = records.read_window(start.since_ns, time_ns).rows
-        wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
-        if len(rows) and float(np.nan_to_num(wanted).mean()) >= BUSY_CORES:
-            return True
-    return False
+    return any(_computes(recording, process, start.since_ns, time_ns) for process in group.processes)
+
+
+def _computes(recording: Evidence, process: RankProcess, begin_ns: int, end_ns: int) -> bool:
+    """Whether a process uses, or waits for, a core."""
+    rows = recording.at.records("processes", process.host, "pid", process.pid).read_window(begin_ns, end_ns).rows
+    wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
+    return len(rows) > 0 and float(np.nan_to_num(wanted).mean()) >= BUSY_CORES
 
 
 def _describe_use(recording: Evidence, start: Start, time_ns: int) -> str:
@@ -208,22 +247,25 @@ def _build_finding(recording: Evidence, start: Start, known_ns: int) -> Finding:
     )
 
 
-def _build_over(recording: Evidence, start: Start, told: Finding, first_ns: int) -> Finding:
-    """Build the finding about a standstill that has ended. ``first_ns``: when the first step had ended."""
+def _build_over(recording: Evidence, start: Start, told: Finding, moved: list[int], known_ns: int) -> Finding:
+    """Build the finding about a standstill that has ended. ``known_ns``: when that was known."""
     groups = start.standstill.groups
     is_awaited = told.kind is not None and told.kind.headline == _AWAITED.headline
     late = [group for group in groups if not group.awaits_others] if is_awaited else [start.standstill.odd or groups[0]]
     shown = late[0]
     place = shown.place.partition(" in ")[0] if is_awaited else shown.place
     who = "all ranks" if len(groups) == 1 and len(shown.ranks) > 1 else format_ranks(shown.ranks)
-    begun_ns = min(int(group.lead.steps["begin_unix_ns"][0]) for group in recording.groups if len(group.lead.steps))
-    moved_ns = max(told.known_ns, _find_moved(recording, start, told.known_ns, max(begun_ns, told.known_ns)))
+    steps = (group.lead.steps for group in recording.groups if len(group.lead.steps))
+    begun_ns = min((int(one["begin_unix_ns"][0]) for one in steps if one["end_unix_ns"][0] <= known_ns), default=None)
+    until_ns = max(told.known_ns, *moved, begun_ns or 0)
+    moved_ns = max(told.known_ns, _find_moved(recording, start, told.known_ns, until_ns))
+    later = {} if begun_ns is None else {"later_s": max(0, begun_ns - moved_ns) / 1e9}
     return (_AWAITED_OVER if is_awaited else _OVER).at(
         None,
         start.since_ns,
         moved_ns,
-        {"silent_s": (moved_ns - start.since_ns) / 1e9, "later_s": max(0, begun_ns - moved_ns) / 1e9},
-        known_ns=first_ns,
+        {"silent_s": (moved_ns - start.since_ns) / 1e9, **later},
+        known_ns=known_ns,
         ranks=told.ranks,
         odd=f"{who} {'were' if len(shown.ranks) > 1 else 'was'} at {place}",
         when=None if recording.events_of(events.Attached) else "at the start",
