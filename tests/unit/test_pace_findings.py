@@ -124,6 +124,35 @@ def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path) ->
         assert drift.evidence["slope_s"] == pytest.approx(0.001, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("names", "at", "told"),
+    [
+        (("hooks",), range(44, 144, 10), True),
+        (("trained_parameters", "parameters"), range(44, 144, 10), True),
+        (("hooks",), range(44, 56, 3), False),
+        (("hooks",), (60, 130), False),
+    ],
+)
+def test_a_drift_names_a_change_that_is_made_again_and_again(
+    tmp_path: Path, names: tuple[str, ...], at: Sequence[int], told: bool
+) -> None:
+    """And not one that ceased long before the iterations did to become longer."""
+    seconds = vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)])
+    end, ends = write_steps(tmp_path, seconds), np.cumsum(seconds)
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for number, step in enumerate(at):
+        moment = int(ends[step] * S)
+        facts = {"changed_ns": moment, "file": "train.py", "line": 63, "function": "<module>"}
+        changes = [{"name": name, "before": f"{5 + number}", "after": f"{6 + number}", **facts} for name in names]
+        writer.write(moment, events.TrainingChanged, step=step, last_step=step - 1, begin_ns=moment - 1, changes=changes)
+    writer.write(int(end * S), events.Goodbye)
+    writer.close()
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE) if finding.name == "iteration_drift"]
+    assert drifts
+    assert ("more steps (train.py:63)" in drifts[-1].details, "no other change" in drifts[-1].details) == (told, not told)
+    assert ("Remove the hook" in drifts[-1].advice) is (told and "hooks" in names)
+
+
 def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path) -> None:
     """Steps vary too much for a change of level: which step is the first is seen from the batches of the other rank."""
     seconds = [0.1, 0.18] * 15 + [0.23 + 0.02 * (step % 5) + 0.001 * step for step in range(80)]

@@ -105,6 +105,13 @@ def describe_changes(changes: list[TrainingChange]) -> str:
     return join_words([change.text for change in changes[:_MOST_NAMED]])
 
 
+def describe_repeated(changes: list[TrainingChange]) -> str:
+    """Return changes of the same setting at the same line, each seen by another look, as the end of a sentence."""
+    first, last = changes[0], changes[-1]
+    place = f" ({first.line.text})" if first.line is not None else ""
+    return f"{_describe(first.name, first.before, last.after)}, in {len(changes)} or more steps{place}"
+
+
 def _rank_change(change: TrainingChange) -> int:
     return next((number for number, name in enumerate(_ORDER) if change.name.startswith(name)), len(_ORDER))
 

@@ -8,7 +8,12 @@ import numpy as np
 
 from zerotop.analysis.findings.support.causes import batch_causes, gpu_causes, host_causes, step_change, thread_causes
 from zerotop.analysis.findings.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
-from zerotop.analysis.findings.support.causes.training_causes import check_memory, check_modes, check_training
+from zerotop.analysis.findings.support.causes.training_causes import (
+    check_memory,
+    check_modes,
+    check_repeated_training,
+    check_training,
+)
 from zerotop.analysis.findings.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.findings.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.findings.support.thresholds import (
@@ -211,6 +216,7 @@ _CHECKS: tuple[_Check, ...] = (
 _DRIFT_CHECKS: tuple[_Check, ...] = (
     batch_causes.check_batch,
     batch_causes.check_other_batches,
+    check_repeated_training,
     _check_retries,
     _check_collector,
     thread_causes.check_drift_threads,

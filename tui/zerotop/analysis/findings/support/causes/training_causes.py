@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings.support.causes.code_causes import check_code
 from zerotop.analysis.findings.support.causes.step_change import BREAKDOWN, Advice, Cause, StepChange
 from zerotop.analysis.findings.support.memory.looks import find_growth, read_looks
 from zerotop.analysis.findings.support.mode_uses import NAMES, list_uses
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
-from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes
+from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes, describe_repeated
 from zerotop_probe.recording.event_values import PEAK
 
 # The least rise of the peak, in bytes and as a share of the one before; steps that show it, the first at most so many steps
@@ -72,6 +73,8 @@ def check_modes(change: StepChange) -> Cause | None:
 
 # By how many iterations a change may be off: the step in which it happened is not yet, or already, another one.
 _STEPS_OFF = 2
+# A change that is made so often, over at least half of the time of a rise, goes on with it.
+_REPEATED = 3
 _NO_ADVICE: Advice = ("", "")
 _HOOK: Advice = ("Remove the hook once it is no longer needed: the call that adds it returns a handle.", "")
 
@@ -86,6 +89,19 @@ def check_training(change: StepChange) -> Cause | None:
         return check_code(change)
     is_told = fitting[0].effect != 0 or fitting[0].line is not None
     return Cause(describe_changes(fitting), *_advise(change, fitting[0], change.added_s), 0.95 if is_told else 0.85)
+
+
+def check_repeated_training(change: StepChange) -> Cause | None:
+    """Return the cause that the same setting of the training was changed again and again while iterations became longer."""
+    begin_ns, end_ns = int(change.before["begin_unix_ns"][0]), int(change.after["end_unix_ns"][-1])
+    by_place: dict[tuple[str, CodeLine | None], list[TrainingChange]] = {}
+    for one in change.process.find_changes(begin_ns, end_ns, change.latest_ns):
+        if one.effect * change.added_s > 0:
+            by_place.setdefault((one.name, one.line), []).append(one)
+    for same in by_place.values():
+        if len(same) >= _REPEATED and same[-1].begin_ns - same[0].end_ns >= (end_ns - begin_ns) / 2:
+            return Cause(describe_repeated(same), *_advise(change, same[0], change.added_s), 0.95)
+    return None
 
 
 def _advise(change: StepChange, first: TrainingChange, slower: float) -> Advice:
