@@ -14,6 +14,7 @@ from zerotop.analysis.findings.support.finding import Finding, FindingKind, Seve
 from zerotop.analysis.findings.support.gpu_use import measure_gpu_use, offloads
 from zerotop.analysis.findings.support.host_load import measure_load
 from zerotop.analysis.findings.support.lines.line_findings import measure_between
+from zerotop.analysis.findings.support.mode_uses import lacks_cache, launches_block
 from zerotop.analysis.findings.support.window import SearchWindow, in_each_attempt
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.medians import compute_known_median
@@ -163,6 +164,8 @@ def _measure_cores(process: Process, begin_ns: int, end_ns: int) -> float:
 
 def _is_launch_bound(group: Group, pace: _Pace) -> bool:
     """Whether the GPUs are idle because the ranks compute what to launch; comparisons with NaN, for unknown, are false."""
+    if any(launches_block(one) or lacks_cache(one) for one in group.processes):  # a reason of its own, see costly_variables
+        return False
     if not (1 - pace.use >= _WAIT_SHARE and pace.cores >= _LEAST_CORES) or any(map(offloads, group.processes)):
         return False
     seconds = pace.rows["iteration_s"]

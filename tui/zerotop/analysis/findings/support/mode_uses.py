@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.findings.support.rank_process import Process
+from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop_probe.recording import events
 from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
@@ -61,6 +62,16 @@ def list_uses(process: Process) -> list[ModeUse]:
         elif known:
             known[-1] = known[-1]._replace(end_ns=begin_ns, end_known_ns=event.unix_ns)
     return sorted((use for each in uses.values() for use in each), key=lambda use: use.begin_ns)
+
+
+def launches_block(process: Process) -> bool:
+    """Whether each launch on the rank's GPU waits for its kernel: CUDA reads the variable as a number."""
+    return process.is_on_gpu and process.environment.get("CUDA_LAUNCH_BLOCKING", "").strip() == "1"
+
+
+def lacks_cache(process: Process) -> bool:
+    """Whether PyTorch's allocator keeps no freed memory of the rank's GPU."""
+    return process.is_on_gpu and not read_settings(process.hello).caching
 
 
 def _list_clearings(process: Process) -> Iterator[ModeUse]:

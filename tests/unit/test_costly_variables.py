@@ -1,0 +1,64 @@
+"""Variables of the environment that slow down each step, and what is said of the GPU's pace with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
+from zerotop.analysis.findings.pace import costly_variables, host_pace
+from zerotop.analysis.findings.support import detection
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+_CLOCK = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+
+
+def find(folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0) -> dict[str, str]:
+    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return the severity of each kind that is found."""
+    times = [int(tick * S / 10) for tick in range(120)]
+    spans = [
+        make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0)
+        for step in range(120)
+        for phase, begin, end in (("forward", 0.0, 0.04), ("backward", 0.04, 0.09), ("step", 0.09, 0.0999))
+    ]
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    node = make_identity(-1)
+    gpus = (make_record(GPUS, time_ns=at, gpu=0, utilization_percent=busy) for at in times)
+    write_table(folder, GPUS, node, *gpus).close()
+    used = (make_record(PROCESSES, time_ns=at, pid=100, rank=0, cores_used=1.0) for at in times)
+    write_table(folder, PROCESSES, node, *used).close()
+    allocator = (make_record(ALLOCATOR, time_ns=at, device=0) for at in times)
+    write_table(folder, ALLOCATOR, make_identity(0), *allocator, peaks="window").close()
+    writer = EventWriter(str(folder), make_identity(0), clock=_CLOCK)
+    writer.write(0, events.Hello, rank=0, torch="2.11.0", environment=environment)
+    writer.write(0, events.Engine, engine=0, kind="loop", device=device)
+    writer.close()
+    recording = read_recording(folder)
+    runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
+    runner.update()
+    return {one.name: one.severity.value for one in runner.findings_at(recording.end_ns)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, {"launch_bound": "info"}),
+        ({"CUDA_LAUNCH_BLOCKING": "0"}, {"launch_bound": "info"}),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, {"launches_block": "warning"}),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, {"caching_off": "warning"}),
+    ],
+)
+def test_a_costly_variable_is_told(tmp_path: Path, environment: dict[str, str], told: dict[str, str]) -> None:
+    """And is the reason why the GPU waits, in place of the time of a launch."""
+    assert find(tmp_path, environment) == told
+
+
+def test_a_variable_costs_nothing_without_a_gpu(tmp_path: Path) -> None:
+    assert find(tmp_path, {"CUDA_LAUNCH_BLOCKING": "1", "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, device="cpu") == {}
+
+
+def test_a_variable_is_no_warning_while_the_gpu_is_busy(tmp_path: Path) -> None:
+    assert find(tmp_path, {"CUDA_LAUNCH_BLOCKING": "1"}, busy=97.0) == {"launches_block": "info"}
