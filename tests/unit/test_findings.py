@@ -249,7 +249,7 @@ def test_steps_that_are_skipped_without_a_loss_scale() -> None:
     found = detect_findings(recording, recording.last_written_ns)
     assert "steps_skipped" not in {one.name for one in found}
     (lasting,) = (one for one in found if one.name == "gradients_not_finite")
-    assert lasting.headline == "All steps are skipped since step 39: their gradients are infinite or NaN"
+    assert lasting.headline == "All steps since step 39 were skipped: their gradients are infinite or NaN"
     first_ns = int(next(iter(read_rank_steps(recording)))["end_unix_ns"][39])
     (single,) = (one for one in detect_findings(recording, first_ns) if one.name == "gradients_not_finite")
     assert single.headline == "Step 39 was skipped: its gradients are infinite or NaN"

@@ -249,7 +249,7 @@ def find_steps(rows: Rows, series: LoggedSeries, last: int = 0) -> Ints:
         begin = min(int(series.times.searchsorted(rows["end_unix_ns"][0])), len(series.times) - 1)
         series = series.select(slice(max(begin, len(series.times) - last), None))
     steps, numbers = _find_steps_by_time(rows, series), series.numbers
-    # As many steps pass while a line waits to be read.
+    # Up to this many steps pass before a printed line is read.
     delay = 2 * _READ_NS / 1e9 / max(compute_known_median(rows["iteration_s"]), 1e-4)
     shifts, first, behind = steps - numbers, int(rows["step"][0]), int(rows["step"][-1]) + 1
     if len(steps) and (np.diff(numbers, prepend=UNKNOWN) > 0).all() and np.ptp(shifts) <= delay + 1:

@@ -105,7 +105,7 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
 def _find_next(
     window: SearchWindow[Group], stretches: list[growing_readings.GrowthStretch], last: _Creep | None
 ) -> _Creep | None:
-    """Return the last creep again, when it has grown much further or ended, or else the next one."""
+    """Return the last creep once it has grown much further or has ended, otherwise the next one."""
     for index in range(last.next if last is not None else 0, len(stretches)):
         stretch = stretches[index]
         if last is not None and last.ended_ns is None:

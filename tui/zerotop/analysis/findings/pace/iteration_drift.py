@@ -101,7 +101,7 @@ def _is_drift(drift: _Drift, values: Floats) -> bool:
 
 
 def _is_wandering(drift: _Drift, values: Floats) -> bool:
-    """Whether the run had come half as far before, or its pace is that of the host, which wanders by this much.
+    """Whether the run had already risen half as far, or the host sets its pace and wanders by this much.
 
     So may that of short steps of which none was recorded with its phases.
     """

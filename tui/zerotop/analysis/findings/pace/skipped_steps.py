@@ -53,7 +53,7 @@ _INFINITE = FindingKind(
 )
 _ALL_INFINITE = _INFINITE.with_changes(
     severity=Severity.ERROR,
-    headline="All steps are skipped since step {step}: their gradients are infinite or NaN",
+    headline="All steps since step {step} were skipped: their gradients are infinite or NaN",
     details="{skipped_steps:count step} in a row updated nothing. The engine trains in {dtype}, without a loss scale.",
 )
 _ENDED = FindingKind(

@@ -57,7 +57,7 @@ _MORE_STEPS = 4
 
 
 class _Look(NamedTuple):
-    """A later look at a delay: up to which index of steps, and what it is by then; None where the rank is not as late."""
+    """A delay measured again later: the end index of its steps, and the delay; None where the rank is no longer as late."""
 
     end: int
     late: _Late | None

@@ -116,7 +116,7 @@ def _tell(told: list[tuple[Start, Finding]], moved: list[int], start: Start, fin
 def _tell_progress(
     recording: Evidence, told: list[tuple[Start, Finding]], moved: list[int], until_ns: int
 ) -> Iterator[Finding]:
-    """Yield once that the ranks of the standstill that was told have moved on, if that is known at a time."""
+    """Yield, once, that the ranks of a reported standstill have moved on, if that is known by a given time."""
     if told and not moved and (known_ns := _find_progress(recording, *told[-1], until_ns)) is not None:
         moved.append(known_ns)
         yield _build_over(recording, *told[-1], moved, known_ns)
