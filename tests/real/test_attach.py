@@ -46,6 +46,7 @@ def start_loop(folder: Path, launcher: str) -> Iterator[subprocess.Popen[bytes]]
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            print((folder / "output").read_text(errors="replace"))  # pytest shows it if the test fails
 
 
 def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:

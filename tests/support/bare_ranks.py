@@ -24,6 +24,9 @@ def main() -> int:
             for process in processes:  # the others may wait for it
                 process.kill()
         time.sleep(0.05)
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            print(f"rank {rank} ended with exit code {process.returncode}", file=sys.stderr)
     return int(any(process.returncode for process in processes))
 
 
