@@ -107,7 +107,7 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_recording_and
             done = call_zerotop("detach", str(recording))
         assert done.returncode == 0, done.stderr + done.stdout
         assert "on zt-node-2" in done.stdout
-        assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
+        wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
         assert [process.poll() for process in processes] == [None, None]
         assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     for number in (0, 1):
@@ -171,7 +171,7 @@ def test_the_other_node_is_sampled_until_it_is_detached_from_and_taken_up_again(
             assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
             done = call_zerotop("detach", recording.name)
             assert (done.returncode, done.stdout) == (0, f"Recorded in {recording}\n")
-            assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
+            wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
             assert not list(recording.glob("shared-*"))
 
 
