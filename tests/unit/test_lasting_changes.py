@@ -279,6 +279,36 @@ def test_a_rise_of_short_steps_without_phases_is_large(times: float, told: bool,
     assert bool(find(tmp_path, iteration_drift.detect)) is told
 
 
+@pytest.mark.parametrize(
+    ("since", "told"),
+    [
+        ({63: ("sort", 22), 60: ("item", 58)}, True),
+        ({63: ("cpu", 22), 60: ("item", 58)}, False),  # the wait for the GPU has moved there
+        ({60: ("item", 80)}, False),
+    ],
+)
+def test_a_rise_that_may_be_wandering_is_told_with_a_line_that_is_new(
+    since: dict[int, tuple[str, int]], told: bool, tmp_path: Path
+) -> None:
+    """As of a metric that looks at all results so far."""
+    seconds = 0.006 * np.concatenate([np.ones(400), np.linspace(1.0, 1.7, 800)])
+    ends = write_parts(tmp_path, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    for begin, end, lines in ((10, 390, {60: ("item", 80)}), (700, 1190, since)):
+        frames = [{"file": "train.py", "line": line, "function": "main", "own": True} for line in lines]
+        stacks = [
+            {"count": count, "seconds": count / 50, "call": call, "frames": [number]}
+            for number, (call, count) in enumerate(lines.values())
+        ]
+        facts = {"where": "unknown phase", "why": "share", "frames": frames, "stacks": stacks, "samples": 80}
+        facts |= {"step": begin, "last_step": end, "begin_ns": int(ends[begin] * S), "end_ns": int(ends[end] * S)}
+        writer.write(int(ends[end] * S), events.Stacks, **facts)
+    writer.close()
+    found = find(tmp_path, iteration_drift.detect)
+    assert [one.named_line for one in found] == ["train.py:63"] * told
+
+
 @pytest.mark.parametrize(("where", "column"), [("between phases", 3), ("step", 2)])
 def test_iterations_that_take_turns_name_the_line_of_the_long_ones(tmp_path: Path, where: str, column: int) -> None:
     steps = [[0.004, 0.006, 0.002, 0.004] for _ in range(400)]
