@@ -244,6 +244,31 @@ def test_samples_that_come_later_name_the_line(tmp_path: Path) -> None:
     assert [one.headline.endswith("from step 200 on: train.py:60") for one in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("calls", "told", "fix"),
+    [
+        ({"torch.nn.functional.conv3d": 30, "run_backward": 80, "torch.relu": 4}, "in torch.nn.functional.conv3d", True),
+        ({"torch.nn.functional.scaled_dot_product_attention": 30}, "functional.scaled_dot_product_attention", False),
+        ({"torch.nn.functional.conv3d": 20, "torch.nn.functional.linear": 20}, "", False),
+    ],
+)
+def test_a_pause_within_the_model_names_the_library_call(
+    calls: dict[str, int], told: str, fix: bool, tmp_path: Path
+) -> None:
+    ends = write_parts(tmp_path, [[4.0 if step == 100 else 0.004, 0.006, 0.002, 0.001] for step in range(110)])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    frames = [{"file": "net.py", "line": 60, "function": "forward", "own": True}]
+    stacks = [{"count": count, "seconds": count / 50, "call": call, "frames": [0]} for call, count in calls.items()]
+    facts = {"where": "forward", "why": "slow", "frames": frames, "stacks": stacks, "step": 100, "last_step": 100}
+    writer.write(int(ends[100] * S), events.Stacks, begin_ns=int(ends[99] * S), end_ns=int(ends[100] * S), **facts)
+    writer.close()
+    (pause,) = find(tmp_path, long_pause.detect)
+    assert told in pause.details
+    assert ("cudnn.benchmark" in pause.fix) is fix
+    assert ("profile" in pause.fix) is (not told)
+
+
 @pytest.mark.parametrize("call", ["item", "json.dumps"])
 def test_a_line_that_waits_for_the_gpu_is_not_the_place_of_a_drift(tmp_path: Path, call: str) -> None:
     between = [0.004] * 100 + np.linspace(0.004, 0.06, 100).tolist()
