@@ -41,10 +41,22 @@ class Stand(NamedTuple):
     calls: Sequence[tuple[int, str, int]] = ()  # number, name and line of the last collectives
     seen_s: Sequence[float] = ()  # the seconds at which py-spy saw the same stack
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
+    groups: Sequence[tuple[str, int, int, str]] = ()  # process groups: name, calls, number and name of the one that waits
+    other: tuple[str, str, tuple[str, int, str, bool]] | None = None  # a thread: its name, the called C function, its frame
 
 
-def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Recording:
-    """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks."""
+def write_standing(
+    folder: Path,
+    stands: Mapping[int, Stand | None],
+    written_s: Sequence[float] = (25, 30, 40),
+    *,
+    ended_s: float | None = None,
+    phase: str = "step",
+) -> Recording:
+    """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks.
+
+    ``phase``: the last one that rank 0 has begun and ended. ``ended_s``: when the job was killed.
+    """
     recording = PlantedRecording(folder)
     for rank in stands:
         who = make_identity(rank)
@@ -52,8 +64,13 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
         recording.write_event(who, 1.5, events.Hello, rank=rank, local_rank=rank)
         begin = SILENT_S - STEPS
         spans = [make_span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
+        begun = (
+            [] if rank or phase == "step" else [make_record(tables.BEGINS, SILENT_S - 1, phase=tables.PHASES.index(phase))]
+        )
+        if begun:
+            spans[-1] = make_span(SILENT_S - 1, SILENT_S, phase, STEPS - 1, tables.BOUNDARY)
         recording.write_records(tables.SPANS, who, spans, born=1)
-        recording.write_records(tables.BEGINS, who, [], born=1)
+        recording.write_records(tables.BEGINS, who, begun, born=1)
     looks = [(second, rank) for second in range(30) for rank in stands]
     recording.write_records(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
     _write_own_threads(recording, stands)
@@ -65,6 +82,10 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     for rank, stand, second in known:
         facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks")}
         recording.write_event(recording.node, second, events.RankStacks, rank=rank, pid=make_identity(rank).pid, **facts)
+    for rank in stands:
+        if ended_s is None:
+            break
+        recording.write_event(recording.node, ended_s, events.RankGone, rank=rank, pid=make_identity(rank).pid)
     return recording.open_recording()
 
 
@@ -100,7 +121,15 @@ def make_facts(stand: Stand, second: float = SILENT_S) -> dict[str, Any]:
     times = {"begin_ns": int(SILENT_S * S), "end_ns": int(SILENT_S * S), "step": STEPS, "samples": 1}
     name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), stand.pending)
     collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
+    if stand.other is not None:
+        thread, call, frame = stand.other
+        frames.append(dict(zip(("file", "line", "function", "own"), frame, strict=True)))
+        helper = {"count": 1, "call": call, "thread": thread, "frames": [len(frames) - 1]}
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
+    if stand.groups:
+        facts["collectives"] = [
+            dict(zip(("group", "called", "waits_for", "name"), group, strict=True)) for group in stand.groups
+        ]
     if stand.calls:
         named = [
             {"number": number, "name": called, "file": "train.py", "line": line} for number, called, line in stand.calls

@@ -137,6 +137,48 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
     assert "Rank 0 has called 60 collectives, rank 1 has called 61." in hung.details
 
 
+def test_ranks_that_wait_in_collectives_of_different_groups_name_who_has_not_called_them(tmp_path: Path) -> None:
+    """They hang however long a checkpoint before that took, and though they use cores."""
+    stands = {
+        0: ALL_REDUCE._replace(groups=[("0", 60, -1, ""), ("tp", 9, 9, "all_reduce")], cores_used=1.0),
+        1: BARRIER._replace(groups=[("0", 61, 61, "barrier"), ("tp", 8, -1, "")], cores_used=1.0),
+        2: BARRIER._replace(groups=[("0", 61, 61, "barrier")], cores_used=1.0),
+    }
+    (hung,) = find_hung(write_standing(tmp_path, stands, phase="checkpoint_save"), 60)
+    assert hung.headline == "No progress for 10 s: rank 0 waits in all_reduce at train.py:90 in step"
+    assert "Rank 0 waits for all_reduce, which rank 1 has not called." in hung.details
+    assert "Ranks 1 and 2 wait for barrier, which rank 0 has not called." in hung.details
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "advice"),
+    [
+        ("__enter__", "writer waits for a lock at log.py:7 in keep.", True),
+        ("recv", "writer is in recv at log.py:7 in keep.", False),
+    ],
+)
+def test_the_thread_that_a_rank_waits_for_is_told(tmp_path: Path, call: str, said: str, advice: bool) -> None:
+    stand = Stand(
+        (("threading.py", 1149, "Thread.join", False), *SLEEPING),
+        "acquire",
+        other=("writer", call, ("log.py", 7, "keep", True)),
+    )
+    (hung,) = find_hung(write_standing(tmp_path, {0: stand}), 60)
+    assert said in hung.details
+    assert hung.advice.startswith("Threads wait for each other") is advice
+
+
+@pytest.mark.parametrize(
+    ("stand", "ended_s", "told"),
+    [(SLEEP, 27.5, True), (SLEEP, 23.5, False), (Stand(SLEEPING, "io.open"), 27.5, False), (SLEEP, None, False)],
+)
+def test_a_job_that_is_killed_while_it_stands_still(tmp_path: Path, stand: Stand, ended_s: float | None, told: bool) -> None:
+    """Sooner than a hang of a job that lives; a rank that reads a file may have been about to go on."""
+    found = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}, (22.9, 25), ended_s=ended_s), 29)
+    headline = "No progress for 7.50 s before the end: rank 1 is in time.sleep at train.py:40"
+    assert [one.headline for one in found] == [headline] * told
+
+
 AHEAD = ITEM._replace(pending="all_reduce")
 WITH_BARRIER = ((60, "all_reduce", 90), (61, "all_reduce_barrier", 94), (62, "all_reduce", 90))  # as NCCL's are recorded
 WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))

@@ -244,6 +244,31 @@ def test_samples_that_come_later_name_the_line(tmp_path: Path) -> None:
     assert [one.headline.endswith("from step 200 on: train.py:60") for one in found] == [True]
 
 
+@pytest.mark.parametrize(
+    ("calls", "told", "fix"),
+    [
+        ({"torch.nn.functional.conv3d": 30, "run_backward": 80, "torch.relu": 4}, "in torch.nn.functional.conv3d", True),
+        ({"torch.nn.functional.scaled_dot_product_attention": 30}, "functional.scaled_dot_product_attention", False),
+        ({"torch.nn.functional.conv3d": 20, "torch.nn.functional.linear": 20}, "", False),
+    ],
+)
+def test_a_pause_within_the_model_names_the_library_call(
+    calls: dict[str, int], told: str, fix: bool, tmp_path: Path
+) -> None:
+    ends = write_parts(tmp_path, [[4.0 if step == 100 else 0.004, 0.006, 0.002, 0.001] for step in range(110)])
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    frames = [{"file": "net.py", "line": 60, "function": "forward", "own": True}]
+    stacks = [{"count": count, "seconds": count / 50, "call": call, "frames": [0]} for call, count in calls.items()]
+    facts = {"where": "forward", "why": "slow", "frames": frames, "stacks": stacks, "step": 100, "last_step": 100}
+    writer.write(int(ends[100] * S), events.Stacks, begin_ns=int(ends[99] * S), end_ns=int(ends[100] * S), **facts)
+    writer.close()
+    (pause,) = find(tmp_path, long_pause.detect)
+    assert told in pause.details
+    assert ("cudnn.benchmark" in pause.fix) is fix
+    assert ("profile" in pause.fix) is (not told)
+
+
 @pytest.mark.parametrize("call", ["item", "json.dumps"])
 def test_a_line_that_waits_for_the_gpu_is_not_the_place_of_a_drift(tmp_path: Path, call: str) -> None:
     between = [0.004] * 100 + np.linspace(0.004, 0.06, 100).tolist()
@@ -277,6 +302,36 @@ def test_a_rise_of_short_steps_without_phases_is_large(times: float, told: bool,
     seconds = 0.004 * np.linspace(1.0, times, 800) * np.random.default_rng(2).normal(1.0, 0.01, 800)
     write_parts(tmp_path, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
     assert bool(find(tmp_path, iteration_drift.detect)) is told
+
+
+@pytest.mark.parametrize(
+    ("since", "told"),
+    [
+        ({63: ("sort", 22), 60: ("item", 58)}, True),
+        ({63: ("cpu", 22), 60: ("item", 58)}, False),  # the wait for the GPU has moved there
+        ({60: ("item", 80)}, False),
+    ],
+)
+def test_a_rise_that_may_be_wandering_is_told_with_a_line_that_is_new(
+    since: dict[int, tuple[str, int]], told: bool, tmp_path: Path
+) -> None:
+    """As of a metric that looks at all results so far."""
+    seconds = 0.006 * np.concatenate([np.ones(400), np.linspace(1.0, 1.7, 800)])
+    ends = write_parts(tmp_path, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.Engine, engine=0, device="cuda:0")
+    for begin, end, lines in ((10, 390, {60: ("item", 80)}), (700, 1190, since)):
+        frames = [{"file": "train.py", "line": line, "function": "main", "own": True} for line in lines]
+        stacks = [
+            {"count": count, "seconds": count / 50, "call": call, "frames": [number]}
+            for number, (call, count) in enumerate(lines.values())
+        ]
+        facts = {"where": "unknown phase", "why": "share", "frames": frames, "stacks": stacks, "samples": 80}
+        facts |= {"step": begin, "last_step": end, "begin_ns": int(ends[begin] * S), "end_ns": int(ends[end] * S)}
+        writer.write(int(ends[end] * S), events.Stacks, **facts)
+    writer.close()
+    found = find(tmp_path, iteration_drift.detect)
+    assert [one.named_line for one in found] == ["train.py:63"] * told
 
 
 @pytest.mark.parametrize(("where", "column"), [("between phases", 3), ("step", 2)])

@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from small_recording import make_record
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.procfs import ProcessStat
 from zerotop_probe.outside.sampling.stuck import loader_watcher, py_spy
 from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
 from zerotop_probe.recording.events import LoaderStacks
-from zerotop_probe.recording.tables import PHASE_CODE, PROBE, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASE_CODE, PROBE, SPANS
 
 MS = 1_000_000
 
 
-def pack_span(phase: str, begin_ns: int, end_ns: int) -> bytes:
+def pack_span(phase: str, begin_ns: int, end_ns: int, flags: int = 0) -> bytes:
     """Return a record of an outermost phase."""
-    fields = {"begin_ns": begin_ns, "end_ns": end_ns, "phase": PHASE_CODE[phase], "depth": 0, "flags": 0, "engine": 0}
+    fields = {"begin_ns": begin_ns, "end_ns": end_ns, "phase": PHASE_CODE[phase], "depth": 0, "flags": flags, "engine": 0}
     return SPANS.record_struct.pack(*make_record(SPANS, **fields))
 
 
@@ -61,6 +63,33 @@ def test_the_first_wait_of_an_epoch_does_not_count() -> None:
 
 def test_records_of_other_tables_are_left_out() -> None:
     DataWaits().add_records(PROBE.name, [b"short"])
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "has_pauses"),
+    [
+        (([8, 8, 8, 400] * 4), True),
+        (([200] * 8 + [260] * 8), False),  # slower for good
+        (([8] * 15 + [9_000]), False),  # once
+        (([8, 8, 8, 15] * 4), False),
+        (([8, 8, 8, 400] * 2), False),  # too few
+    ],
+)
+def test_pauses_show_in_steps_that_are_only_counted(times_ms: list[int], has_pauses: bool) -> None:
+    waits, at_ns = DataWaits(), time.monotonic_ns() - 12_000 * MS
+    for taken_ms in times_ms:
+        at_ns += taken_ms * MS
+        waits.add_records(SPANS.name, [pack_span("step", at_ns - MS, at_ns, BOUNDARY | COUNTED)])
+    assert waits.has_pauses() is has_pauses
+
+
+@pytest.mark.parametrize(("state", "count"), [("R", 3), ("D", 3), ("S", 0)])
+def test_workers_are_read_during_pauses_if_they_run(state: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch)
+    stat = ProcessStat(b"pt_data_worker", state, 5, 5, 0, 0, 0, 0)
+    monkeypatch.setattr(procfs, "read_stat", lambda pid: stat)
+    spy.watch([Waiting(0, 5, False, True)], 10)
+    assert len(spy.written) == count
 
 
 class FakePySpy:

@@ -64,6 +64,24 @@ def test_the_new_line(
     assert (found.line[1] if found is not None else None) == line
 
 
+CALLS = (("torch/autograd/__init__.py", 381, "grad", False), ("train.py", 76, "main", True))
+SYNCHRONIZE = (("torch/cuda/__init__.py", 1083, "synchronize", False), *CALLS[1:])
+
+
+@pytest.mark.parametrize(
+    ("stack", "before", "line"),
+    [
+        (CALLS, 40, 76),
+        (CALLS, 20, None),  # too few samples before: the host may have waited elsewhere
+        (COUNT, 40, None),  # it may compare a tensor
+        (SYNCHRONIZE, 40, None),
+    ],
+)
+def test_where_the_gpu_may_have_more_to_do_a_new_line_has_to_launch_it(stack: Stack, before: int, line: int | None) -> None:
+    found = find_new_line(sample({LINEAR: before}), sample({LINEAR: 70, stack: 30}), (0.07, 0.10), is_gpu_idle=False)
+    assert (found.line[1] if found is not None else None) == line
+
+
 def write_samples(folder: Path, begin_ns: int, end_ns: int, counts: dict[Stack, int], where: str) -> None:
     """Write samples of rank 0 between two times (unix nanoseconds)."""
     (path,) = folder.glob("events-rank0-*.jsonl")

@@ -299,6 +299,21 @@ def test_a_change_that_makes_steps_cheaper_explains_no_slowdown(tmp_path: Path) 
     assert "bfloat16" not in finding.details
 
 
+def test_adapters_that_are_added_again_and_again_are_one_change_at_their_line(tmp_path: Path) -> None:
+    planted, counts = PlantedRecording(tmp_path), ("8", "24", "40")
+    for at, before, after in zip((20, 21), counts, counts[1:], strict=False):
+        line = {"file": "adapters.py", "line": 31, "function": "grow", "changed_ns": int((at - 0.5) * S)}
+        numbers = [{"name": name, "before": before, "after": after} for name in ("trained_parameters", "parameters")]
+        kinds = {"name": "dtypes", "before": f"{before} bfloat16", "after": f"{after} bfloat16"}
+        modules = [{"name": name, "before": before, "after": after} for name in ("module.training", "modules")]
+        recording = write_change(planted, at, *numbers, *modules, kinds | line)
+    found = list_changes(recording.events_of(events.TrainingChanged, recording.end_ns), BEGIN_NS)
+    chosen = choose_changes(found, BEGIN_NS + 19 * S, BEGIN_NS + 21 * S, BEGIN_NS + 30 * S)
+    assert describe_changes(chosen) == (
+        "40 parameters are trained instead of 8, in 2 or more steps (adapters.py:31 in grow)"
+    )
+
+
 @pytest.mark.parametrize("name", ["dtypes", "devices"])
 def test_more_parameters_of_the_same_kind_are_no_other_kind(tmp_path: Path, name: str) -> None:
     planted = record_pace(tmp_path, 0.5, 1.0)

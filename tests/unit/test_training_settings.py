@@ -247,6 +247,21 @@ def test_a_change_is_found_when_steps_become_longer() -> None:
     assert event["last_step"] <= 20 < event["step"]
 
 
+def test_a_line_that_runs_in_each_step_has_the_time_of_its_first_call_since_the_last_look() -> None:
+    lines, changed = SettingLines(CostMeter()), Change("hooks", 0, 1)
+    lines.is_on = True
+    for look_ns in (0, 1000):
+        lines.begin_look()
+        for at_ns in (10, 20, 30):
+            lines.note(look_ns + at_ns, ("hooks",))
+            if at_ns == 10:
+                lines.note(look_ns + 15, ("dtypes",))
+        assert lines.find_place(changed, look_ns, None)[0] == look_ns + 10
+        assert lines.has_noted
+    lines.note(2000, ("hooks",))  # another line
+    assert lines.find_place(changed, 1000, None)[0] == 2000
+
+
 def test_what_a_model_adds_that_is_called_later_has_the_time_of_its_first_call() -> None:
     model, average = make_model(), make_model()
     watched = _Watched(model)

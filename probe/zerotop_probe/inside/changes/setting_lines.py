@@ -61,12 +61,21 @@ class SettingLines:
     def __init__(self, meter: CostMeter) -> None:
         self._meter = meter
         self._own_lines = OwnLines()
-        self._noted: dict[str, tuple[int, OwnPlace | None]] = {}  # time and line of the last call, by setting
+        self._noted: dict[str, tuple[int, OwnPlace | None]] = {}  # time and line of a call, by setting
+        self._called_ns: dict[str, int] = {}  # when the last call was noted
+        self._fresh: set[str] = set()  # settings of calls since the last look
         self.checkpoints = CheckpointCalls(lambda: self.note(now(), (CHECKPOINTING,)), meter)
         self.is_on = False
         """Whether the training has begun, and lines may be named."""
-        self.has_noted = False
+
+    @property
+    def has_noted(self) -> bool:
         """Whether a method was called since the last look."""
+        return bool(self._fresh)
+
+    def begin_look(self) -> None:
+        """Note calls from now on as those after a look."""
+        self._fresh.clear()
 
     def install_hooks(self) -> None:
         """Wrap the methods of PyTorch's modules. Without effect before PyTorch is loaded."""
@@ -78,23 +87,28 @@ class SettingLines:
     def _make_note(self, names: tuple[str, ...]) -> Callable[..., None]:
         def note(time_ns: int, module: Any, args: Any, kwargs: Any) -> None:
             # Calls for the modules within follow at once: the line is that of the first.
-            if self.is_on and time_ns - self._noted.get(names[0], (0, None))[0] > 1_000_000:
+            if self.is_on and time_ns - self._called_ns.get(names[0], 0) > 1_000_000:
                 self.note(time_ns, names)
 
         return note
 
     def note(self, time_ns: int, names: tuple[str, ...]) -> None:
-        """Note the line of the job's own code beneath which these settings may change now."""
-        self.has_noted = True
+        """Note the line of the job's own code beneath which these settings may change now.
+
+        Of a line that runs in each step, the first call since the last look counts.
+        """
         place = self._own_lines.find_place(sys._getframe()) if self.is_on else None
         for name in names if place is not None else ():
-            self._noted[name] = time_ns, place
+            self._called_ns[name] = time_ns
+            if name not in self._fresh or self._noted.get(name, (0, None))[1] != place:
+                self._noted[name] = time_ns, place
+        self._fresh.update(names)
 
     def end_step(self) -> None:
         """Note that gradient checkpointing was switched off by a step that did not call it; no line did that."""
         changed_ns = self.checkpoints.end_step()
         if changed_ns is not None:
-            self.has_noted = True
+            self._fresh.add(CHECKPOINTING)
             if self.checkpoints.is_on is False:
                 self._noted[CHECKPOINTING] = changed_ns, None
 

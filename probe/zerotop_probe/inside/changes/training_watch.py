@@ -173,7 +173,8 @@ class TrainingWatch:
         modules, optimizers = self.list_parts()
         if not modules:
             return
-        begin_ns, self._wants_look, self._has_shifted, self._lines.has_noted = now(), False, False, False
+        begin_ns, self._wants_look, self._has_shifted = now(), False, False
+        self._lines.begin_look()
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
         seen = {CHECKPOINTING: self._lines.checkpoints.is_on, _OTHER_AUTOCAST: self.other_autocast}
         settings = read_settings(modules, optimizers, self.autocast) | seen

@@ -90,8 +90,8 @@ class _CollectedRing:
         self.is_over = is_last
 
     def describe_wait(self) -> Waiting:
-        """Return whether the rank waits for data."""
-        return Waiting(self.rank, self.heard.pid, self._waits.is_waiting())
+        """Return whether the rank waits for data, or may do so."""
+        return Waiting(self.rank, self.heard.pid, self._waits.is_waiting(), self._waits.has_pauses())
 
     def close(self) -> None:
         """Release the ring, and delete it once it is over."""

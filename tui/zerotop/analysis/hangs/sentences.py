@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from zerotop.analysis.formatting import format_ranks
-from zerotop.analysis.hangs.standstill import StackGroup, Standstill
+from zerotop.analysis.hangs.stacks import ThreadStack
+from zerotop.analysis.hangs.standstill import Absence, StackGroup, Standstill
+from zerotop.analysis.hangs.waits import WaitKind, find_wait
 
 # Activities that are things to wait for, such as "a queue", and no functions.
 _AWAITED = ("a ", "another ", "the ")
+_BY_THREADS = (
+    "Threads wait for each other: let none wait for a queue while it holds a lock, and take locks in the same order."
+)
 _ONE_NODE = "All ranks are in it: compare the tensors that they pass, and see dmesg for errors of GPUs."
 
 
@@ -59,7 +65,7 @@ def _choose_first(texts: Sequence[str], width: int) -> str:
 
 
 def describe_collectives(standstill: Standstill) -> str:
-    """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
+    """Return in sentences how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
     if standstill.difference is not None:
         calls = [
             f"{call.name}{f' at {call.place}' if call.place else ''} on {format_ranks(group.ranks)}"
@@ -68,6 +74,8 @@ def describe_collectives(standstill: Standstill) -> str:
         return f"Collective {standstill.difference.number} is {', '.join(calls)}."
     if launched := _list_launched(standstill):
         return f"NCCL has launched {', '.join(launched)}."
+    if len({group.awaited.group for group in standstill.groups if group.awaited is not None}) > 1:
+        return " ".join(map(_describe_absence, standstill.list_absences()))
     known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
     if len({called.called for _, called in known}) > 1:
         first, *others = (
@@ -79,6 +87,29 @@ def describe_collectives(standstill: Standstill) -> str:
         names = ", ".join(f"{called.name} on {format_ranks(group.ranks)}" for group, called in known)
         return f"Collective {known[0][1].called} is {names}."
     return ""
+
+
+def _describe_absence(absence: Absence) -> str:
+    waiting, absent = absence.waiting.ranks, absence.absent
+    verbs = "waits" if len(waiting) == 1 else "wait", "has" if len(absent) == 1 else "have"
+    who = format_ranks(waiting).capitalize()
+    return f"{who} {verbs[0]} for {absence.name}, which {format_ranks(absent)} {verbs[1]} not called."
+
+
+def describe_threads(standstill: Standstill) -> str:
+    """Return where the other threads stand of the rank that waits for one of them, if that is known; else ""."""
+    return " ".join(
+        f"{thread.thread} {_describe_state(group, group.place, is_one=True)}." for thread, group in _list_threads(standstill)
+    )
+
+
+def _list_threads(standstill: Standstill) -> list[tuple[ThreadStack, StackGroup]]:
+    """Return the threads in the job's own code beside a training thread that waits for a lock or a queue."""
+    shown = standstill.odd or standstill.groups[0]
+    if shown.wait is None or shown.wait.kind is not WaitKind.LOCK:
+        return []
+    others = (one for one in shown.stacks[0].threads if one.thread and any(frame.own for frame in one.frames))
+    return [(one, replace(shown, wait=find_wait(one), frame=one.own_frame)) for one in others]
 
 
 def _list_launched(standstill: Standstill) -> list[str]:
@@ -101,6 +132,9 @@ def write_advice(standstill: Standstill) -> str:
         if standstill.difference is not None and standstill.difference.is_of_shapes:
             return "All ranks must pass tensors of the same shape: look at what decides their size."
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+    threads = [group.wait for _, group in _list_threads(standstill)]
+    if threads and all(wait is not None and wait.kind is WaitKind.LOCK for wait in threads):
+        return _BY_THREADS
     if (odd or standstill.groups[0]).awaits_device:
         return "A kernel on the GPU does not finish: check what was launched before that line."
     if odd is None:

@@ -47,7 +47,12 @@ class Collectives(NamedTuple):
     group: str
     called: int  # collectives so far
     name: str  # function of the first that has not ended; "" without one
-    is_pending: bool  # whether there is one
+    awaited: int  # its number; -1 without one
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether one of them has not ended."""
+        return self.awaited >= 0
 
 
 # Collectives in which all ranks pass tensors of one shape.
@@ -140,9 +145,7 @@ def _build_stacks(event: Stacks | RankStacks, process: RankProcess) -> StackRepo
         event.step,
         event.where,
         threads,
-        tuple(
-            Collectives(one.group or "", one.called or 0, _name_collective(one), (one.waits_for or 0) >= 0) for one in called
-        ),
+        tuple(Collectives(one.group or "", one.called or 0, _name_collective(one), one.waits_for or 0) for one in called),
         calls=tuple(
             Call(one.group or "", one.number, _name_collective(one), _describe_place(one), _read_shape(one))
             for one in event.calls or ()

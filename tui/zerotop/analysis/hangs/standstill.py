@@ -29,10 +29,14 @@ class StackGroup:
         return tuple(process.rank for process in self.processes)
 
     @property
+    def awaited(self) -> Collectives | None:
+        """The process group in which a collective that they have called has not ended; None without one."""
+        return next((one for stacks in self.stacks for one in stacks.collectives if one.is_pending), None)
+
+    @property
     def pending(self) -> str | None:
-        """The collective that they have called and that has not ended, as PyTorch knows; None without one."""
-        called = (one for stacks in self.stacks for one in stacks.collectives if one.is_pending)
-        return next((one.name for one in called), None)
+        """The collective that they have called and that has not ended; None without one."""
+        return self.awaited.name if self.awaited is not None else None
 
     @property
     def awaits_others(self) -> bool:
@@ -91,6 +95,14 @@ class CallGap(NamedTuple):
         return first if is_alone and all(ranks[call.name] < ranks[other.name] for _, other in others) else None
 
 
+class Absence(NamedTuple):
+    """Ranks that have not called the collective that others wait for."""
+
+    waiting: StackGroup
+    name: str
+    absent: tuple[int, ...]  # ranks
+
+
 @dataclass(frozen=True, slots=True)
 class Standstill:
     """A job in which no phase begins or ends."""
@@ -103,6 +115,11 @@ class Standstill:
     def is_mismatch(self) -> bool:
         """Whether all ranks wait for each other, in different places."""
         return len(self.groups) > 1 and all(group.awaits_others for group in self.groups)
+
+    def list_absences(self) -> list[Absence]:
+        """Return for each group of ranks that waits in a collective which ranks have not called it, if that is known."""
+        found = (_find_absence(group, self.groups) for group in self.groups)
+        return [absence for absence in found if absence is not None]
 
 
 def group_ranks(
@@ -118,6 +135,22 @@ def group_ranks(
     odd = difference.odd if difference is not None else _find_odd(groups)
     ordered = tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks)))
     return Standstill(ordered, odd, difference)
+
+
+def _find_absence(waiting: StackGroup, groups: Sequence[StackGroup]) -> Absence | None:
+    """Return the ranks that have called fewer collectives of its process group, else those that have called none."""
+    awaited = waiting.awaited
+    if awaited is None:
+        return None
+    called = {
+        stacks.process.rank: next((one.called for one in stacks.collectives if one.group == awaited.group), 0)
+        for group in groups
+        for stacks in group.stacks
+        if stacks.collectives
+    }
+    behind = sorted(rank for rank, count in called.items() if count < awaited.awaited)
+    some = [rank for rank in behind if called[rank]]
+    return Absence(waiting, awaited.name, tuple(some or behind)) if behind else None
 
 
 def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> CallGap | None:

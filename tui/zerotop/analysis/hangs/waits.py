@@ -108,7 +108,7 @@ _CALLS = {
     WaitKind.NETWORK: ("recv", "recv_into", "recvfrom", "accept", "accept4", "connect", "select", "poll", "epoll_wait"),
     WaitKind.DEVICE: ("item", "tolist", "cpu", "to", "cuda", "copy_", "synchronize", "nonzero"),
 }
-_NAMES = {"clock_nanosleep": "sleep", "nanosleep": "sleep"}
+_NAMES = {"clock_nanosleep": "sleep", "nanosleep": "sleep", "acquire": "a lock", "__enter__": "a lock"}
 # Methods of a Work of torch.distributed, which is an object in C++.
 _WORK_CALLS = ("wait", "synchronize")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.code_line import CodeLine, read_line
 from zerotop.analysis.formatting import join_words
-from zerotop_probe.recording.events import TrainingChanged
+from zerotop_probe.recording.events import ChangedSetting, TrainingChanged
 
 # Changes that one sentence names, the most telling first.
 _MOST_NAMED = 2
@@ -33,6 +33,7 @@ _ORDER = (
 )
 # Follow from others, have findings of their own, or are what libraries note about their modules.
 _LEFT_OUT, _LEFT_OUT_PREFIX = ("modules", "anomaly_mode"), "module._"
+_NUMBERS = ("trained_parameters", "parameters")
 _OPTIMIZERS, _OF_PARAMETERS = ("optimizer_objects", "optimizers"), ("trained_parameters", "parameters", "dtypes", "devices")
 _WIDTHS = {"float8_e4m3fn": 1, "float8_e5m2": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
@@ -69,18 +70,30 @@ def list_changes(found: Iterable[TrainingChanged], offset_ns: int) -> Iterator[T
     for event in found:
         # Parameters that are changed without a method of their module are given to a new optimizer at once.
         made_ns = next((one.changed_ns for one in event.changes if one.name in _OPTIMIZERS), None)
+        # Only their number differs: the line that has changed it is known with their dtypes or devices.
+        counted = next((one for one in event.changes if one.file and _is_count_alone(one)), None)
+        # New modules are in training mode.
+        added = {(one.before, one.after) for one in event.changes if one.name == "modules"}
         for change in event.changes:
             name, before, after, exact_ns = change.name, change.before, change.after, change.changed_ns
             is_left_out = name in _LEFT_OUT or name.startswith(_LEFT_OUT_PREFIX)
             # More parameters of the same dtypes, on the same devices, are a change of their number.
-            is_left_out |= name in ("dtypes", "devices") and _name_kinds(before) == _name_kinds(after)
+            is_left_out |= _is_count_alone(change) or (name == "module.training" and (before, after) in added)
             if is_left_out or not all(text.isprintable() for text in (name, before, after)):
                 continue
+            line = read_line(change)
+            if counted is not None and line is None and name in _NUMBERS:
+                line, exact_ns = read_line(counted), counted.changed_ns
             exact_ns = made_ns if exact_ns is None and name in _OF_PARAMETERS else exact_ns
             begin_ns, end_ns = event.begin_ns + offset_ns, event.unix_ns
             if exact_ns is not None:
                 begin_ns = end_ns = exact_ns + offset_ns
-            yield TrainingChange(name, before, after, begin_ns, end_ns, event.unix_ns, read_line(change))
+            yield TrainingChange(name, before, after, begin_ns, end_ns, event.unix_ns, line)
+
+
+def _is_count_alone(change: ChangedSetting) -> bool:
+    """Whether there are more or fewer parameters of the same dtypes, or on the same devices."""
+    return change.name in ("dtypes", "devices") and _name_kinds(change.before) == _name_kinds(change.after)
 
 
 def choose_changes(
@@ -95,14 +108,20 @@ def choose_changes(
     # A new optimizer with options of its own is one change.
     if any(change.name == "optimizers" or change.name.startswith("optimizer.") for change in found):
         found = [change for change in found if change.name != "optimizer_objects"]
+    trained = {(change.before, change.after) for change in found if change.name == "trained_parameters"}
+    found = [change for change in found if change.name != "parameters" or (change.before, change.after) not in trained]
     if any(change.name == _BY_MODULES for change in found):
         found = [change for change in found if change.name != _BY_CALLS]
     return sorted(found, key=_rank_change)
 
 
 def describe_changes(changes: list[TrainingChange]) -> str:
-    """Return the most telling changes as the end of a sentence."""
-    return join_words([change.text for change in changes[:_MOST_NAMED]])
+    """Return the most telling changes as the end of a sentence. Those of one setting at one line are one."""
+    same: dict[tuple[str, CodeLine | None], list[TrainingChange]] = {}
+    for change in changes:
+        same.setdefault((change.name, change.line), []).append(change)
+    texts = [describe_repeated(some) if len(some) > 1 else some[0].text for some in same.values()]
+    return join_words(texts[:_MOST_NAMED])
 
 
 def describe_repeated(changes: list[TrainingChange]) -> str:

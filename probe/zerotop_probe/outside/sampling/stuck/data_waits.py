@@ -1,17 +1,20 @@
-"""Whether a rank waits for its data now, by the last records of its phases."""
+"""Whether a rank waits for its data now, by the last records of its phases, or may wait for it, by those of its steps."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 
-from zerotop_probe.recording.tables import COUNTED, PHASE_CODE, SPANS
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASE_CODE, SPANS
 
 # This many last waits, without the longest, which may be the first of an epoch, must reach this average (ns), and this share
 # of their iterations as far as recorded: workers in step with each other deliver two batches at once.
 _WAITS = 7
 _LEAST_NS, _SHARE = 20_000_000, 0.2
+# Of this many last steps, counted ones included, some took so many times the usual time, and that share of all.
+_STEPS, _PAUSE_TIMES = 12, 3
 # If a rank's last wait is older than this (ns), it does something else.
 _OLDEST_NS = 20_000_000_000
 _DATA = PHASE_CODE["data"]
@@ -34,18 +37,31 @@ class DataWaits:
     def __init__(self) -> None:
         self._struct = SPANS.record_struct
         self._waits: deque[_Wait] = deque(maxlen=_WAITS)
+        self._ends: deque[int] = deque(maxlen=_STEPS + 1)  # of steps
 
     def add_records(self, table: str, records: Iterable[bytes]) -> None:
         """Take new records of the rank; those of other tables are left out."""
         for record in records if table == SPANS.name else ():
             span = self._struct.unpack(record)
             begin_ns, end_ns = span[:2]
+            if span[_FLAGS] & BOUNDARY:
+                self._ends.append(end_ns)
             if span[_DEPTH] or span[_FLAGS] & COUNTED:
                 continue
             if span[_PHASE] == _DATA:
                 self._waits.append(_Wait(end_ns - begin_ns, end_ns))
             elif self._waits:
                 self._waits[-1].later_ns += end_ns - begin_ns
+
+    def has_pauses(self) -> bool:
+        """Whether a notable part of its last steps was in a few that took far longer, for which it may wait for data."""
+        ends = list(self._ends)
+        if len(ends) <= _STEPS or time.monotonic_ns() - ends[-1] > _OLDEST_NS:
+            return False
+        taken = sorted(later - earlier for earlier, later in pairwise(ends))
+        usual_ns = taken[len(taken) // 2]
+        paused_ns = [one - usual_ns for one in taken if one >= max(_PAUSE_TIMES * usual_ns, _LEAST_NS)]
+        return len(paused_ns) > 1 and sum(paused_ns) >= _SHARE * sum(taken)
 
     def is_waiting(self) -> bool:
         """Whether the rank has spent a notable part of its last iterations so. Any thread may ask."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.loader_workers import list_workers
 from zerotop_probe.outside.sampling.stuck import py_spy
 from zerotop_probe.recording import events
@@ -19,11 +20,12 @@ _MOST_WORKERS = 3
 
 
 class Waiting(NamedTuple):
-    """A rank's process, and whether it waits for data now."""
+    """A rank's process, and whether it waits for data now, or pauses in some steps, of which that is not known."""
 
     rank: int
     pid: int
     is_waiting: bool
+    has_pauses: bool = False
 
 
 class LoaderWatcher(threading.Thread):
@@ -45,7 +47,7 @@ class LoaderWatcher(threading.Thread):
             self._check_ranks(self._program)
 
     def _check_ranks(self, program: str) -> None:
-        waiting = [one for one in self._list_waiting() if one.is_waiting]
+        waiting = [one for one in self._list_waiting() if one.is_waiting or (one.has_pauses and _is_loading(one.pid))]
         self._looks = {one.pid: self._looks.get(one.pid, 0) + 1 for one in waiting}
         due = [one for one in waiting if self._looks[one.pid] >= _LOOKS]
         if not due or time.monotonic() < self._next_s:
@@ -67,3 +69,9 @@ class LoaderWatcher(threading.Thread):
     def finish(self) -> None:
         """Stop watching; does not wait."""
         self._is_closing.set()
+
+
+def _is_loading(pid: int) -> bool:
+    """Whether most workers of a rank run, or wait for the disk."""
+    states = [stat.state for worker in list_workers(pid) if (stat := procfs.read_stat(worker)) is not None]
+    return sum(state in ("R", "D") for state in states) > len(states) / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from zerotop.analysis.findings.support.causes.host_causes import is_by_others
 from zerotop.analysis.findings.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.findings.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host
-from zerotop.analysis.findings.support.lines import line_findings
-from zerotop.analysis.findings.support.lines.stack_lines import Delay, FoundLine, await_line
+from zerotop.analysis.findings.support.lines import line_findings, stack_lines
+from zerotop.analysis.findings.support.lines.stack_lines import UNSEEN, Delay, FoundLine, await_line
 from zerotop.analysis.findings.support.links import Kinds, goes_on, grew_in_a_jump
 from zerotop.analysis.findings.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.findings.support.thresholds import SHORTEST_ITERATION_S
@@ -26,6 +27,7 @@ from zerotop.analysis.stats.knee import fit_knee, is_gradual
 from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
 from zerotop.analysis.stats.wander import compute_levels
 from zerotop.recording.samples import Floats, Rows
+from zerotop_probe.recording.events import Stacks
 
 _KIND = FindingKind(
     name="iteration_drift",
@@ -45,7 +47,7 @@ _KIND = FindingKind(
 _BY_PHASE = {
     "data_s": ("Check what the dataset keeps or reads again and again.", "py-spy dump --pid {pid}"),
     "other_s": (
-        "Look for a list that grows between the steps, of logged values or kept outputs.",
+        "See what takes longer between the phases with each step: work on all that was kept so far, or on larger inputs.",
         "py-spy dump --pid {pid}",
     ),
 }
@@ -54,6 +56,10 @@ DRIFT_SHARE = 0.15
 # By chance, six blocks are in order once in 720 times. Each is higher by at least this share of an even rise.
 DRIFT_BLOCKS = 6
 DRIFT_EVENNESS = 0.2
+
+# For so long (ns) a rise that may be the run's own wandering waits for samples that show what takes the time.
+_SAMPLED_NS = 60 * 10**9
+_PLACES = (*line_findings.PLACES.values(), UNSEEN)
 
 _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
 
@@ -65,11 +71,31 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
     rises = window.keep(_new_trend_finder).find_rises(steps["iteration_s"], SETTLED_STEPS, share=DRIFT_SHARE)
     rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
     costly = await_notable(window.keep(list[Rise]), steps, rises, partial(_measure_level, group))
-    measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
-    fresh = (drift for drift in measured if _is_drift(drift, steps["iteration_s"]))
-    named = window.await_each(fresh, lambda drift: await_line(drift.find_delay()))
-    for told in window.extend(partial(_follow, named), 0):
+    measured = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
+    judged = [(drift, _is_drift(drift, steps["iteration_s"])) for drift in measured]
+    named = window.await_each(
+        (drift for drift, is_drift in judged if is_drift), lambda drift: await_line(drift.find_delay())
+    )
+    shown = _find_shown(window, [drift for drift, is_drift in judged if not is_drift])
+    for told in window.extend(partial(_follow, chain(named, shown)), 0):
         yield _build_finding(told)
+
+
+def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[tuple[_Drift, FoundLine]]:
+    """Yield rises that the run's own wandering may be, once samples show a line that hardly took time before.
+
+    ``hidden``: new ones.
+    """
+    lead, waiting = window.subject.lead, window.keep(list[_Drift], "hidden")
+    waiting += [drift for drift in hidden if _is_gradual(lead.steps["iteration_s"], drift.rise)]
+    for event in stack_lines.select_events_in(window.items(lead.events_of(Stacks)), _PLACES, stack_lines.SHARE):
+        waiting[:] = [drift for drift in waiting if event.unix_ns <= drift.change.known_ns + _SAMPLED_NS]
+        for drift in [one for one in waiting if one.change.known_ns <= event.unix_ns]:
+            later = drift.extend(event.unix_ns)
+            line = stack_lines.find_new(later.find_delay(), event.unix_ns) if later is not None else None
+            if later is not None and line is not None:
+                waiting[:] = [one for one in waiting if one is not drift]
+                yield later, FoundLine(line, event.unix_ns)
 
 
 class _Told(NamedTuple):
@@ -152,12 +178,26 @@ class _Drift(NamedTuple):
         changes = change.measure_parts()
         return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name], default=""))
 
+    def extend(self, known_ns: int) -> _Drift | None:
+        """Return the rise up to a later time; None if it has not stayed."""
+        group, rise = self.change.group, self.rise
+        steps = group.lead.steps_until(known_ns)
+        end = rise.begin + (len(steps) - rise.begin) // rise.block_length * rise.block_length
+        high = float(np.median(steps["iteration_s"][end - rise.block_length : end]))
+        later = rise._replace(end=end, high=high)
+        stays = high >= (1 + DRIFT_SHARE) * rise.low and end >= rise.end
+        return _Drift.measure(group, later, known_ns) if stays else None
+
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         last = self.change.after
         end_ns = int(last["end_unix_ns"][-1])
-        where = line_findings.PLACES[self.carrier] if self.carrier else ""
-        return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
+        where = line_findings.PLACES[self.carrier] if self.carrier else UNSEEN
+        delay = Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
+        since = self.rows[_find_onset(self) :]
+        whole = self.rise.low, float(np.nanmean(since["iteration_s"]))
+        part = self.change.measure_levels().get(self.carrier, whole)
+        return delay._replace(levels=(part, whole), onset_ns=int(since["begin_unix_ns"][0]))
 
 
 def _find_batch_step(drift: _Drift) -> int | None:

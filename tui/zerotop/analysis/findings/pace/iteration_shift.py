@@ -88,6 +88,8 @@ _BACK_SHARE = 0.1
 _MORE_STEPS, _FIRST_STEPS = 16, 20
 # The levels of a change are looked at after this part of more steps, and shown again if one of them differs by this share.
 _MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
+# For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
+_SAMPLED_NS = 60 * 10**9
 # Blocks of steps in a row that are nearer to the level before: the change has passed.
 _PASSED_BLOCKS = 10
 # Iterations that became shorter for no known reason are told after so many steps, or seconds, on each side, by this share.
@@ -228,11 +230,13 @@ def _find_later_line(shift: PaceShift, known_ns: int) -> StackLine | None:
 
 
 def _explain_again(changes: _Changes, known_ns: int) -> Iterator[Finding]:
-    """Yield changes again for which a change of the training is known by now: the probe looks for these now and then."""
+    """Yield changes again for which a change of the training, or a line, is known by now."""
     for one in changes.open:
-        told = _explain_by_training(one.shift, known_ns)
-        if told is not one.shift:
-            one.shift, one.found = told, one.found._replace(known_ns=max(one.found.known_ns, known_ns))
+        told, later_ns = _explain_by_training(one.shift, known_ns), max(one.found.known_ns, known_ns)
+        is_sought = one.found.line is None and one.shift.begin_ns + _SAMPLED_NS >= known_ns >= one.found.known_ns
+        line = _find_later_line(one.shift, known_ns) if is_sought else None
+        if told is not one.shift or line is not None:
+            one.shift, one.found = told, FoundLine(line or one.found.line, later_ns)
             yield _build_finding(changes, one.shift, one.found)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.findings.support import Finding, FindingKind, Group, Process, SearchWindow, Severity, in_each_attempt
+from zerotop.analysis.findings.support.causes.library_calls import find_library_call
 from zerotop.analysis.findings.support.causes.step_change import measure_compiling, name_part
 from zerotop.analysis.findings.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.findings.support.lines import line_findings, stack_lines
@@ -269,6 +270,13 @@ def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
     is_warm_up = line is None and int(np.searchsorted(steps["step"], pause.rows["step"][0])) <= WARM_UP_STEPS
     if is_compiling or is_warm_up:
         kind = kind.with_changes(severity=Severity.INFO)
+    cause = Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None
+    if line is None and not (is_compiling or pause.is_evaluation):
+        delay = pause.find_delay()
+        call = find_library_call(delay.process, delay.begin_ns, delay.end_ns, found.known_ns)
+        if call is not None:
+            cause, (advice, fix) = call
+            kind = kind.with_changes(advice=advice, fix=fix)
     evidence = {"pause_s": pause.seconds, "iteration_s": pause.usual_s, "iterations": pause.seconds / pause.usual_s}
     return kind.at_steps(
         pause.group,
@@ -276,6 +284,6 @@ def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
         evidence,
         known_ns=found.known_ns,
         part=name_part(pause.column) if pause.column else None,
-        cause=Text("torch.compile compiled {graphs:count graph}", {"graphs": compiled.graphs}) if is_compiling else None,
+        cause=cause,
         **line_findings.line_values(line),
     )

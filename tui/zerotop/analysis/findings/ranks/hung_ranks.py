@@ -15,12 +15,20 @@ from zerotop.analysis.findings.support.gpu_faults import change_by_fault
 from zerotop.analysis.findings.support.links import TO_GPU_FAULTS, Kinds, is_held_up, is_told_again
 from zerotop.analysis.findings.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
-from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
+from zerotop.analysis.hangs.sentences import (
+    describe_collectives,
+    describe_group,
+    describe_odd,
+    describe_threads,
+    write_advice,
+)
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.analysis.processes.thread_kinds import read_thread_kinds
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.recording.events.event_files import select_events
-from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost
+from zerotop_probe.recording.event_values import BETWEEN_PHASES
+from zerotop_probe.recording.events import Goodbye, JobEnded, Left, RankGone, RankStopped, RecordsLost, StopSent
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(
@@ -41,25 +49,32 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{groups} ][{collectives} ]No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}."
+        "[{groups} ][{threads} ][{collectives} ]"
+        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
+_AT_END = _SEEN.with_changes(confidence=0.7, headline="No progress for {silent_s:seconds} before the end: {odd}")
 # A silence is a hang after this many times the longest of the last iterations, and at least these seconds: if the stacks of
 # all ranks show that they wait, and without stacks.
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
+# The same where the job was ended meanwhile: of it no more will be known.
+ENDED_ITERATIONS, ENDED_SECONDS = 3.0, 5.0
 # A GPU hangs if it works for this long and nothing is allocated on it.
 DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after this long.
 LONGEST_WORK_SECONDS = 600.0
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
+_ENDED_WIDTH = _ODD_WIDTH - len(" before the end")
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
+# A rank that has called a collective does not work while it waits there for other ranks, even if it uses a core.
+_IN_COLLECTIVES = (WaitKind.COLLECTIVE, WaitKind.BACKWARD)
 # In a counted step phases are not recorded.
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
@@ -86,9 +101,9 @@ class _Silence:
     usual_s: float  # of the iterations before
     longest_s: float
 
-    def limit_ns(self, seconds: float) -> int:
+    def limit_ns(self, seconds: float, iterations: float = HANG_ITERATIONS) -> int:
         """Return when the silence has lasted ``seconds``, or longer if iterations are long."""
-        return self.since_ns + int(max(seconds, HANG_ITERATIONS * self.longest_s) * 1e9)
+        return self.since_ns + int(max(seconds, iterations * self.longest_s) * 1e9)
 
 
 @in_each_attempt(kinds=None)
@@ -110,10 +125,13 @@ def _find_silences(window: SearchWindow[Group]) -> Iterator[_Silence]:
     heard = np.concatenate([last_ns or [first_ns], fresh[fresh >= (last_ns or [first_ns])[0]]])
     last_ns[:] = [int(heard[-1])]
     ends = np.append(heard[1:], window.recording.cursor_ns)
-    for index in np.flatnonzero(ends - heard >= SEEN_SECONDS * 1e9).tolist():
+    least_s = np.full(len(ends), SEEN_SECONDS)
+    least_s[-1] = ENDED_SECONDS
+    for index in np.flatnonzero(ends - heard >= least_s * 1e9).tolist():
         since_ns = int(heard[index])
-        before = group.lead.steps_until(since_ns)["iteration_s"][-20:]
-        if len(before):
+        times = group.lead.steps_until(since_ns)["iteration_s"]
+        if len(times):
+            before = times[min(len(times) - 1, SETTLED_STEPS) :][-20:]  # the first ones load and compile
             yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
 
 
@@ -137,6 +155,13 @@ def _check_silence(window: SearchWindow[Group], silence: _Silence) -> Iterator[F
             return
         if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
             yield window.find_once(partial(_build_unseen, recording, group, last, silence, known_ns), (since_ns, _KIND))
+    stopped_ns = _find_stop(recording, group, since_ns)
+    if (
+        stopped_ns is not None
+        and stopped_ns <= silence.until_ns
+        and not _is_explained(recording, group, since_ns, stopped_ns)
+    ):
+        yield window.find_once(partial(_find_ended, window, reader, silence, stopped_ns), since_ns)
 
 
 def _find_seen(window: SearchWindow[Group], reader: StandstillReader, silence: _Silence, known_ns: int) -> Finding | None:
@@ -148,11 +173,26 @@ def _find_seen(window: SearchWindow[Group], reader: StandstillReader, silence: _
     return _build_seen(window.recording, window.subject, silence, known_ns, standstill)
 
 
+def _find_ended(window: SearchWindow[Group], reader: StandstillReader, silence: _Silence, stopped_ns: int) -> Finding | None:
+    """Return the finding if the job was ended while its ranks waited, for each other or idly."""
+    standstill = reader.read_at(stopped_ns - 1, confirmed=False)
+    if standstill is None or stopped_ns < silence.limit_ns(ENDED_SECONDS, ENDED_ITERATIONS):
+        return None
+    late = standstill.odd or standstill.groups[0]
+    is_idle = late.wait is not None and late.wait.kind in (WaitKind.SLEEP, WaitKind.LOCK)
+    is_known = all(group.stacks for group in standstill.groups) and (is_idle or standstill.is_mismatch)
+    if not is_known or not _is_hang(window.subject, standstill, silence.since_ns, stopped_ns):
+        return None
+    return _build_seen(window.recording, window.subject, silence, stopped_ns, standstill, is_over=True)
+
+
 def _find_last(process: Process, since_ns: int) -> _Last:
     """Return the phase that a process has begun last."""
     begins = process.records("begins").read_window(since_ns - _LOOK_BACK_NS, since_ns)
     spans = process.records("spans").read_window(since_ns - _LOOK_BACK_NS, since_ns)
     begin_ns = int(begins.times[-1]) if len(begins) else 0
+    if len(spans) and len(begins) and spans.rows["phase"][-1] == begins.rows["phase"][-1] and spans.times[-1] > begin_ns:
+        return _Last(int(spans.times[-1]), BETWEEN_PHASES)
     if len(spans) and spans.rows["flags"][-1] & COUNTED and spans.times[-1] >= begin_ns:
         return _Last(int(spans.times[-1]), _UNKNOWN_PHASE)
     return _Last(begin_ns, _name_phase(begins))
@@ -177,7 +217,7 @@ def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) 
 
 
 def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
-    if stacks.wait is None:
+    if stacks.wait is None or (stacks.pending is not None and stacks.wait.kind in _IN_COLLECTIVES):
         return False
     if stacks.awaits_device:  # a thread that waits for its GPU may use a core for that
         return not (stacks.is_device_still and time_ns >= since_ns + DEVICE_SECONDS * 1e9)
@@ -235,18 +275,29 @@ def _find_end(recording: Evidence, group: Group) -> int:
     return min(ends, default=int(np.iinfo(np.int64).max))
 
 
-def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Finding:
+def _find_stop(recording: Evidence, group: Group, since_ns: int) -> int | None:
+    """Return when the job was stopped or ended after a time; None if it goes on, or if a rank has ended by itself."""
+    ends = [*recording.events_of(StopSent), *recording.events_of(JobEnded)]
+    ends += [event for event in recording.events_of(RankGone) if event.process_key in {one.key for one in group.processes}]
+    stopped_ns = min((event.unix_ns for event in ends if event.unix_ns > since_ns), default=None)
+    left = (event for process in group.processes for kind in _LAST_EVENTS for event in process.events_of(kind))
+    return stopped_ns if not any(event.unix_ns > group.lead.source.created_ns for event in left) else None
+
+
+def _build_seen(
+    recording: Evidence, group: Group, silence: _Silence, known_ns: int, standstill: Standstill, *, is_over: bool = False
+) -> Finding:
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
     difference = standstill.difference
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
     line = place.partition(" in ")[0]
-    said = describe_odd(standstill, _ODD_WIDTH)
+    said = describe_odd(standstill, _ENDED_WIDTH if is_over else _ODD_WIDTH)
     # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     ranks = list(odd.ranks) if odd is not None else None
-    kind = change_by_fault(recording, group, _SEEN, ranks or [], (silence.since_ns, known_ns))
+    kind = change_by_fault(recording, group, _AT_END if is_over else _SEEN, ranks or [], (silence.since_ns, known_ns))
     return kind.at(
         group,
         silence.since_ns,
@@ -255,6 +306,7 @@ def _build_seen(recording: Evidence, group: Group, silence: _Silence, known_ns: 
         ranks=ranks,
         odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in told) or None,
+        threads=describe_threads(standstill) or None,
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,

@@ -83,6 +83,11 @@ class PaceShift:
         return int(self.change.after["step"][0])
 
     @property
+    def begin_ns(self) -> int:
+        """When the first step that shows the change began (unix time)."""
+        return int(self.change.after["begin_unix_ns"][0])
+
+    @property
     def cost(self) -> float:
         """The share of each iteration that the change costs."""
         return 1 - self.before_s / self.after_s if self.is_worse else 0.0

@@ -81,6 +81,10 @@ _CALLS = (
         is_direct=True,
     ),
     KnownCall(
+        ("torch.cuda._dump_snapshot", "torch.cuda._snapshot", "torch._C._cuda_memorySnapshot"),
+        "Take a snapshot of the memory at {location} once, where it is needed: it writes the whole recorded history.",
+    ),
+    KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
         "Write at {location} less often, or in a separate thread.",
         "if step % 1000 == 0:",

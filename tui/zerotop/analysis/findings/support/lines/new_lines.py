@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from zerotop.analysis.code_line import find_own, list_own
+from zerotop.analysis.findings.support.lines.known_calls import find_known_call
 from zerotop_probe.recording.events import Stacks
 
 # The fewest samples before and since, and of the line.
@@ -15,6 +16,9 @@ _FEWEST_BEFORE, _FEWEST_SINCE, _FEWEST_OF_LINE = 15, 20, 5
 # Lines that give Python's lock away for moments are seen too seldom.
 _OLD_SHARE = 0.1
 _EXPLAINED, _MOST_EXPLAINED = 0.35, 1.6
+# Where the GPU may have more to do, the host waits for it wherever it launches: the samples that a line would have had
+# before if it had taken the same share of them.
+_EXPECTED_BEFORE = 8.0
 
 OwnLine = tuple[str, int, str]
 """File, number and function."""
@@ -32,7 +36,7 @@ class NewLine(NamedTuple):
 class _Counts:
     """The samples of each own line, and of the lines that called it."""
 
-    def __init__(self, sampled: Iterable[Stacks]) -> None:
+    def __init__(self, sampled: Iterable[Stacks], *, counts_waits: bool) -> None:
         self.total = 0
         self.samples: Counter[OwnLine] = Counter()
         self.seconds: defaultdict[OwnLine, float] = defaultdict(float)
@@ -42,6 +46,8 @@ class _Counts:
             self.total += event.samples or 0
             for stack in event.stacks:
                 own, found = list_own(event.frames, stack), find_own(event.frames, stack)
+                if found is not None and not counts_waits and _may_wait(found.callees):
+                    continue
                 for line in set(own):
                     self.samples[line] += stack.count or 0
                     self.seconds[line] += stack.seconds or 0.0
@@ -53,12 +59,21 @@ class _Counts:
         return self.samples[line] / self.total
 
 
-def find_new_line(before: Iterable[Stacks], since: Iterable[Stacks], levels: tuple[float, float]) -> NewLine | None:
+def _may_wait(callees: tuple[str, ...]) -> bool:
+    """Whether a line may wait for the GPU: by a call, or by a comparison or index, of which no call is known."""
+    known = find_known_call(callees)
+    return not callees or (known is not None and known.waits_for_gpu)
+
+
+def find_new_line(
+    before: Iterable[Stacks], since: Iterable[Stacks], levels: tuple[float, float], *, is_gpu_idle: bool = True
+) -> NewLine | None:
     """Return the innermost line that hardly took time before, and explains why the place takes longer since then.
 
-    ``levels``: the seconds of the place in an iteration before and since.
+    ``levels``: the seconds of the place in an iteration before and since. ``is_gpu_idle``: whether the GPU has no more work
+    than before. Otherwise the line at which the host waits for it says nothing: it may have been another one before.
     """
-    old, new = _Counts(before), _Counts(since)
+    old, new = (_Counts(sampled, counts_waits=is_gpu_idle) for sampled in (before, since))
     if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
         return None
     before_s, since_s = levels
@@ -66,6 +81,7 @@ def find_new_line(before: Iterable[Stacks], since: Iterable[Stacks], levels: tup
     for line in new.samples:
         then_s, now_s = old.share(line) * before_s, new.share(line) * since_s
         is_new = then_s <= _OLD_SHARE * now_s and new.samples[line] >= _FEWEST_OF_LINE
+        is_new &= is_gpu_idle or old.total * new.share(line) >= _EXPECTED_BEFORE
         if is_new and _EXPLAINED <= (now_s - then_s) / (since_s - before_s) <= _MOST_EXPLAINED:
             explains.append(line)
     if not explains:

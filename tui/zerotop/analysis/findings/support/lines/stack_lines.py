@@ -32,8 +32,11 @@ SLOW, SHARE = event_values.SLOW, event_values.SHARE
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
 _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
-# What scripts call themselves, besides training: reading and gathering parameters, gradients and states.
-_ACCESS = ("deepspeed.utils.", "deepspeed.runtime.zero.partition_parameters.")
+# What scripts call themselves, besides training: reading and gathering parameters, gradients and states; logs and profiles.
+_ACCESS = (
+    *("deepspeed.utils.", "deepspeed.runtime.zero.partition_parameters."),
+    *("torch.utils.tensorboard.", "torch.profiler.", "torch.distributed.checkpoint."),
+)
 _COMPUTING = ("forward", "backward", "step", UNSEEN)
 # A method, of which only the name is known, is no tensor's within these libraries, or if only these types have it.
 _HOST_LIBRARIES = {*sys.stdlib_module_names, "numpy", "scipy", "pandas", "PIL", "sklearn", "skimage", "librosa", "nltk"}
@@ -78,6 +81,8 @@ _LINE_SHARE = 0.3
 _FEWEST_SAMPLES = 3
 # The share of the samples below a line of the loop with which a line that it calls takes its place.
 _SHARED_SHARE = 0.6
+# The last events with samples that are compared on each side of a change.
+_MOST_EVENTS = 24
 # How long a finding waits for samples (ns), which are written a moment after they were taken.
 PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = (events.Goodbye, events.Left)
@@ -135,6 +140,7 @@ class Delay(NamedTuple):
     is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
     # the seconds in an iteration before and since, of a phase that takes longer, and of the whole iteration
     levels: tuple[tuple[float, float], tuple[float, float]] | None = None
+    onset_ns: int = 0  # when the place began to take longer, if that was before the window
 
 
 def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> StackLine | None:
@@ -143,11 +149,20 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     ``why`` is a reason for samples, by default any. Events count if written until ``known_ns``, by default the delay's.
     """
     known_ns = delay.known_ns if known_ns is None else known_ns
-    process, where, callee = delay.process, delay.where, delay.callee
-    is_computing = where in _COMPUTING
-    if delay.levels is not None and is_computing and (new := _find_new(delay, delay.levels, known_ns)) is not None:
+    is_computing = delay.where in _COMPUTING
+    if is_computing and (new := find_new(delay, known_ns)) is not None:
         return new
-    total = 0.0
+    line = _find_most(delay, why, known_ns)
+    known = line.known_call if line is not None else None
+    if is_computing or (line is not None and (known is None or not known.waits_for_gpu or delay.is_gpu_idle)):
+        return line
+    return find_new(delay, known_ns) or line
+
+
+def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
+    """Return the line with most samples of a place."""
+    process, where, callee = delay.process, delay.where, delay.callee
+    is_computing, total = where in _COMPUTING, 0.0
     seconds: dict[tuple[str, int, str], float] = {}
     samples: Counter[tuple[str, str]] = Counter()  # of each function
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
@@ -175,15 +190,16 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
 
 
-def _find_new(delay: Delay, levels: tuple[tuple[float, float], tuple[float, float]], known_ns: int) -> StackLine | None:
-    """Return the line that is new in a phase since the delay began, or in all phases of counted steps."""
-    process, begin_ns = delay.process, delay.begin_ns - delay.process.source.offset_ns
-    for where, level in zip((delay.where, UNSEEN), levels, strict=True):
+def find_new(delay: Delay, known_ns: int) -> StackLine | None:
+    """Return the line that is new in a place since the delay began, or in counted steps; None if the levels are unknown."""
+    process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
+    is_idle = delay.is_gpu_idle or not process.is_on_gpu
+    for where, level in zip((delay.where, UNSEEN), delay.levels or (), strict=False):
         known = select_events(process.events_of(Stacks), 0, known_ns)
         sampled = [event for event in known if event.why == SHARE and event.where == where]
-        before = [event for event in sampled if event.end_ns <= begin_ns]
-        since = [event for event in sampled if event.begin_ns >= begin_ns]
-        found = find_new_line(before, since, level)
+        before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
+        since = [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
+        found = find_new_line(before, since, level, is_gpu_idle=is_idle)
         if found is not None:
             return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
     return None
