@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.findings.pace import costly_variables, host_pace
-from zerotop.analysis.findings.support import detection
+from zerotop.analysis.findings.support import Finding, detection
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, GPUS, PROCESSES, SPANS
 from zerotop_probe.recording.writer import EventWriter
@@ -16,8 +17,15 @@ from zerotop_probe.recording.writer import EventWriter
 _CLOCK = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
 
 
-def find(folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0) -> dict[str, str]:
-    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return the severity of each kind that is found."""
+def find(folder: Path, environment: dict[str, str], **facts: Any) -> dict[str, str]:
+    """Return the severity of each kind of finding in a job with these variables of the environment."""
+    return {one.name: one.severity.value for one in find_all(folder, environment, **facts)}
+
+
+def find_all(
+    folder: Path, environment: dict[str, str], *, device: str = "cuda:0", busy: float = 55.0
+) -> tuple[Finding, ...]:
+    """Write 12 s of steps of 0.1 s, whose thread computes all the time; return what is found."""
     times = [int(tick * S / 10) for tick in range(120)]
     spans = [
         make_span(step / 10 + begin, step / 10 + end, phase, step, BOUNDARY if phase == "step" else 0)
@@ -39,7 +47,7 @@ def find(folder: Path, environment: dict[str, str], *, device: str = "cuda:0", b
     recording = read_recording(folder)
     runner = detection.Detection(recording, [costly_variables.detect, host_pace.detect])
     runner.update()
-    return {one.name: one.severity.value for one in runner.findings_at(recording.end_ns)}
+    return runner.findings_at(recording.end_ns)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,20 @@ def test_a_variable_costs_nothing_without_a_gpu(tmp_path: Path) -> None:
 
 def test_a_variable_is_no_warning_while_the_gpu_is_busy(tmp_path: Path) -> None:
     assert find(tmp_path, {"CUDA_LAUNCH_BLOCKING": "1"}, busy=97.0) == {"launches_block": "info"}
+
+
+@pytest.mark.parametrize(
+    ("name", "busy", "severity", "cost"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", 30.0, "warning", 0.3),  # kernels would run during launches, which take most of the time
+        ("CUDA_LAUNCH_BLOCKING", 70.0, "warning", 0.3),
+        ("CUDA_LAUNCH_BLOCKING", 2.0, "info", 0.02),
+        ("CUDA_LAUNCH_BLOCKING", float("nan"), "info", 0.0),  # NVML says nothing
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", 30.0, "warning", 0.7),
+    ],
+)
+def test_a_variable_is_a_warning_if_it_costs_time(
+    tmp_path: Path, name: str, busy: float, severity: str, cost: float
+) -> None:
+    (found,) = find_all(tmp_path, {name: "1"}, busy=busy)
+    assert (found.severity.value, found.cost) == (severity, pytest.approx(cost))

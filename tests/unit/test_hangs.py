@@ -274,9 +274,11 @@ def test_loader_workers_that_end_slowly_are_no_hang(tmp_path: Path, function: st
         ("multiprocessing/process.py", 149, "BaseProcess.join", False),
         ("torch/utils/data/dataloader.py", 1703, method, False),
     )
-    ending = write_standing(tmp_path, {0: Stand(frames, "poll")}, (25, 30, 40, 60, 100, 180))
-    names = {finding.name for finding in detect_findings(ending, second_to_unix_ns(200))}
-    assert not names & {"hung_ranks", "long_pause"}
+    for waiting in ({}, {0: ALL_REDUCE}):  # alone, or while another rank waits for one that an exception has ended
+        (folder := tmp_path / str(len(waiting))).mkdir()
+        ending = write_standing(folder, {**waiting, len(waiting): Stand(frames, "poll")}, (25, 30, 40, 60, 100, 180))
+        names = {finding.name for finding in detect_findings(ending, second_to_unix_ns(200))}
+        assert not names & {"hung_ranks", "long_pause"}
     (tmp_path / "other").mkdir()
     loading = (*frames[:2], ("torch/utils/data/dataloader.py", 740, "_BaseDataLoaderIter.__next__", False))
     (hung,) = find_hung(write_standing(tmp_path / "other", {0: Stand(loading, "poll")}, (25, 30, 40)), 60)

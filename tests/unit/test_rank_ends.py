@@ -365,6 +365,33 @@ def test_a_check_that_fails_in_a_kernel_is_named(tmp_path: Path, check: str, hea
     assert dead.fix == "CUDA_LAUNCH_BLOCKING=1"
 
 
+@pytest.mark.parametrize(
+    ("message", "file", "headline"),
+    [
+        (
+            "RuntimeError: stack expects each tensor to be equal size, but got [3, 64] at entry 0 and [3, 60] at entry 2",
+            "site-packages/torch/utils/data/_utils/collate.py",
+            "Rank 1 ended: the samples of a batch differ in shape, in a DataLoader worker",
+        ),
+        (
+            "RuntimeError: Trying to resize storage that is not resizable",
+            "site-packages/torch/utils/data/_utils/collate.py",
+            "Rank 1 ended: the samples of a batch differ in shape, in a DataLoader worker",
+        ),
+        (
+            "RuntimeError: stack expects each tensor to be equal size, but got [7] at entry 0 and [5] at entry 1",
+            "run/data/rows.py",  # which are not samples
+            "Rank 1 ended with RuntimeError at rows.py:12 in __getitem__",
+        ),
+    ],
+)
+def test_samples_that_make_no_batch_are_named(tmp_path: Path, message: str, file: str, headline: str) -> None:
+    raised = MIXED.replace("ValueError: row 7 is empty", message).replace("/home/me/run/data/rows.py", f"/home/me/{file}")
+    (dead,) = _find_dead(_lose_two_ranks(tmp_path, raised), 40)
+    assert dead.headline == headline
+    assert message in dead.details
+
+
 def test_a_rank_that_was_interrupted_from_the_keyboard_did_not_die(tmp_path: Path) -> None:
     text = MIXED.replace("[rank1]: ValueError: row 7 is empty", "[rank1]: KeyboardInterrupt")
     assert _find_dead(_lose_two_ranks(tmp_path, text), 40) == []

@@ -127,10 +127,11 @@ class _Case:
         shortage = end_causes.choose_shortage(self.at, self.rank.host, rank, self.first.traceback)
         if shortage is not None and self.first.signal_number is None:
             return shortage
-        if self.first.traceback is not None and "device-side assert" in self.first.traceback.message:
-            asserted = end_causes.find_assertion(self.read_last_texts())
-            if asserted is not None:
-                return asserted
+        if (traceback := self.first.traceback) is not None:
+            is_assert = "device-side assert" in traceback.message
+            asserted = end_causes.find_assertion(self.read_last_texts()) if is_assert else None
+            if (found := asserted or end_causes.find_unequal_samples(traceback)) is not None:
+                return found
         cause = end_causes.choose_cause(self.first, self.kills, self.scheduler)
         sizes = self.find_sizes() if cause is end_causes.CRASHED else {}
         return (end_causes.OTHER_SIZE, sizes) if sizes else (cause, {})

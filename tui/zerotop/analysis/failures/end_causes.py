@@ -181,6 +181,25 @@ def find_assertion(lines: Iterable[str]) -> tuple[EndCause, dict[str, Any]] | No
     return cause, {**found.groupdict(), "meaning": None}
 
 
+_UNEQUAL = _RAISED._replace(
+    headline="Rank {rank} ended: the samples of a batch differ in shape[, in {worker}]",
+    advice="Let the dataset return samples of one shape, resized or padded; or pass a collate_fn that pads them.",
+    fix="collate_fn=",
+)
+_COLLATE_FILE = "torch/utils/data/_utils/collate.py"
+# The latter comes in a worker, where the batch is put into shared memory of the size of its samples.
+_UNEQUAL_SHAPES = re.compile(r"stack expects each tensor to be equal size|resize storage that is not resizable")
+
+
+def find_unequal_samples(traceback: Traceback) -> tuple[EndCause, dict[str, Any]] | None:
+    """Return the cause for samples that make no batch, and its values; None if the exception tells of something else."""
+    is_collating = any(frame.path.endswith(_COLLATE_FILE) for frame in traceback.frames)
+    if not is_collating or _UNEQUAL_SHAPES.search(traceback.message) is None:
+        return None
+    is_worker = any(frame.path.endswith(_WORKER_FILE) for frame in traceback.frames)
+    return _UNEQUAL, {"worker": "a DataLoader worker" if is_worker else None}
+
+
 _EXITED = _VANISHED._replace(
     is_error=True,
     headline="{ended} ended with exit code {code}[ after {steps:count step}]{early}",

@@ -16,7 +16,7 @@ _BLOCKING = FindingKind(
     confidence=0.95,
     headline="Each launch waits for its kernel: CUDA_LAUNCH_BLOCKING is set",
     details="The CPU cannot prepare the next kernel while one runs, and the GPU waits for each."
-    "[ The GPU is busy in {use:percent} of the time.]",
+    "[ The GPU is busy in {use:percent} of the time; without it, launches and kernels would overlap.]",
     advice="Unset it. It helps only to find the call whose kernel fails.",
     fix="unset CUDA_LAUNCH_BLOCKING",
 )
@@ -31,6 +31,8 @@ _UNCACHED = FindingKind(
 )
 # Seconds of training that show how busy the GPU is.
 _LEAST_S = 3.0
+# Share of the time from which a variable is worth a warning.
+_LEAST_COST = 0.05
 
 
 @in_each_attempt(kinds=2)
@@ -48,6 +50,10 @@ def detect(window: SearchWindow[Group]) -> Iterator[Finding]:
         if not processes:
             continue
         use = float(np.mean([measure_gpu_use(one, begin_ns, int(ends[last])) for one in processes]))
-        chosen = kind.with_changes(severity=Severity.INFO) if use >= BUSY_SHARE else kind
+        idle = 0.0 if np.isnan(use) else 1 - use
+        cost = min(use, idle) if kind is _BLOCKING else idle  # what overlaps without it is the shorter of both
+        is_costly = use < BUSY_SHARE and cost >= _LEAST_COST
+        chosen = kind if is_costly else kind.with_changes(severity=Severity.INFO)
         ranks = sorted(one.rank for one in processes)
-        yield chosen.at_steps(group, steps[: last + 1], {}, ranks=ranks, use=None if np.isnan(use) else use)
+        evidence = {} if np.isnan(use) else {"use": use}
+        yield chosen.at_steps(group, steps[: last + 1], evidence, ranks=ranks, cost=cost, use=evidence.get("use"))

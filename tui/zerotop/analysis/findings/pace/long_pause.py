@@ -136,7 +136,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
         is_long = lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained)
         if (
             is_long
-            and not _ends_workers(lead, begin_ns, event)
+            and not any(_ends_workers(process, begin_ns, event) for process in window.subject.processes)
             and window.is_news(lasted, lambda told, now: now >= _LONGER_TIMES * told, step)
         ):
             evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
@@ -144,7 +144,7 @@ def _find_unfinished(window: SearchWindow[Group]) -> Iterator[Finding]:
 
 
 def _ends_workers(process: Process, begin_ns: int, event: Event) -> bool:
-    """Whether there is no next step: the training is over, and the process waits for its loader's workers to end."""
+    """Whether the process waits for its loader's workers to end: its training is over, and it makes no next step."""
     key = identify_process(process.source)
     stacks = read_silent_stacks(process.recording.recording, key, begin_ns, event.unix_ns)
     return bool(stacks) and find_wait(stacks[-1].training).kind is WaitKind.WORKERS
