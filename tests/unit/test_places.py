@@ -105,6 +105,19 @@ def test_a_sampler_that_was_started_again(tmp_path: Path) -> None:
     assert not view_at(tmp_path, 20).ranks[0].alive
 
 
+def test_threads_are_averaged_over_the_time_of_their_ranks_cores(tmp_path: Path) -> None:
+    processes = [{**make_process(at, 1, pid=100), "cores_used": cores} for at, cores in ((5.5, 0.4), (6, 0.8))]
+    write_facts(tmp_path, tables.PROCESSES, SAMPLER, *processes)
+    write_facts(tmp_path, tables.HOSTS, SAMPLER, {"at": 6, "cores": 2, "memory_total_bytes": 9})
+    uses = ((5.5, 1, 0.4), (6, 1, 0.2), (6, 2, 0.6))
+    threads = [{"at": at, "pid": 100, "tid": tid, "cores_used": used, "name": b"t%d" % tid} for at, tid, used in uses]
+    write_facts(tmp_path, tables.THREADS, SAMPLER, *threads)
+    (rank,) = view_at(tmp_path, 6).ranks
+    # Of the last tick alone they would be 0.6 and 0.2, which do not add up to the cores beside them.
+    assert rank.cores_used == pytest.approx(0.6)
+    assert sorted((name, round(used, 3)) for name, used in rank.busiest) == [("t1", 0.3), ("t2", 0.3)]
+
+
 def test_a_rank_that_was_started_again_is_its_last_process(tmp_path: Path) -> None:
     write_facts(tmp_path, tables.PROCESSES, SAMPLER, make_process(1, 10, pid=300), make_process(2, 20, pid=200))
     assert [rank.pid for rank in view_at(tmp_path, 1).ranks] == [300]

@@ -225,6 +225,25 @@ def test_a_difference_never_begins_with_steps_that_were_only_counted(tmp_path: P
     assert not np.isnan([skew.own_s, skew.usual_s, skew.lag_s, skew.iteration_share]).any()
 
 
+def test_counted_steps_are_estimated_alike_in_the_sentence_and_in_the_table(tmp_path: Path) -> None:
+    """From the steps since the difference began only, not from those before, which took as long."""
+    write_ranks(tmp_path, 2, 40, late_s={1: 0.1}, sampled=False)
+    matrix = build_matrix(tmp_path)
+    counted, iterations = np.arange(-24, 0, 3), matrix.times[RankMetric.ITERATION]
+    for times in matrix.times.values():
+        times[1, :-25] = times[0, :-25]
+        if times is not iterations:
+            times[:, counted] = np.nan
+    iterations[:, -25:] *= 1.01
+    iterations[:, counted] = iterations[:, 5:6]
+    skew = find_skew(matrix)
+    assert skew is not None
+    assert skew.since_step is not None
+    assert skew.timed_steps < skew.steps
+    beside = compare_rank(matrix.cut_to(skew.steps), skew.row, skew.metric, matrix.times[skew.metric])
+    assert (skew.own_s, skew.usual_s) == pytest.approx((beside.own, beside.usual))
+
+
 def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
     skew = find_skew(build_matrix(tmp_path))

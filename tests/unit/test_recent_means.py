@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from recordings import open_recording
 from zerotop import demo
 from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
 from zerotop.analysis.ranks.threads import ThreadTable
@@ -29,6 +30,15 @@ def test_the_ranks_of_a_host_add_up_to_it(demo_source: RecordingSource, step: in
         threads = table.threads_at(rank, view.cursor_ns, 20, 500_000_000)
         assert sum(group.cores_used for group in threads.groups) <= rank.cores_used * 1.1 + 0.1
         assert rank.cores_used <= rank.runnable_threads <= rank.thread_count
+
+
+def test_earlier_threads_are_counted_as_runnable() -> None:
+    """A pool of 52 threads ran at the start and had ended later."""
+    source = RecordingSource(open_recording("jobs-publish"))
+    view = source.view_at(source.find_step_end(279) or 0)
+    threads = ThreadTable(source.recording).threads_at(view.ranks[0], view.cursor_ns, 84, 500_000_000)
+    assert threads.cores_used.max() > 6
+    assert (threads.runnable >= threads.cores_used).all()
 
 
 def test_the_window_ends_with_the_host_s_sample(demo_source: RecordingSource) -> None:

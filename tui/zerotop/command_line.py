@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from zerotop import find_version
@@ -105,6 +106,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     if arguments[:split] and not arguments[0].startswith("-"):
         _check_name(parser, arguments[0])
+    _check_options(parser, arguments[:split])
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
     if options.name is None:  # without any argument the list opens, but only in a terminal
@@ -145,6 +147,14 @@ def _check_name(parser: argparse.ArgumentParser, name: str) -> None:
         script = f"run -- python {name}" if name.endswith(".py") else ""
         meant = f"Did you mean: zerotop {(likely or [script])[0]}?" if likely or script else "All are in zerotop --help."
         parser.error(f"there is no command {escape_unprintable(name)!r}. {meant}")
+
+
+def _check_options(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Refuse an unknown option before the command; argparse would take its value for the command."""
+    options = takewhile(lambda one: one.startswith("-"), arguments)
+    unknown = [one for one in options if not any(known.startswith(one) for known in parser._option_string_actions)]
+    if unknown:
+        parser.error(_describe_unknown(parser, unknown))
 
 
 def _has_prune_option(options: argparse.Namespace) -> bool:

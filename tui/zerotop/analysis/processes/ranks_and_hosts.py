@@ -145,28 +145,33 @@ def _read_busiest(at: At, host: str, pid: int) -> tuple[tuple[str, float], ...]:
     """Return (what it is, cores) of a process's busiest threads, busiest first."""
     ticks = find_last_ticks(at.host_sources("threads", host), at.cursor_ns, at.cursor_ns - FRESH_NS)
     for source, tick in ticks.values():
-        threads = _load_tick(source, int(tick["time_ns"][-1]), len(tick)).get(pid, [])
+        recent = source.between(*find_window(at, host))
+        threads = _load_threads(source, recent if len(recent) else tick).get(pid, [])
         kinds = read_thread_kinds(at, host, pid).name_threads({tid: name for tid, name, _ in threads})
         return tuple((kinds[tid], used) for tid, _, used in threads)
     return ()
 
 
-def _load_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
-    """Return the busiest threads in one tick of a sampler, cached: several frames show the same tick."""
-    known, tick = source.kept.get(_load_tick, (None, {}))
-    if known != (time_ns, count):
-        known, tick = source.kept[_load_tick] = (time_ns, count), _read_tick(source, time_ns, count)
-    threads: dict[int, list[tuple[int, str, float]]] = tick
-    return threads
+def _load_threads(source: Source, rows: NDArray[Any]) -> dict[int, list[tuple[int, str, float]]]:
+    """Return the busiest threads of these ticks by process, cached: several frames show the same ticks."""
+    span = int(rows["time_ns"][0]), int(rows["time_ns"][-1]), len(rows)
+    known, threads = source.kept.get(_load_threads, (None, {}))
+    if known != span:
+        known, threads = source.kept[_load_threads] = span, _average_threads(rows)
+    found: dict[int, list[tuple[int, str, float]]] = threads
+    return found
 
 
-def _read_tick(source: Source, time_ns: int, count: int) -> dict[int, list[tuple[int, str, float]]]:
-    tick = source.read_last_tick(time_ns + source.offset_ns)[:count]
-    ordered = tick[np.argsort(-tick["cores_used"], kind="stable")]
-    columns = (ordered[column].tolist() for column in ("pid", "tid", "name", "cores_used"))
+def _average_threads(rows: NDArray[Any]) -> dict[int, list[tuple[int, str, float]]]:
+    """Return (id, name, cores) of each process's threads, busiest first: the mean of all ticks, 0 where one is not in it."""
+    _, last, index = np.unique(rows[["pid", "tid"]][::-1], return_index=True, return_inverse=True)
+    used = np.bincount(index, np.nan_to_num(rows["cores_used"][::-1])) / len(np.unique(rows["time_ns"]))
+    order = np.argsort(-used, kind="stable")
+    ordered = rows[::-1][last[order]]
+    columns = (ordered["pid"].tolist(), ordered["tid"].tolist(), ordered["name"].tolist(), used[order].tolist())
     threads: dict[int, list[tuple[int, str, float]]] = {}
-    for pid, tid, name, used in zip(*columns, strict=True):
-        threads.setdefault(pid, []).append((tid, name.decode("utf-8", "replace"), used))
+    for pid, tid, name, cores in zip(*columns, strict=True):
+        threads.setdefault(pid, []).append((tid, name.decode("utf-8", "replace"), cores))
     return threads
 
 

@@ -89,7 +89,8 @@ class RankMatrix:
     @cached_property
     def usual_times(self) -> dict[RankMetric, Matrix]:
         """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
-        return {metric: self.compute_usual_time(metric) for metric in self.times}
+        times = self.figured_times if self.has_phases else {name: self.cut_recent(one) for name, one in self.times.items()}
+        return {metric: compute_usual(metric, values) for metric, values in times.items()}
 
     @cached_property
     def figured_times(self) -> dict[RankMetric, Matrix]:
@@ -111,11 +112,6 @@ class RankMatrix:
             _estimate_phases(times, counted[begin : begin + _ESTIMATED_RANKS])
         times[RankMetric.WAIT] = _compute_waits(times, self.meets_in_forward)
         return times
-
-    def compute_usual_time(self, metric: RankMetric, onset: int = 0) -> Matrix:
-        """Return the usual time of each rank, (ranks,), in its recent steps from index ``onset`` on."""
-        times = self.figured_times if self.has_phases else {name: self.cut_recent(one) for name, one in self.times.items()}
-        return compute_usual(metric, times[metric][:, onset:])
 
     @property
     def has_phases(self) -> bool:

@@ -157,14 +157,15 @@ def _measure_skew(matrix: RankMatrix, metric: RankMetric, row: int) -> Skew:
 
 
 def _measure_since(matrix: RankMatrix, metric: RankMetric, row: int, onset: int) -> Skew:
-    recent = matrix.cut_recent(matrix.times[metric])
-    own = matrix.compute_usual_time(metric, onset)
-    iterations, delays = (matrix.compute_usual_time(one, onset) for one in (RankMetric.ITERATION, RankMetric.WAIT))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
-    steps = recent.shape[1] - onset
+    # Of a matrix of these steps, as the table is: phases of counted steps are estimated from the others of the same matrix.
+    matrix = matrix.cut_to(len(matrix.recent_steps) - onset)
+    own, iterations, delays = (matrix.usual_times[one] for one in (metric, RankMetric.ITERATION, RankMetric.WAIT))
     figures = float(own[row]), _find_usual(own), float(np.nanmedian(iterations)), float(delays[row])
-    longest, timed = float(np.nanmax(delays, initial=0.0)), matrix.cut_to(steps).figured_steps
-    return Skew(steps, since, len(matrix.processes), metric, row, *figures, longest, timed, matrix.meets_in_forward)
+    longest, timed = float(np.nanmax(delays, initial=0.0)), matrix.figured_steps
+    return Skew(
+        matrix.recent_count, since, len(matrix.processes), metric, row, *figures, longest, timed, matrix.meets_in_forward
+    )
 
 
 def _find_onset(lag: Matrix, least: float) -> int:

@@ -134,8 +134,8 @@ class ThreadTable:
         groups = self._find_groups(rank, cursor_ns, cells, cell_ns, tables["threads"])
         threads = [thread for group in groups for thread in group.threads]
         parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
-        samples_ns, samples = merge_columns(parts, ("cores_used", "waiting_cores"))
-        used = samples["cores_used"].astype(np.float64)
+        samples_ns, samples = merge_columns(parts, ("cores_used", "waiting_cores", "thread_count"))
+        used, waiting = (samples[name].astype(np.float64) for name in ("cores_used", "waiting_cores"))
         last = parts[-1].rows[-1:] if parts else samples["cores_used"][:0]
         workers, worker_cores = (read_column(last, name) for name in ("loader_workers", "loader_cores"))
         return RankThreads(
@@ -147,7 +147,7 @@ class ThreadTable:
             time_s=samples_ns / 1e9,
             cores_used=used,
             # In the sample in which a thread starts, the time that it waited before counts too.
-            runnable=np.fmin(used + np.fmax(0.0, samples["waiting_cores"].astype(np.float64)), rank.thread_count),
+            runnable=np.fmax(used, np.fmin(used + np.fmax(0.0, waiting), samples["thread_count"])),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - len(threads)),
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),

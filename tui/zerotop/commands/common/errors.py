@@ -43,8 +43,9 @@ def suggest_name(wrong: str, known: Iterable[str]) -> str:
     """Return ``. Did you mean NAME?`` with the known name that is closest; "" if none is close."""
     import difflib
 
-    likely = difflib.get_close_matches(wrong, known, 1)
-    return f". Did you mean {likely[0]}?" if likely else ""
+    names = {name.lstrip("-"): name for name in known}  # the dashes alone would make --theme like --help
+    likely = difflib.get_close_matches(wrong.lstrip("-"), names, 1)
+    return f". Did you mean {names[likely[0]]}?" if likely else ""
 
 
 def _describe_folder(error: OSError) -> str:

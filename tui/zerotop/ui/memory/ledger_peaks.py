@@ -65,19 +65,21 @@ def _build_columns(
 
 
 def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
-    """Draw one row: cache flushes, fragmentation at the peak, split blocks, segments, and the allocator's settings."""
+    """Draw one row: cache flushes, what is unused where most is reserved, split blocks, segments, and the settings."""
     if view.health is None:
         return fit_row((), width, glyphs)
     health = view.health
     items: list[tuple[int, Row]] = [
-        (9, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),))
+        (9 if health.retries else 3, ((format_count(health.retries, "cache flush"), "warn" if health.retries else "text"),))
     ]
     if health.ooms:
         items.append((9, ((f"{health.ooms} out of memory", "alert"),)))
     if health.at_peak is not None:
-        unit = choose_size_unit(health.at_peak.reserved_bytes)
-        unused = f"{unit.format_bytes(health.at_peak.unallocated_bytes).strip()} {unit.name}"
-        text = f"{unused} reserved but unused at the peak ({format_share(health.at_peak.unallocated_share)})"
+        peak = health.at_peak
+        unit = choose_size_unit(peak.reserved_bytes)
+        reserved, unused = (unit.format_bytes(size).strip() for size in (peak.reserved_bytes, peak.unallocated_bytes))
+        share = format_share(peak.unallocated_share)
+        text = f"highest reserved {peak.where}: {reserved} {unit.name}, {unused} unused ({share})"
         items.append((7, ((text, "text"),)))
     split = choose_size_unit(health.inactive_split_bytes)
     items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))
