@@ -10,7 +10,7 @@ import pytest
 
 import long_recording
 import recordings
-from zerotop.analysis.findings import Finding, begin_detection, detect_findings
+from zerotop.analysis.findings import Finding, Severity, begin_detection, detect_findings
 from zerotop.recording.reader import Recording
 from zerotop.recording.steps.step_table import read_rank_steps
 
@@ -142,6 +142,8 @@ def test_skipped_steps_announce_the_optimizer_state(all_findings: Findings) -> N
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
     assert "host memory" in early.details
     assert "GPU memory" in find_one(all_findings["z2-fp16"], "steps_skipped").details
+    # That fp16 skips a few steps is usual. Ten misled whoever looked at their time.
+    assert (early.severity, ended.severity) == (Severity.INFO, Severity.WARNING)
 
 
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def test_hung_and_dead_ranks(all_findings: Findings) -> None:
     hung = find_one(all_findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
-    assert "Rank 1 is in step, the other one in backward." in hung.details
+    assert "Rank 1 is between phases, the other one in backward." in hung.details
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 

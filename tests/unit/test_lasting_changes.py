@@ -244,6 +244,22 @@ def test_samples_that_come_later_name_the_line(tmp_path: Path) -> None:
     assert [one.headline.endswith("from step 200 on: train.py:60") for one in found] == [True]
 
 
+@pytest.mark.parametrize(("saved_s", "count"), [(0.008, 0), (0.0, 1)])
+def test_a_line_that_costs_next_to_nothing_is_not_told(tmp_path: Path, saved_s: float, count: int) -> None:
+    """The line takes 9 ms more of 62, and the forward phase perhaps 8 less."""
+    ends = write_parts(
+        tmp_path, [[0.02 - saved_s * (step >= 60), 0.03, 0.01, 0.002 + 0.009 * (step >= 60)] for step in range(120)]
+    )
+    frames = [{"file": "train.py", "line": 60, "function": "main", "own": True}]
+    stacks = [{"count": 20, "seconds": 0.4, "call": "json.dumps", "frames": [0]}]
+    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    facts = {"where": "between phases", "why": "slow", "frames": frames, "step": 60, "last_step": 64, "stacks": stacks}
+    writer.write(int(ends[64] * S), events.Stacks, begin_ns=int(ends[60] * S), end_ns=int(ends[64] * S), **facts)
+    writer.write(int(ends[-1] * S), events.Goodbye)
+    writer.close()
+    assert len(find(tmp_path, iteration_shift.detect)) == count
+
+
 @pytest.mark.parametrize(
     ("calls", "told", "fix"),
     [

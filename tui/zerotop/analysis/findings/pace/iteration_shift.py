@@ -100,6 +100,8 @@ _HELD_STEPS = LEVEL_STEPS
 _ENOUGH_BEFORE, _LONGER_TIMES = 3 * BLOCK, 1.25
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
+# The share of the time from which a slowdown is worth telling.
+_LEAST_COST = 0.03
 
 
 class _Candidate(NamedTuple):
@@ -277,7 +279,8 @@ def _report(window: SearchWindow[Group], changes: _Changes, shift: PaceShift, fo
             yield from _tell_joined(changes, earlier, shift, found)
             return
     shift = _explain_by_training(shift, found.known_ns)
-    if _has_passed(shift, found.known_ns):
+    whole = measure_whole(shift, changes.list_others(found.known_ns), found.known_ns)
+    if _has_passed(shift, found.known_ns) or (shift.is_worse and whole.cost < _LEAST_COST):
         return
     told = _build_finding(changes, shift, found)
     yield told
@@ -542,7 +545,7 @@ def _build_finding(changes: _Changes, shift: PaceShift, found: FoundLine, until_
     if line is not None and is_named:
         kind = line_findings.name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     is_warm_up = cause is None and not is_named and _may_be_warm_up(shift)
-    if not shift.is_worse or is_warm_up:
+    if not shift.is_worse or is_warm_up or whole.cost < _LEAST_COST:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
     elif cause is not None:
         kind = kind.with_changes(measured_cause=cause.finding)

@@ -21,8 +21,9 @@ from zerotop.recording.samples import Rows
 
 _SKIPPING = FindingKind(
     name="steps_skipped",
+    severity=Severity.INFO,
     confidence=0.99,
-    headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing has been trained yet",
+    headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing was trained in them",
     details=(
         "Gradients overflowed[ (loss scale {loss_scale_first:.0f}, now {loss_scale_now:.0f})]. Time and memory will change"
         "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
@@ -31,6 +32,7 @@ _SKIPPING = FindingKind(
     fix="{bf16_fix}",
 )
 _STUCK = _SKIPPING.with_changes(
+    severity=Severity.WARNING,
     headline="fp16 has skipped all steps since step {step}: nothing is trained any more",
     details=(
         "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {loss_scale_first:.0f} to"
@@ -75,7 +77,7 @@ _ENDED = FindingKind(
 REAL_STEPS = 2
 # Number of steps from the first real one on, of which enough others have to be real too.
 _SEARCH_STEPS = 1000
-# A loss scale that grew makes one or a few steps overflow. This many skipped steps divide it by a thousand.
+# A loss scale that grew makes one or a few steps overflow, as the first one does. This many divide it by a thousand.
 _STUCK_STEPS = 10
 
 
@@ -177,9 +179,10 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Finding:
         evidence[f"loss_scale_{index}" if index < steps else "loss_scale_real"] = scale
     state = fp16_warmup.read_state_bytes(fp16_warmup.find_inventory(lead, "after_update"))
     evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
-    is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
+    # A loss scale that soon fits is how fp16 begins.
+    misled = steps >= _STUCK_STEPS and evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
     kind = _with_advice(_ENDED, lead.engine.config, scales[-1] if scales else None)
-    return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
+    return kind.with_changes(severity=Severity.WARNING if misled else Severity.INFO).at_steps(
         group,
         real,
         evidence,

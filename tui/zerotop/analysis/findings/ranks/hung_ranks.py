@@ -35,9 +35,9 @@ _KIND = FindingKind(
     name="hung_ranks",
     severity=Severity.ERROR,
     confidence=0.6,
-    headline="No progress for {silent_s:seconds}[: rank {hung_rank} is behind, in {phase}]",
+    headline="No progress for {silent_s:seconds}[: rank {hung_rank} is behind, {phase}]",
     details=(
-        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is in"
+        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is"
         " {phase}, {others}]."
     ),
     advice="Find the line at which {hung} is stuck.",
@@ -321,8 +321,8 @@ def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence:
     behind_s = float(np.median(reached) - reached[slowest]) / 1e9
     is_behind = len(reached) > 1 and behind_s > 0
     rank = group.processes[slowest].rank
-    phases = sorted({one.phase for index, one in enumerate(last) if index != slowest})
-    others = f"{'the other one' if len(last) == 2 else 'the others'} in {' and '.join(phases)}"
+    phases = sorted({_describe_phase(one) for index, one in enumerate(last) if index != slowest})
+    others = f"{'the other one' if len(last) == 2 else 'the others'} {' and '.join(phases)}"
     ranks = [rank] if is_behind else None
     usual = _KIND.with_changes(confidence=0.8 if is_behind else 0.6)
     kind = change_by_fault(recording, group, usual, ranks or [], (silence.since_ns, known_ns))
@@ -333,12 +333,16 @@ def _build_unseen(recording: Evidence, group: Group, last: list[_Last], silence:
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s, "behind_s": behind_s},
         ranks=ranks,
         hung_rank=rank if is_behind else None,
-        phase=last[slowest].phase,
+        phase=_describe_phase(last[slowest]),
         others=others if is_behind else None,
         hung="the rank that is behind" if is_behind else "each rank",
         pid=group.processes[slowest].source.pid,
         cost=1.0,
     )
+
+
+def _describe_phase(last: _Last) -> str:
+    return last.phase if last.phase == BETWEEN_PHASES else f"in {last.phase}"
 
 
 def _name_phase(part: Samples) -> str:
