@@ -219,7 +219,9 @@ def test_a_fault_of_the_code_keeps_the_advice_on_the_code(tmp_path: Path) -> Non
     job.fault(19.6, "xid", 31)
     job.write_event(job.node, 20, events.RankGone, rank=1, pid=101)
     job.write_event(job.node, 21, events.JobEnded, exit_code=1)
-    (dead,) = find(job.open_recording(), names=("dead_rank",))
+    (dead,) = find(job.open_recording(), names=("gpu_xid", "dead_rank"))
+    assert dead.name == "dead_rank"
+    assert "reported Xid 31" in dead.details
     assert "its cause is mostly the job's own code" in dead.details
     assert "not your code" not in f"{dead.details}{dead.advice}"
     assert "nvidia-smi" not in dead.fix
@@ -277,6 +279,13 @@ def test_without_a_known_gpu_no_rank_is_named(tmp_path: Path) -> None:
     job.fault(10, "xid", 79)
     (finding,) = find(job.open_recording())
     assert (finding.ranks, finding.headline) == ((), "GPU 1 reported Xid 79, fallen off the bus")
+
+
+@pytest.mark.parametrize("number", OF_THE_CODE)
+def test_another_process_before_the_job_uses_the_gpu_is_none_of_ours(number: int, tmp_path: Path) -> None:
+    job = Job(tmp_path, begin=5)
+    job.fault(4, "xid", number)
+    assert find(job.open_recording()) == []
 
 
 def test_a_lost_gpu_is_told_once(tmp_path: Path) -> None:

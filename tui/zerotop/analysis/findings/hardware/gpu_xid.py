@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.findings.support import Evidence, Finding, FindingKind, Process, SearchWindow, Severity, in_job
 from zerotop.analysis.findings.support.gpu_faults import find_rank_processes
+from zerotop.analysis.findings.support.links import Kinds, tells_fault
 from zerotop.analysis.hardware.gpu_faults import FOLLOWS_NS, LEAVE, find_earlier, list_gpus
 from zerotop.analysis.hardware.operational_events import (
     FATAL,
@@ -31,8 +32,10 @@ _KIND = FindingKind(
     details="{meaning} Cause, after NVIDIA's document: {origin}.[ It came in step {step}.]",
     advice="{action}",
     fix="CUDA_LAUNCH_BLOCKING=1",
+    superseded_by=(Kinds(tells_fault, "dead_rank"),),
 )
 _HARDWARE = _KIND.with_changes(
+    superseded_by=(),
     severity=Severity.ERROR,
     confidence=0.95,
     details="{meaning} It is not your code.[ It came in step {step}.]",
@@ -114,6 +117,7 @@ def _begin_report(recording: Evidence, fault: GpuFault) -> _Reported | None:
     if not is_bad or _is_aftermath(recording, fault):
         return None
     users, is_ours = find_rank_processes(recording, fault.writer.host, list_gpus(fault), fault.unix_ns)
+    is_ours &= bool(users) or _find_origin(fault) is not Origin.CODE  # the driver stops processes that use the GPU
     return _Reported(fault, users, users[0].step_at(fault.unix_ns) if users else None) if is_ours else None
 
 

@@ -388,6 +388,11 @@ def broke_before(effect: Finding, cause: Finding) -> bool:
     return cause.severity is Severity.ERROR and -FOLLOWS_NS <= cause.begin_ns - effect.begin_ns <= SEEN_LATE_NS
 
 
+def tells_fault(effect: Finding, cause: Finding) -> bool:
+    """Whether the end of a rank names the fault of its GPU that came just before."""
+    return 0 <= cause.begin_ns - effect.begin_ns <= FOLLOWS_NS and effect.evidence.get("apart_s") is not None
+
+
 # Links to faults of GPUs: of the ranks' own ones, and of those of others that took them down.
 TO_GPU_FAULTS = tuple(
     Kinds(broke_before, "gpu_xid", "gpu_lost", "gpu_memory_faults", "gpu_event", shares_ranks=shares_ranks)
