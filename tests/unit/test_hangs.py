@@ -153,8 +153,8 @@ def test_ranks_that_wait_in_collectives_of_different_groups_name_who_has_not_cal
 @pytest.mark.parametrize(
     ("call", "said", "advice"),
     [
-        ("__enter__", "writer waits for a lock at log.py:7 in keep.", True),
-        ("recv", "writer is in recv at log.py:7 in keep.", False),
+        ("__enter__", "Thread writer waits for a lock at log.py:7 in keep.", True),
+        ("recv", "Thread writer is in recv at log.py:7 in keep.", False),
     ],
 )
 def test_the_thread_that_a_rank_waits_for_is_told(tmp_path: Path, call: str, said: str, advice: bool) -> None:

@@ -282,6 +282,7 @@ def test_a_pause_within_the_model_names_the_library_call(
     (pause,) = find(tmp_path, long_pause.detect)
     assert told in pause.details
     assert ("cudnn.benchmark" in pause.fix) is fix
+    assert (pause.severity is Severity.INFO) is (bool(told) and not fix)
     assert ("profile" in pause.fix) is (not told)
 
 
@@ -333,10 +334,30 @@ def test_a_rise_that_may_be_wandering_is_told_with_a_line_that_is_new(
 ) -> None:
     """As of a metric that looks at all results so far."""
     seconds = 0.006 * np.concatenate([np.ones(400), np.linspace(1.0, 1.7, 800)])
-    ends = write_parts(tmp_path, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
-    writer = EventWriter(str(tmp_path), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    write_sampled(tmp_path, seconds, (10, 390, {60: ("item", 80)}), (700, 1190, since))
+    found = find(tmp_path, iteration_drift.detect)
+    assert [one.named_line for one in found] == ["train.py:63"] * told
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_slowdown_within_what_the_run_wanders_is_told_with_a_line_that_is_new(told: bool, tmp_path: Path) -> None:
+    seconds = np.repeat([0.020, 0.028, 0.022, 0.029, 0.020, 0.029], [40, 40, 40, 40, 240, 400])
+    since = {60: ("relu", 60), 63: ("sort", 20)} if told else {60: ("relu", 80)}
+    write_sampled(tmp_path, seconds, (170, 390, {60: ("relu", 80)}), (410, 600, since))
+    found = [one for one in find(tmp_path, iteration_shift.detect) if one.step is not None and one.step >= 390]
+    assert [one.named_line for one in found] == ["train.py:63"] * told
+
+
+def write_sampled(
+    folder: Path,
+    seconds: np.ndarray[tuple[int], np.dtype[np.float64]],
+    *samples: tuple[int, int, dict[int, tuple[str, int]]],
+) -> None:
+    """Write counted steps, and samples from a step to another: the called function and the number, by line."""
+    ends = write_parts(folder, [[0.3 * one, 0.4 * one, 0.1 * one, 0.2 * one] for one in seconds], counted_from=2)
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
     writer.write(0, events.Engine, engine=0, device="cuda:0")
-    for begin, end, lines in ((10, 390, {60: ("item", 80)}), (700, 1190, since)):
+    for begin, end, lines in samples:
         frames = [{"file": "train.py", "line": line, "function": "main", "own": True} for line in lines]
         stacks = [
             {"count": count, "seconds": count / 50, "call": call, "frames": [number]}
@@ -346,8 +367,6 @@ def test_a_rise_that_may_be_wandering_is_told_with_a_line_that_is_new(
         facts |= {"step": begin, "last_step": end, "begin_ns": int(ends[begin] * S), "end_ns": int(ends[end] * S)}
         writer.write(int(ends[end] * S), events.Stacks, **facts)
     writer.close()
-    found = find(tmp_path, iteration_drift.detect)
-    assert [one.named_line for one in found] == ["train.py:63"] * told
 
 
 @pytest.mark.parametrize(("where", "column"), [("between phases", 3), ("step", 2)])

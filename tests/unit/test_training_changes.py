@@ -22,7 +22,10 @@ from memory_recording import (
     record_two_steps,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.findings import Finding, Severity, detect_findings
+from zerotop.analysis.findings.support.memory.looks import find_growth
+from zerotop.analysis.memory.block_lines import LineBlocks, Look
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ALLOCATED, HELD, OTHER_RANKS, OTHER_STREAMS, OUTSIDE, PRIVATE, GpuLedger
@@ -395,3 +398,24 @@ def test_a_leak_that_slight_falls_interrupt_began_with_its_first_rise(tmp_path: 
     assert finding.step == 16
     assert finding.headline.startswith("seen keeps ")
     assert finding.evidence["grown_bytes"] / finding.evidence["steps"] == pytest.approx(gib_to_bytes(0.03), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts"),
+    [
+        (((64 << 20, 6), (8 << 20, 12)), (6, 18)),  # a loop with three times as many iterations
+        (((192 << 20, 2), (8 << 20, 4)), None),  # larger blocks
+        (((64 << 20, 6), (8 << 20, 4)), None),  # the line runs as often, and one of its calls does not
+    ],
+)
+def test_a_line_that_allocates_the_same_sizes_more_often(
+    sizes: tuple[tuple[int, int], ...], counts: tuple[int, int] | None
+) -> None:
+    line = CodeLine("net.py", 40, "forward", ())
+    then, now = (
+        Look("peak", 4, 0, 1, 1, 1 << 30, 0, (LineBlocks(line, "forward", one),))
+        for one in (((64 << 20, 2), (8 << 20, 4)), sizes)
+    )
+    growth = find_growth(now, then)
+    assert growth is not None
+    assert (growth.line, growth.counts) == (line, counts)

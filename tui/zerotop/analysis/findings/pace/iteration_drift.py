@@ -92,7 +92,7 @@ def _find_shown(window: SearchWindow[Group], hidden: list[_Drift]) -> Iterator[t
         waiting[:] = [drift for drift in waiting if event.unix_ns <= drift.change.known_ns + _SAMPLED_NS]
         for drift in [one for one in waiting if one.change.known_ns <= event.unix_ns]:
             later = drift.extend(event.unix_ns)
-            line = stack_lines.find_new(later.find_delay(), event.unix_ns) if later is not None else None
+            line = stack_lines.find_new(later.find_delay(), event.unix_ns, is_alone=True) if later is not None else None
             if later is not None and line is not None:
                 waiting[:] = [one for one in waiting if one is not drift]
                 yield later, FoundLine(line, event.unix_ns)

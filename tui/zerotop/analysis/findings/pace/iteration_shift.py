@@ -30,7 +30,14 @@ from zerotop.analysis.findings.support.causes.thread_causes import awaits_thread
 from zerotop.analysis.findings.support.causes.training_causes import check_training
 from zerotop.analysis.findings.support.gpu_use import BUSY_SHARE
 from zerotop.analysis.findings.support.lines import line_findings
-from zerotop.analysis.findings.support.lines.stack_lines import FoundLine, StackLine, await_line, find_deadline, find_line
+from zerotop.analysis.findings.support.lines.stack_lines import (
+    FoundLine,
+    StackLine,
+    await_line,
+    find_deadline,
+    find_line,
+    find_new,
+)
 from zerotop.analysis.findings.support.links import (
     Kinds,
     explains_shift,
@@ -47,7 +54,8 @@ from zerotop.analysis.findings.support.thresholds import NEAR_STEPS, WARM_UP_STE
 from zerotop.analysis.formatting import Text, format_seconds
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
-from zerotop.analysis.stats.wander import BLOCK, stands_out
+from zerotop.analysis.stats.wander import BLOCK, compute_levels, stands_out
+from zerotop.recording.events.event_files import select_events
 from zerotop.recording.samples import Floats, Rows
 from zerotop_probe.recording.events import Stacks, TrainingChanged
 
@@ -88,6 +96,8 @@ _BACK_SHARE = 0.1
 _MORE_STEPS, _FIRST_STEPS = 16, 20
 # The levels of a change are looked at after this part of more steps, and shown again if one of them differs by this share.
 _MORE_SHOWN, _SHOWN_SHARE = 4, 0.02
+# Samples that were written so recently (ns) may show a new line, unless iterations rose by this part of the change since.
+_RECENT_NS, _GROWN_SHARE = 5 * 10**9, 0.25
 # For so long (ns) the line of a change is looked for with each event that has samples; then with the levels only.
 _SAMPLED_NS = 60 * 10**9
 # Blocks of steps in a row that are nearer to the level before: the change has passed.
@@ -426,10 +436,23 @@ def _judge_again(
             continue
         told = _explain_by_training(shift, known_ns)
         history, earlier = _select_history(steps[: first + count], changes, told)
-        if told.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True) and _is_lasting_gain(told, history):
+        is_real = told.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True)
+        if (is_real or _has_new_line(told, history, known_ns)) and _is_lasting_gain(told, history):
             changes.told.append(KnownChange(told.step, known_ns))
             return (replace(told, change=replace(told.change, known_ns=known_ns)),)
     return None
+
+
+def _has_new_line(shift: PaceShift, steps: Rows, known_ns: int) -> bool:
+    """Whether samples show a line that is new since a slowdown which still lasts, though the run wanders by as much."""
+    process, last = shift.change.process, steps["iteration_s"][-LEVEL_STEPS:]
+    is_sampled = select_events(process.events_of(Stacks), known_ns - _RECENT_NS, known_ns)
+    if not shift.is_worse or not is_sampled or np.nanmedian(last) <= (shift.before_s + shift.after_s) / 2:
+        return False
+    levels = compute_levels(steps["iteration_s"][np.searchsorted(steps["step"], shift.step) :])
+    if levels[-1] - levels[0] >= _GROWN_SHARE * shift.added_s:  # it goes on to rise, as a drift tells
+        return False
+    return find_new(shift.find_delay(), known_ns, is_alone=True) is not None
 
 
 def _is_replaced(changes: _Changes, shift: PaceShift, known_ns: int) -> bool:

@@ -276,7 +276,8 @@ def _build_finding(pause: _Pause, found: stack_lines.FoundLine) -> Finding:
         call = find_library_call(delay.process, delay.begin_ns, delay.end_ns, found.known_ns)
         if call is not None:
             cause, (advice, fix) = call
-            kind = kind.with_changes(advice=advice, fix=fix)
+            # Libraries prepare kernels for sizes that are new to them: nothing can be done where no advice is known.
+            kind = kind.with_changes(advice=advice, fix=fix, severity=kind.severity if advice else Severity.INFO)
     evidence = {"pause_s": pause.seconds, "iteration_s": pause.usual_s, "iterations": pause.seconds / pause.usual_s}
     return kind.at_steps(
         pause.group,

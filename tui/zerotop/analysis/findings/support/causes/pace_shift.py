@@ -13,7 +13,7 @@ from zerotop.analysis.findings.support.causes.step_change import Cause, StepChan
 from zerotop.analysis.findings.support.evidence import Floats, Rows
 from zerotop.analysis.findings.support.gpu_use import is_paced_by_host, measure_gpu_use, offloads
 from zerotop.analysis.findings.support.lines.line_findings import PLACES
-from zerotop.analysis.findings.support.lines.stack_lines import PATIENCE_NS, Delay
+from zerotop.analysis.findings.support.lines.stack_lines import PATIENCE_NS, UNSEEN, Delay
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 from zerotop.analysis.stats.wander import compute_levels, stands_out
 
@@ -311,7 +311,7 @@ class PaceShift:
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         rows, cause = self.change.after, self.cause
-        process, where = self.change.process, PLACES[self.carrier] if self.carrier and not self.is_by_gpu else ""
+        process, where = self.change.process, "" if self.is_by_gpu else PLACES[self.carrier] if self.carrier else UNSEEN
         if cause is not None and cause.where:
             process, where = cause.culprit or process, cause.where
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
@@ -320,7 +320,7 @@ class PaceShift:
         callee, known_ns = cause.callee if cause is not None else "", self.change.known_ns
         # The first steps may have passed unsampled.
         slow_until_ns = known_ns + PATIENCE_NS if self.is_worse else 0
-        phase = self.change.measure_levels().get(self.carrier)
+        whole = self.before_s, self.after_s
         return Delay(
             process,
             where,
@@ -330,7 +330,7 @@ class PaceShift:
             callee,
             slow_until_ns=slow_until_ns,
             is_gpu_idle=self.is_gpu_idle,
-            levels=(phase, (self.before_s, self.after_s)) if phase is not None else None,
+            levels=(self.change.measure_levels().get(self.carrier, whole), whole),
         )
 
 

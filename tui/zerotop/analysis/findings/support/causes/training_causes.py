@@ -23,6 +23,7 @@ from zerotop_probe.recording.event_values import PEAK
 # after the slowdown, as the peaks of counted steps are not known.
 _LEAST_BYTES, _LEAST_SHARE, _FEWEST, _NEAR_STEPS = 64 << 20, 0.05, 2, 32
 _CONFIDENCE = 0.75
+_OFTEN_ADVICE = "See why that line runs more often in each step since then, as in a loop with more iterations."
 _ADVICE = "See what that line does since then: it takes time and memory in each step."
 
 
@@ -47,9 +48,16 @@ def check_memory(change: StepChange) -> Cause | None:
         elif (
             look.known_ns <= change.latest_ns and earlier is not None and (growth := find_growth(look, earlier)) is not None
         ):
-            text = "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}"
+            text = (
+                "steps began to allocate {grown:bytes} more, at least {part:bytes} of it at {line}[, in {now} blocks instead"
+                " of {then}]"
+            )
             values = {"grown": grown, "part": min(grown, growth.grown_bytes), "line": growth.line.text}
-            return Cause(Text(text, values), _ADVICE, growth.line.location, _CONFIDENCE, finding="memory_step")
+            advice = _ADVICE
+            if growth.counts is not None:
+                values |= dict(zip(("then", "now"), growth.counts, strict=True))
+                advice = _OFTEN_ADVICE
+            return Cause(Text(text, values), advice, growth.line.location, _CONFIDENCE, finding="memory_step")
     text = "steps began to allocate {grown:bytes} more"
     return Cause(Text(text, {"grown": grown}), *BREAKDOWN, _CONFIDENCE, finding="memory_step")
 

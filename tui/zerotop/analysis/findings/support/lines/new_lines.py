@@ -16,6 +16,7 @@ _FEWEST_BEFORE, _FEWEST_SINCE, _FEWEST_OF_LINE = 15, 20, 5
 # Lines that give Python's lock away for moments are seen too seldom.
 _OLD_SHARE = 0.1
 _EXPLAINED, _MOST_EXPLAINED = 0.35, 1.6
+_FEWEST_ALONE = 8  # of a line that alone shows that something takes longer
 # Where the GPU may have more to do, the host waits for it wherever it launches: the samples that a line would have had
 # before if it had taken the same share of them.
 _EXPECTED_BEFORE = 8.0
@@ -66,22 +67,29 @@ def _may_wait(callees: tuple[str, ...]) -> bool:
 
 
 def find_new_line(
-    before: Iterable[Stacks], since: Iterable[Stacks], levels: tuple[float, float], *, is_gpu_idle: bool = True
+    before: Iterable[Stacks],
+    since: Iterable[Stacks],
+    levels: tuple[float, float],
+    *,
+    is_gpu_idle: bool = True,
+    is_alone: bool = False,
 ) -> NewLine | None:
     """Return the innermost line that hardly took time before, and explains why the place takes longer since then.
 
     ``levels``: the seconds of the place in an iteration before and since. ``is_gpu_idle``: whether the GPU has no more work
     than before. Otherwise the line at which the host waits for it says nothing: it may have been another one before.
+    ``is_alone``: nothing else shows that the place takes longer, so that chance has to be excluded.
     """
     old, new = (_Counts(sampled, counts_waits=is_gpu_idle) for sampled in (before, since))
     if old.total < _FEWEST_BEFORE or new.total < _FEWEST_SINCE:
         return None
+    fewest = _FEWEST_ALONE if is_alone else _FEWEST_OF_LINE
     before_s, since_s = levels
     explains: list[OwnLine] = []
     for line in new.samples:
         then_s, now_s = old.share(line) * before_s, new.share(line) * since_s
-        is_new = then_s <= _OLD_SHARE * now_s and new.samples[line] >= _FEWEST_OF_LINE
-        is_new &= is_gpu_idle or old.total * new.share(line) >= _EXPECTED_BEFORE
+        is_new = then_s <= _OLD_SHARE * now_s and new.samples[line] >= fewest
+        is_new &= (is_gpu_idle and not is_alone) or old.total * new.share(line) >= _EXPECTED_BEFORE
         if is_new and _EXPLAINED <= (now_s - then_s) / (since_s - before_s) <= _MOST_EXPLAINED:
             explains.append(line)
     if not explains:

@@ -190,8 +190,11 @@ def _find_most(delay: Delay, why: str, known_ns: int) -> StackLine | None:
     return StackLine(*key, beneath, weight, weight / total, delay.is_gpu_idle) if weight >= _LINE_SHARE * total else None
 
 
-def find_new(delay: Delay, known_ns: int) -> StackLine | None:
-    """Return the line that is new in a place since the delay began, or in counted steps; None if the levels are unknown."""
+def find_new(delay: Delay, known_ns: int, *, is_alone: bool = False) -> StackLine | None:
+    """Return the line that is new in a place since the delay began, or in counted steps; None if the levels are unknown.
+
+    ``is_alone``: the line is all that shows the delay.
+    """
     process, begin_ns = delay.process, (delay.onset_ns or delay.begin_ns) - delay.process.source.offset_ns
     is_idle = delay.is_gpu_idle or not process.is_on_gpu
     for where, level in zip((delay.where, UNSEEN), delay.levels or (), strict=False):
@@ -199,7 +202,7 @@ def find_new(delay: Delay, known_ns: int) -> StackLine | None:
         sampled = [event for event in known if event.why == SHARE and event.where == where]
         before = [event for event in sampled if event.end_ns <= begin_ns][-_MOST_EVENTS:]
         since = [event for event in sampled if event.begin_ns >= begin_ns][-_MOST_EVENTS:]
-        found = find_new_line(before, since, level, is_gpu_idle=is_idle)
+        found = find_new_line(before, since, level, is_gpu_idle=is_idle, is_alone=is_alone)
         if found is not None:
             return StackLine(*found.line, found.callees, found.seconds, found.share, delay.is_gpu_idle, is_new=True)
     return None

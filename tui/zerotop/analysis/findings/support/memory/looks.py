@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -62,6 +63,7 @@ class LineGrowth(NamedTuple):
 
     line: CodeLine
     grown_bytes: int
+    counts: tuple[int, int] | None = None  # of its blocks before and now, if there are more of the same sizes
 
 
 def find_growth(look: Look, before: Look | None) -> LineGrowth | None:
@@ -73,7 +75,22 @@ def find_growth(look: Look, before: Look | None) -> LineGrowth | None:
     if place is None or grown[place] < _NOTABLE_SHARE * max(whole, 1):
         return None
     line = next(blocks.line for blocks in look.blocks if blocks.line is not None and blocks.place == place)
-    return LineGrowth(line, grown[place])
+    return LineGrowth(line, grown[place], _find_counts(look, before, place) if before is not None else None)
+
+
+def _find_counts(look: Look, before: Look, place: str) -> tuple[int, int] | None:
+    """Return how many blocks a line had before and now, if it allocates the same sizes more often."""
+    then, now = _count_by_size(before, place), _count_by_size(look, place)
+    is_same = bool(then) and then.keys() == now.keys() and all(now[size] > then[size] for size in then)
+    return (then.total(), now.total()) if is_same else None
+
+
+def _count_by_size(look: Look, place: str) -> Counter[int]:
+    counts = Counter[int]()
+    for blocks in look.blocks:
+        if blocks.line is not None and blocks.place == place:
+            counts.update(dict(blocks.sizes))
+    return counts
 
 
 def _sum_by_place(look: Look) -> dict[str, int]:
