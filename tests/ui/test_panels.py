@@ -257,11 +257,11 @@ def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
     assert read_texts(draw_cpu(view_at("cpu-clean", 35.05), 38, 9, BLOCKS))[:5] == [
         "CPU 1.7 of 2 ── cores runnable threads",
         "0 ■ forward       0.8      0.9       8",
-        "     main thread 0.7  gloo 0.0        ",
+        "     main thread 0.8  gloo 0.0        ",
         "                                 ▃▆▄▅▄",
         "     ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▄█████",
     ]
-    assert "main thread 0.7  gloo 0.0" in read_texts(draw_cpu(view_at("cpu-clean", 35.05), 90, 7, BLOCKS))[1]
+    assert "main thread 0.8  gloo 0.0" in read_texts(draw_cpu(view_at("cpu-clean", 35.05), 90, 7, BLOCKS))[1]
 
 
 def test_a_rank_that_ended_well_is_muted() -> None:

@@ -110,6 +110,13 @@ async def test_after_the_end_the_loss_is_that_of_the_last_step() -> None:
         assert re.search(r"loss +3\.33\b", seen.read_text())
 
 
+async def test_allocated_is_that_at_the_cursor_as_on_other_screens() -> None:
+    """Of the last 0.1 s of the step it is 16.2 GiB on average."""
+    async with open_timeline(open_recording("x2-zero3")) as seen:
+        await seen.press_keys("end")
+        assert re.search(r"allocated GiB +8\.10\b", seen.read_text())
+
+
 async def test_after_a_job_without_a_failure_no_step_is_in_progress() -> None:
     async with open_timeline(open_recording("story")) as seen:
         assert max(number for _, number in seen.picture.steps) == 13

@@ -51,6 +51,20 @@ def test_flushes_have_the_time_that_they_cost(tmp_path: Path) -> None:
     assert health.extra_s == 3.0  # of one step, however many flushes it has
 
 
+def test_a_failure_in_which_more_is_reserved_than_before(tmp_path: Path) -> None:
+    """The table on the same screen is of the failure, whose window has no peaks."""
+    recording = with_flushes(tmp_path)
+    sizes = {"allocated_bytes": gib_to_bytes(79), "reserved_bytes": gib_to_bytes(80), "step": 5}
+    recording.write_event(make_identity(0), 13, events.OutOfMemory, **sizes)
+    opened = recording.open_recording()
+    (before,) = read_allocator_health(opened.at(second_to_unix_ns(12.5)))
+    (health,) = read_allocator_health(opened.at(second_to_unix_ns(14)))
+    assert before.at_peak is not None
+    assert before.at_peak.title.startswith("highest reserved ")
+    assert health.at_peak is not None
+    assert (health.at_peak.title, health.at_peak.unallocated_bytes) == ("reserved at the failure", gib_to_bytes(1))
+
+
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
     planted = PlantedRecording(tmp_path)
     planted.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, segments=12)], peaks="window")

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recordings import open_recording, open_searched
@@ -26,6 +27,7 @@ from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
 from zerotop.ui.ranks.labels import describe_skew
 from zerotop.ui.ranks.lines import plan_lines
 from zerotop.ui.ranks.model import METRICS, Ranking, RankPicture, describe_empty
+from zerotop.ui.ranks.section import choose_heat_range
 from zerotop.ui.ranks.table import draw_table
 
 
@@ -340,3 +342,10 @@ def test_the_table_always_says_which_steps_it_is_of() -> None:
     picture = Ranking(source).make_picture(Viewer(source, None, lambda: 0.0).make_frame(), 60)
     for width, height in ((80, 5), (80, 30), (46, 5), (46, 30)):
         assert any("19 of steps 236–299" in row_text(row) for row in draw_table(picture, width, height, BLOCKS))
+
+
+def test_colours_of_a_time_that_few_steps_have_reach_up_to_it() -> None:
+    values = np.zeros((1, 64), np.float32)
+    values[0, 40] = 0.3
+    low, high = choose_heat_range(values, RankMetric.APART, {})
+    assert (low, high) == (0, pytest.approx(0.3))

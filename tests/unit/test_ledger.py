@@ -575,7 +575,7 @@ def test_a_window_over_counted_steps_names_all_of_them(tmp_path: Path) -> None:
     (health,) = read_allocator_health(at)
     assert [flush.step for flush in health.flushes] == [6]
     assert health.at_peak is not None
-    assert health.at_peak.where == "in several phases of steps 3 to 6"
+    assert health.at_peak.title == "highest reserved in several phases of steps 3 to 6"
 
 
 def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
+from zerotop import demo
 from zerotop.analysis.reports.headline import summarize_recording
+from zerotop.recording.reader import Recording
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.events import Engine, JobEnded, Node
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -46,7 +48,7 @@ def test_the_summary_has_model_pace_and_memory(tmp_path: Path) -> None:
         "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
         "seconds per phase (mean of 1 step): "
         "data 0.000 + forward 0.000 + backward 0.000 + step 20.000 + other 0.000 = 20.000",
-        "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
+        "peak GPU memory allocated: 4.00 GiB on rank 1 during engine initialization",
         "watching costs 0.10 % of the time, and 1.00 s once; 15 records, 0 lost",
         "GPU 0 H200: 1.00 GiB of 8.00 GiB in use at the end",
         "Step 0 was skipped: its gradients are infinite or NaN.",
@@ -56,6 +58,12 @@ def test_the_summary_has_model_pace_and_memory(tmp_path: Path) -> None:
         "zerotop: A notice.",
         "The job ended well.",
     ]
+
+
+def test_peaks_before_the_first_step_count() -> None:
+    """No step of the demo's recording allocates as much as DeepSpeed's start."""
+    lines = summarize_recording(Recording.open(demo.RECORDING_PATH)).splitlines()
+    assert "peak GPU memory allocated: 29.92 GiB on rank 0 during engine initialization" in lines
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:

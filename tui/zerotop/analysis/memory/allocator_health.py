@@ -6,6 +6,7 @@ stops the GPU. DeepSpeed warns of it on rank 0 in stage 3 only; here every rank 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,12 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """The allocator when it reserved the most: the window's exact peaks, and inactive_split_bytes at its end."""
+    """The allocator when it reserved the most: a window's exact peaks and inactive_split_bytes at its end, or a failure."""
 
     unix_ns: int
     step: int
     phase: str  # the owner of the window, see phase_peaks
-    where: str  # "in backward of step 6"
+    title: str  # "highest reserved in backward of step 6"
     reserved_bytes: int
     allocated_bytes: int
     requested_bytes: int | None  # by tensors, before rounding; None where this torch does not count it
@@ -111,7 +112,7 @@ def read_rank_health(at: At, source: Source, steps: NDArray[Any] | None = None) 
         ooms=max([0, int(last["ooms"]), *(error.ooms or 0 for error in errors)]),
         flushes=flushes,
         extra_s=sum(costs.values()) if costs else None,
-        at_peak=_read_fragmentation(at, source),
+        at_peak=_read_fragmentation(at, source, errors),
         inactive_split_bytes=max(0, int(last["inactive_split_bytes"])),
         segments=segments if segments >= 0 else None,
         settings=read_settings(hello[-1] if hello else None),
@@ -153,19 +154,35 @@ def _measure_usual_seconds(flushed_steps: NDArray[Any], steps: NDArray[Any] | No
     return float(np.median(quiet["iteration_s"])) if len(quiet) else None
 
 
-def _read_fragmentation(at: At, source: Source) -> Fragmentation | None:
-    peak = read_peaks(at, source).reserved
-    if peak is None:
-        return None
-    row = source.array[peak.place]
-    requested = int(row["requested_peak_bytes"])
+def _read_fragmentation(at: At, source: Source, errors: Sequence[OutOfMemory]) -> Fragmentation | None:
+    known = [_read_failed(error) for error in errors if error.reserved_bytes and error.allocated_bytes is not None]
+    if (peak := read_peaks(at, source).reserved) is not None:
+        row = source.array[peak.place]
+        requested = int(row["requested_peak_bytes"])
+        known.append(
+            Fragmentation(
+                unix_ns=peak.unix_ns,
+                step=peak.step,
+                phase=peak.phase,
+                title=f"highest reserved {peak.place_text}",
+                reserved_bytes=int(row["reserved_peak_bytes"]),
+                allocated_bytes=int(row["allocated_peak_bytes"]),
+                requested_bytes=requested if requested >= 0 else None,
+                inactive_split_bytes=max(0, int(row["inactive_split_bytes"])),
+            )
+        )
+    return max(known, key=lambda one: one.reserved_bytes, default=None)
+
+
+def _read_failed(error: OutOfMemory) -> Fragmentation:
+    """Return the allocator at a failed allocation: the window in which it failed has no peaks."""
     return Fragmentation(
-        unix_ns=peak.unix_ns,
-        step=peak.step,
-        phase=peak.phase,
-        where=peak.place_text,
-        reserved_bytes=int(row["reserved_peak_bytes"]),
-        allocated_bytes=int(row["allocated_peak_bytes"]),
-        requested_bytes=requested if requested >= 0 else None,
-        inactive_split_bytes=max(0, int(row["inactive_split_bytes"])),
+        unix_ns=error.unix_ns,
+        step=error.step if error.step is not None else -1,
+        phase=error.phase or "",
+        title="reserved at the failure",
+        reserved_bytes=error.reserved_bytes or 0,
+        allocated_bytes=error.allocated_bytes or 0,
+        requested_bytes=None,
+        inactive_split_bytes=max(0, error.inactive_split_bytes or 0),
     )

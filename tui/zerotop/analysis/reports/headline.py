@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.processes.phases import UNSEEN_NAME
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.views.watching_cost import describe_share
+from zerotop.recording.moments.at import At
 from zerotop.recording.reader import Recording
-from zerotop.recording.steps.step_table import RankSteps
 
 
 def summarize_recording(recording: Recording) -> str:
@@ -25,7 +25,7 @@ def summarize_recording(recording: Recording) -> str:
     lines = [
         view.job.describe_engine(),
         *_describe_steps(view),
-        *_describe_peaks(source.rank_steps),
+        *_describe_peaks(source.recording.at(view.cursor_ns), view),
         *_describe_cost(view),
         *_describe_gpus(view),
     ]
@@ -69,17 +69,18 @@ def _describe_worst_finding(run: RecordedRun) -> list[str]:
     return [f"{worst.headline}.", *advice, *(f"     {line}" for line in worst.fix.splitlines())]
 
 
-def _describe_peaks(processes: Sequence[RankSteps]) -> list[str]:
+def _describe_peaks(at: At, view: LiveView) -> list[str]:
     lines = []
-    for column, label in (
-        ("host_rss_bytes", "host memory (RSS)"),
-        ("allocated_peak_bytes", "GPU memory allocated"),
-        ("reserved_peak_bytes", "GPU memory reserved"),
-    ):
-        peaks = [process.step_rows[process.step_rows[column].argmax()] for process in processes if len(process.step_rows)]
-        peak = max(peaks, key=lambda row: int(row[column]), default=None)
-        if peak is not None and peak[column] > 0:
-            lines.append(f"peak {label}: {format_bytes(peak[column])} on rank {peak['rank']} at step {peak['step']}")
+    if (rank := max(view.ranks, key=lambda rank: rank.rss_peak_bytes, default=None)) is not None and rank.rss_peak_bytes:
+        whose = f" on rank {rank.rank}" if rank.rank >= 0 else ""  # a process without a rank that reports
+        lines.append(f"peak host memory (RSS): {format_bytes(rank.rss_peak_bytes)}{whose}")
+    peaks = read_rank_peaks(at)
+    allocated = [(one.owning_peak.allocated_bytes, one.process.rank, one.owning_peak) for one in peaks]
+    reserved = [(one.reserved.reserved_bytes, one.process.rank, one.reserved) for one in peaks if one.reserved is not None]
+    for label, known in (("allocated", allocated), ("reserved", reserved)):
+        size, number, peak = max(known, key=lambda one: one[0], default=(0, 0, None))
+        if peak is not None and size > 0:
+            lines.append(f"peak GPU memory {label}: {format_bytes(size)} on rank {number} {peak.place_text}")
     return lines
 
 

@@ -22,6 +22,7 @@ from zerotop_probe.recording.metrics import BYTES_PER_S, Metric
 from zerotop_probe.recording.tables import GPUS, HOSTS, UNKNOWN
 
 # The sampler reads PCIe counters at least this often while nothing moves.
+_INSTANT_NS = 1000
 _COUNTER_READ_NS = 550_000_000
 FOREVER_NS = 1 << 62
 _S = 1_000_000_000
@@ -172,6 +173,13 @@ class AllocatorColumns(SampleColumns):
         if held:
             yield resample.LaneSeries(0, resample.sum_series(held))
             yield resample.LaneSeries(2, resample.sum_series(peaks))
+
+    def read_moment(self, edges: Ints) -> resample.Table:
+        """Return at the end what is held at that moment, as on other screens: it goes up and down within a column."""
+        table, end = self.read_columns(edges), self.read_columns(edges[-1] + np.array([-_INSTANT_NS, 0]))
+        is_held = end[resample.TIME, :2] > 0  # the peak is that of a while
+        table[:, :2, -1:] = np.where(is_held, end[:, :2], table[:, :2, -1:])
+        return table
 
     def _end_before_gaps(self, source: Source, times: Ints, values: list[Floats]) -> tuple[Ints, list[Floats]]:
         """Add an unknown value where samples were deleted, so that the previous one does not stand for them."""

@@ -65,6 +65,10 @@ class SeriesColumns(ABC):
             table[:, rows] = merge_tables(table[:, rows], compute_columns(series, edges))
         return table
 
+    def read_moment(self, edges: Ints) -> Table:
+        """Return columns of which the last is shown as the values at its end."""
+        return self.read_columns(edges)
+
     def merge_columns(self, table: Table, factor: int) -> Table:
         return coarsen_table(table, factor)
 

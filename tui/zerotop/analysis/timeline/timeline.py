@@ -246,7 +246,7 @@ class Lanes:
     def read_moment(self, unix_ns: int) -> dict[str, ColumnValues]:
         edges = np.arange(unix_ns - FRESH_NS, unix_ns + 1, MOMENT_NS)
         names = [name for source in self.column_sources for name in source.names]
-        return _split_values(names, np.concatenate([source.read_columns(edges) for source in self.column_sources], axis=1))
+        return _split_values(names, np.concatenate([source.read_moment(edges) for source in self.column_sources], axis=1))
 
     def find_recorded_names(self) -> frozenset[str]:
         """Return the names of the values in the windows and the last records read so far."""

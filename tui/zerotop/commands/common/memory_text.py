@@ -180,7 +180,7 @@ def _format_allocator(health: AllocatorHealth) -> list[str]:
     if health.at_peak is not None:
         peak = health.at_peak
         lines.append(
-            f"  highest reserved {peak.where}: {format_gib(peak.reserved_bytes)} GiB,"
+            f"  {peak.title}: {format_gib(peak.reserved_bytes)} GiB,"
             f" {format_gib(peak.unallocated_bytes)} of it not allocated ({peak.unallocated_share:.0%}),"
             f" {format_gib(peak.inactive_split_bytes)} in split blocks"
         )

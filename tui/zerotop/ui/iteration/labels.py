@@ -42,7 +42,10 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
         return f"The CPU sets the pace: its phases take {launch} of {total}, kernels {device}", "warn"
     if not fold.signals["utilization"].resolved:
         busy = 1 - idle.total_s / fold.iteration_s
-        return f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's 200 ms cannot resolve when", "value"
+        return (
+            f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's means of 200 ms do not show when",
+            "value",
+        )
     if idle.is_optimizer:
         cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
         return f"{gpus} {verb} {format_duration(idle.longest_s)} of {total} while {cores}", "warn"

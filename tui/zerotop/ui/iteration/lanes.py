@@ -54,7 +54,7 @@ LANES = (
     SignalLane("cores", "CPU", CORES, (("cores", "series-1", ""),)),
     SignalLane("power", "power", WATTS, (("power", "series-0", ""),)),
     SignalLane("pcie", "PCIe", BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
-    SignalLane("allocated", "allocated", BYTES, (("allocated", "memory-allocated", ""),)),
+    SignalLane("allocated", "alloc", BYTES, (("allocated", "memory-allocated", ""),)),
     SignalLane("resident", "RSS", BYTES, (("resident", "memory-other", ""),)),
 )
 

@@ -79,7 +79,7 @@ def draw_health(view: MemoryView, width: int, glyphs: Glyphs) -> Row:
         unit = choose_size_unit(peak.reserved_bytes)
         reserved, unused = (unit.format_bytes(size).strip() for size in (peak.reserved_bytes, peak.unallocated_bytes))
         share = format_share(peak.unallocated_share)
-        text = f"highest reserved {peak.where}: {reserved} {unit.name}, {unused} unused ({share})"
+        text = f"{peak.title}: {reserved} {unit.name}, {unused} unused ({share})"
         items.append((7, ((text, "text"),)))
     split = choose_size_unit(health.inactive_split_bytes)
     items.append((5, ((f"{split.format_bytes(health.inactive_split_bytes).strip()} {split.name} in split blocks", "text"),)))

@@ -205,6 +205,8 @@ def choose_heat_range(values: Matrix, metric: RankMetric, times: dict[RankMetric
     elif high - low < least:
         low = max(0.0, middle - least * 0.15)  # similar values get weak colours
     high = max(high, low + least)
+    if high <= low:  # most steps have no such time at all
+        high = float(known.max())
     _, factor = choose_unit(metric, high)
     distance, _ = choose_ticks(max(high - low, 1e-9) * factor, 10)
     ends = math.floor(low * factor / distance + 1e-6), math.ceil(high * factor / distance - 1e-6)

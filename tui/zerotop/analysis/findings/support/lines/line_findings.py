@@ -16,6 +16,7 @@ PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "s
 
 _ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
 _NEW_ADVICE = "See what {location} does: it took hardly any time before."
+_ONCE_ADVICE = "See what {location} does; if it only waits, move it to a separate thread."
 _COPY_ADVICE = "Copy less from the GPU at {location}, or only now and then: the GPU has nothing to do meanwhile."
 
 # The share of the samples that is called most of the time.
@@ -42,7 +43,8 @@ def is_wait(line: StackLine | None) -> bool:
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
     """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
     known = line.known_call
-    advice = known.advice if known is not None else _NEW_ADVICE if line.is_new else _ADVICE
+    usual = _NEW_ADVICE if line.is_new else _ONCE_ADVICE if kind.lost_once else _ADVICE
+    advice = known.advice if known is not None else usual
     return kind.with_changes(
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
         advice=_COPY_ADVICE if known is not None and known.waits_for_gpu and line.is_gpu_idle else advice,
