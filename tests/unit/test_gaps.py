@@ -141,7 +141,7 @@ def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
     (times,) = timelines.get_step_times(0)
     edges = BEGIN_NS + np.arange(10) * S
-    from_steps, from_spans = times.measure_phases(edges), timelines.get_rank_phases(0).read_columns(edges)
+    from_steps, from_spans = times.measure_phases(edges), timelines.get_ribbon(0)[0].read_columns(edges)
     for seconds in (from_steps, from_spans):
         assert seconds[PHASE_CODE["forward"]].tolist() == [0.5] * 3 + [0] * 4 + [0.5] * 2
         assert seconds.sum(axis=0).tolist() == [1] * 3 + [0] * 4 + [1] * 2
