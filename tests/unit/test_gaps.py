@@ -63,7 +63,7 @@ def find_lost(recording: Recording, cursor_ns: int | None = None) -> list[Findin
 
 def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "256k") as disk:
-        path = directory.create_recording(["train"], path=str(disk / "session"))
+        path = directory.create_recording(["train"], path=str(disk / "recording"))
         command = [sys.executable, "-c", RANK, path, str(disk / "filler")]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
@@ -178,8 +178,8 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
         assert ("hung_ranks" in names) == (not lost)
 
 
-def test_recorded_in_is_said_only_of_a_recording_that_is_there(tmp_path: Path) -> None:
-    path = directory.create_recording(["train"], path=str(tmp_path / "session"))
+def test_recorded_in_is_printed_only_for_a_recording_that_is_there(tmp_path: Path) -> None:
+    path = directory.create_recording(["train"], path=str(tmp_path / "recording"))
     assert describe_place(path) == f"not recorded in {path}: nothing could be written to it"
     (Path(path) / "events-node-host-1.jsonl").write_text("{}\n")
     assert describe_place(path) == f"recorded in {path}"

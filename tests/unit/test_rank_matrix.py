@@ -225,7 +225,7 @@ def test_a_difference_never_begins_with_steps_that_were_only_counted(tmp_path: P
     assert not np.isnan([skew.own_s, skew.usual_s, skew.lag_s, skew.iteration_share]).any()
 
 
-def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+def test_ranks_that_are_alike_are_reported_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
     skew = find_skew(build_matrix(tmp_path))
     assert skew is not None
