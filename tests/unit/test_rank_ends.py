@@ -325,8 +325,7 @@ def test_a_kill_is_reported_at_once_and_again_with_the_kernels_count(tmp_path: P
     """The finding says what the post-mortem says from then on."""
     recording, node, pid = _lose_two_ranks(tmp_path, DEEPSPEED), make_identity(-1), make_identity(1).pid
     recording.write_records(tables.PROCESSES, node, [make_record(tables.PROCESSES, time_ns=31 * S, pid=pid, rank=1)])
-    sizes = {"memory_total_bytes": 64 << 30, "memory_available_bytes": 32 << 30, "cgroup_oom_kills": 0}
-    counts = [make_record(tables.HOSTS, time_ns=int(at * S), **sizes) for at in (30.5, 32.5)]
+    counts = [make_record(tables.HOSTS, time_ns=int(at * S), cgroup_oom_kills=0) for at in (30.5, 32.5, 33)]
     recording.write_records(tables.HOSTS, node, counts)
     (first,), (last,) = _find_dead(recording, 32.4), _find_dead(recording, 40)
     assert "watchdog" not in first.advice

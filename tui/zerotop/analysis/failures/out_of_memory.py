@@ -30,7 +30,7 @@ from zerotop.recording.keys import GpuKey, RankProcess, identify_process
 from zerotop.recording.moments.at import At
 from zerotop.recording.moments.devices import locate_allocators
 from zerotop.recording.moments.host_memory import HostMemory
-from zerotop.recording.moments.process_exits import ProcessExit, find_first_exit, read_exits
+from zerotop.recording.moments.process_exits import ProcessExit, count_oom_kills, find_first_exit, read_exits
 from zerotop.recording.moments.rank_records import add_library
 from zerotop.recording.output.tail import read_output_tail
 from zerotop_probe.recording import events
@@ -85,7 +85,9 @@ def find_post_mortem(at: At) -> PostMortem | None:
     if job_exit is None or (text is None and job_exit.signal_name != "SIGKILL"):
         return None
     was_short = last_moments.is_memory_short(last_moments.read_last_seconds(at.at(job_exit.unix_ns), job_exit.host))
-    return explain_kill(at, job_exit) if was_short else None
+    counted = at.records("hosts", job_exit.host).read_window(job_exit.unix_ns - 1, at.cursor_ns)
+    is_sent = len(counted) > 0 and count_oom_kills(at, job_exit.host) == 0  # by another process
+    return explain_kill(at, job_exit) if was_short and not is_sent else None
 
 
 # --- the sources ---------------------------------------------------------------------------------------------------------
