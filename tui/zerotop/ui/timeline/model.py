@@ -108,7 +108,7 @@ class PictureBuilder:
             scales=self._scales,
             values_then=self._read_values(frame, subject, pointed) if window.column_ns > MOMENT_NS else {},
             headline=_make_mark(frame.headline, origin_ns) if _is_marked(frame.headline) else None,
-            phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
+            phases_now={} if self.pointed_ns is not None else _read_phases(frame, shown),
         )
         return self.last_picture
 
@@ -172,6 +172,11 @@ class PictureBuilder:
         if self._scales_key != (subject, window.column_ns):
             self._scales_key = subject, window.column_ns
             self._scales.clear()
+
+
+def _read_phases(frame: Frame, shown: Collection[int]) -> dict[int, str]:
+    """Return the phases of the ranks that are shown: those of others are read only when they are asked for."""
+    return {rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and rank.rank in shown}
 
 
 def _choose_interval(steps: int, cells: int, digits: int) -> int:
